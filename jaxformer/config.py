@@ -1,0 +1,464 @@
+"""The configuration: frozen, complete, typed. Converted once at the door from an ml_collections ConfigDict
+(or any nested mapping), with every error in one line that names the field, the value and what is accepted.
+
+Absent is ``None``; units are in the names; nothing downstream asks for a default.
+
+>>> config = from_mapping({"model": {"num_layers": 2, "width": 64, "num_heads": 4}})
+>>> config.model.num_layers, config.model.kv_heads, config.optimizer.name
+(2, 4, 'adamw')
+>>> from_mapping({"model": {"num_layer": 2}})
+Traceback (most recent call last):
+...
+jaxformer.config.ConfigError: config.model.num_layer: no such field; did you mean num_layers?
+"""
+
+import dataclasses
+import difflib
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+class ConfigError(ValueError):
+    """Bad configuration; the message is one line, ready to print."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One Transformer. GPT-2, Llama and BERT are settings of this."""
+
+    family: Literal["gpt", "bert"] = "gpt"
+    num_layers: int = 4
+    width: int = 128
+    num_heads: int = 4
+    num_kv_heads: int | None = None  # None: as many as num_heads; 1: multi-query
+    head_width: int | None = None  # None: width / num_heads
+    mlp_width: int | None = None  # None: 4 * width, or 8/3 * width rounded up to 64 for the gated activations
+    context_length: int = 256  # tokens a row holds
+    vocab_size: int | None = None  # None: what the tokenizer has, rounded up to a multiple of 64
+    block: Literal["pre_norm", "post_norm", "parallel"] = "pre_norm"
+    norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
+    norm_epsilon: float = 1e-5
+    activation: Literal["relu", "gelu", "gelu_tanh", "swiglu", "geglu"] = "gelu"
+    use_bias: bool = True
+    positions: Literal["learned", "sinusoidal", "rotary", "alibi", "t5", "none"] = "learned"
+    rotary_base: float = 10_000.0
+    rotary_scaling: Literal["none", "linear", "ntk", "yarn"] = "none"
+    rotary_factor: float = 1.0  # how many times longer than rotary_original_length the context is
+    rotary_original_length: int | None = None  # None: context_length / rotary_factor
+    window: int | None = None  # keys each query sees, itself included; None: all
+    attention_soft_cap: float | None = None  # c * tanh(score / c)
+    attention: Literal["auto", "xla", "chunked"] = "auto"
+    dropout: float = 0.0  # on embeddings and on each residual branch
+    attention_dropout: float = 0.0
+    tie_embeddings: bool = True
+    token_types: int = 0  # BERT's sentence types; 0: none
+    next_sentence: bool = False  # BERT's pooler and next-sentence head
+    initializer: Literal["gpt2", "glorot", "scaled"] = "gpt2"
+    remat: Literal["none", "dots", "full"] = "none"
+    layers: Literal["scan", "unroll"] = "unroll"
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters are float32
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of key/value heads."""
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def head_size(self) -> int:
+        """Width of one head."""
+        return self.width // self.num_heads if self.head_width is None else self.head_width
+
+    @property
+    def gated(self) -> bool:
+        """True if the MLP has a gate matrix beside the up projection."""
+        return self.activation in ("swiglu", "geglu")
+
+    @property
+    def mlp_size(self) -> int:
+        """Hidden width of the MLP."""
+        if self.mlp_width is not None:
+            return self.mlp_width
+        return -(-8 * self.width // (3 * 64)) * 64 if self.gated else 4 * self.width
+
+    @property
+    def causal(self) -> bool:
+        """True if a token sees only those before it."""
+        return self.family == "gpt"
+
+    def __post_init__(self):
+        for name in ("num_layers", "width", "num_heads", "context_length"):
+            _at_least(f"model.{name}", getattr(self, name), 1)
+        for name in ("num_kv_heads", "head_width", "mlp_width", "vocab_size", "window", "rotary_original_length"):
+            if getattr(self, name) is not None:
+                _at_least(f"model.{name}", getattr(self, name), 1)
+        for name in ("dropout", "attention_dropout"):
+            _between(f"model.{name}", getattr(self, name), 0.0, 0.999)
+        _at_least("model.token_types", self.token_types, 0)
+        if self.head_width is None and self.width % self.num_heads:
+            raise ConfigError(f"config.model.num_heads: {self.num_heads} does not divide model.width {self.width}")
+        if self.num_heads % self.kv_heads:
+            raise ConfigError(
+                f"config.model.num_kv_heads: {self.num_kv_heads} does not divide model.num_heads {self.num_heads}"
+            )
+        if self.positions == "rotary" and self.head_size % 2:
+            raise ConfigError(f"config.model.head_width: {self.head_size} is odd; rotary positions need an even width")
+        if self.positions == "sinusoidal" and self.width % 2:
+            raise ConfigError(f"config.model.width: {self.width} is odd; sinusoidal positions need an even width")
+        _positive("model.rotary_factor", self.rotary_factor)
+        if self.attention_soft_cap is not None:
+            _positive("model.attention_soft_cap", self.attention_soft_cap)
+        if self.family == "gpt" and self.next_sentence:
+            raise ConfigError("config.model.next_sentence: True needs model.family=bert")
+        if self.next_sentence and self.token_types < 2:
+            raise ConfigError(f"config.model.token_types: {self.token_types}; model.next_sentence needs at least 2")
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """The loss on top of the model's last hidden states."""
+
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    chunk_tokens: int | None = None  # tokens whose float32 logits exist at once; None: chosen from the vocabulary
+
+    def __post_init__(self):
+        _between("loss.label_smoothing", self.label_smoothing, 0.0, 0.999)
+        _at_least("loss.z_loss", self.z_loss, 0.0)
+        if self.chunk_tokens is not None:
+            _at_least("loss.chunk_tokens", self.chunk_tokens, 1)
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where text comes from, how it becomes tokens, and the objective."""
+
+    source: Literal["stdlib", "files", "tfds"] = "stdlib"
+    files: tuple[str, ...] = ()  # globs of .txt .jsonl, plain or .gz .xz .zst; setting it selects source=files
+    validation_files: tuple[str, ...] = ()  # None given: the held-out part is cut off the end of `files`
+    validation_fraction: float = 0.1  # of the documents (of the bytes when there is one document)
+    separator: str | None = None  # text between documents in a .txt file; None: one file is one document
+    text_field: str = "text"  # field of a .jsonl line or TFDS example
+    tfds_name: str | None = None
+    tfds_dir: str | None = None
+    tfds_train_split: str = "train"
+    tfds_validation_split: str = "validation"
+    tokenizer: Literal["bytes", "chars", "bpe"] = "bpe"
+    tokenizer_vocab: int = 4096  # entries of the trained BPE, special tokens included
+    tokenizer_file: str | None = None  # a tokenizer.json to use instead of training one
+    cache_dir: str | None = None  # None: jaxformer under the user's cache folder
+    max_train_bytes: int | None = None  # use only the first bytes of the training text
+    objective: Literal["next_token", "masked"] = "next_token"
+    mask_rate: float = 0.15  # tokens selected for prediction
+    mask_token_rate: float = 0.8  # of those, replaced by [MASK]
+    mask_random_rate: float = 0.1  # of those, replaced by a random token; the rest stay as they are
+    whole_word: bool = False
+    pairs: bool = False  # rows of two spans with BERT's next-sentence label
+
+    def __post_init__(self):
+        for name in ("mask_rate", "mask_token_rate", "mask_random_rate"):
+            _between(f"data.{name}", getattr(self, name), 0.0, 1.0)
+        if self.mask_token_rate + self.mask_random_rate > 1 + 1e-9:
+            raise ConfigError(
+                f"config.data.mask_random_rate: {self.mask_random_rate} and data.mask_token_rate "
+                f"{self.mask_token_rate} add up to more than 1"
+            )
+        _between("data.validation_fraction", self.validation_fraction, 0.0, 0.9)
+        if self.max_train_bytes is not None:
+            _at_least("data.max_train_bytes", self.max_train_bytes, 1)
+        if self.separator == "":
+            raise ConfigError("config.data.separator: '' is empty; accepted: None, or the text between documents")
+        if self.source == "files" and not self.files:
+            raise ConfigError("config.data.files: () is empty; data.source=files needs at least one glob")
+        if self.source == "tfds" and self.tfds_name is None and self.tfds_dir is None:
+            raise ConfigError("config.data.tfds_name: None; data.source=tfds needs a name or data.tfds_dir")
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """The update rule and its schedule."""
+
+    name: Literal["adamw", "lion", "adafactor", "muon"] = "adamw"
+    learning_rate: float = 1e-3
+    schedule: Literal["cosine", "linear", "inverse_sqrt", "constant", "wsd"] = "cosine"
+    warmup_steps: int = 100
+    decay_steps: int | None = None  # length of wsd's final decay; None: a fifth of the steps
+    final_fraction: float = 0.1  # of learning_rate, where the decay ends
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    weight_decay: float = 0.1  # matrices only
+    clip_norm: float | None = 1.0  # global gradient norm; None: no clipping
+    ema_decay: float | None = None  # exponential moving average of the weights, used for evaluation; None: none
+
+    def __post_init__(self):
+        _positive("optimizer.learning_rate", self.learning_rate)
+        _at_least("optimizer.warmup_steps", self.warmup_steps, 0)
+        if self.decay_steps is not None:
+            _at_least("optimizer.decay_steps", self.decay_steps, 1)
+        for name in ("beta1", "beta2"):
+            _between(f"optimizer.{name}", getattr(self, name), 0.0, 0.999999)
+        _between("optimizer.final_fraction", self.final_fraction, 0.0, 1.0)
+        _at_least("optimizer.weight_decay", self.weight_decay, 0.0)
+        _positive("optimizer.epsilon", self.epsilon)
+        if self.clip_norm is not None:
+            _positive("optimizer.clip_norm", self.clip_norm)
+        if self.ema_decay is not None:
+            _between("optimizer.ema_decay", self.ema_decay, 0.0, 0.999999)
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """How many devices along each axis; None fills with what is left (one axis at most)."""
+
+    data: int | None = None
+    fsdp: int | None = 1
+    tensor: int | None = 1
+
+    def __post_init__(self):
+        for name in ("data", "fsdp", "tensor"):
+            if getattr(self, name) is not None:
+                _at_least(f"mesh.{name}", getattr(self, name), 1)
+        if [self.data, self.fsdp, self.tensor].count(None) > 1:
+            raise ConfigError("config.mesh: at most one of data, fsdp, tensor may be None (fill)")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The loop: how long, how often, when to stop."""
+
+    steps: int = 1000
+    batch_rows: int = 16  # rows of context_length tokens in one update, all hosts and micro-batches together
+    micro_batches: int = 1  # gradient accumulation
+    steps_per_dispatch: int = 10  # updates inside one compiled call
+    log_every_steps: int = 10
+    eval_every_steps: int = 500
+    eval_rows: int | None = None  # held-out rows in each evaluation on the way; None: all, as at the end
+    max_bad_steps: int = 20  # in a row, not finite: skipped each, then the run stops
+    early_stop_evals: int | None = None  # stop after so many evaluations without a better loss; None: never
+
+    def __post_init__(self):
+        for name in (
+            "steps", "batch_rows", "micro_batches", "steps_per_dispatch", "log_every_steps", "eval_every_steps",
+            "max_bad_steps",
+        ):  # fmt: skip
+            _at_least(f"train.{name}", getattr(self, name), 1)
+        for name in ("eval_rows", "early_stop_evals"):
+            if getattr(self, name) is not None:
+                _at_least(f"train.{name}", getattr(self, name), 1)
+        if self.batch_rows % self.micro_batches:
+            raise ConfigError(
+                f"config.train.micro_batches: {self.micro_batches} does not divide train.batch_rows {self.batch_rows}"
+            )
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """What is saved, and when."""
+
+    save_every_steps: int | None = None  # None: only by the clock, and at the end
+    save_every_minutes: float | None = 5.0  # None: only by steps, and at the end
+    keep: int = 2  # newest checkpoints kept
+    keep_every_steps: int | None = None  # multiples of this are kept for good; None: none
+
+    def __post_init__(self):
+        for name in ("save_every_steps", "keep", "keep_every_steps"):
+            if getattr(self, name) is not None:
+                _at_least(f"checkpoint.{name}", getattr(self, name), 1)
+        if self.save_every_minutes is not None:
+            _positive("checkpoint.save_every_minutes", self.save_every_minutes)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything a run is made of. Its JSON form is written into the run's manifest."""
+
+    workdir: str = "runs/default"
+    seed: int = 0
+    model: ModelConfig = field(default_factory=ModelConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    tensorboard: bool = False  # needs the `tensorboard` extra
+    compilation_cache: bool = True  # keep compiled programs on disk between runs
+
+    def __post_init__(self):
+        wanted = {"gpt": "next_token", "bert": "masked"}[self.model.family]
+        if self.data.objective != wanted:
+            raise ConfigError(
+                f"config.data.objective: {self.data.objective}; model.family={self.model.family} needs {wanted}"
+            )
+        if self.model.next_sentence != self.data.pairs:
+            raise ConfigError(
+                f"config.data.pairs: {self.data.pairs}; model.next_sentence is {self.model.next_sentence}, "
+                "and the two must agree"
+            )
+        if not 0 <= self.seed < 2**31:
+            raise ConfigError(f"config.seed: {self.seed}; accepted: 0 to 2147483647")
+        if self.optimizer.warmup_steps > self.train.steps:
+            raise ConfigError(
+                f"config.optimizer.warmup_steps: {self.optimizer.warmup_steps} is more than "
+                f"train.steps {self.train.steps}"
+            )
+
+
+def _at_least(name: str, value: float, low: float) -> None:
+    if not value >= low:
+        raise ConfigError(f"config.{name}: {value}; accepted: at least {low}")
+
+
+def _positive(name: str, value: float) -> None:
+    if not 0 < value < float("inf"):
+        raise ConfigError(f"config.{name}: {value}; accepted: a finite number above 0")
+
+
+def _between(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ConfigError(f"config.{name}: {value}; accepted: {low} to {high}")
+
+
+def from_mapping(mapping: Mapping[str, Any], overrides: Mapping[str, str] | None = None) -> Config:
+    """The typed Config of a nested mapping or ml_collections ConfigDict.
+
+    Args:
+      mapping: nested, sections inside; fields that are not given take the defaults of the dataclasses.
+      overrides: dotted field -> text as typed on a command line ("model.num_layers": "6"). Texts are read by the
+        field's type: "none" is None where the field may be absent, tuples are separated by commas.
+
+    Raises:
+      ConfigError: an unknown field (names the nearest), a wrong type, a value out of range, an impossible combination.
+    """
+    tree = _plain(mapping)
+    for dotted, text in (overrides or {}).items():
+        _place(tree, dotted, text)
+    if tree.get("data", {}).get("files") and tree["data"].get("source", "stdlib") == "stdlib":
+        tree["data"]["source"] = "files"
+    return _build(Config, tree, "config")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Nested dict of plain JSON values (tuples become lists)."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def diff(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Lines "field: old -> new" for every leaf in which two nested dicts differ, sorted by field."""
+    lines = []
+    for name in sorted(old.keys() | new.keys()):
+        a, b = old.get(name), new.get(name)
+        if isinstance(a, Mapping) or isinstance(b, Mapping):
+            lines += diff(a or {}, b or {}, f"{prefix}{name}.")
+        elif a != b:
+            lines.append(f"{prefix}{name}: {a!r} -> {b!r}")
+    return lines
+
+
+def _plain(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: _plain(v) if hasattr(v, "items") else v for k, v in mapping.items()}
+
+
+def _place(tree: dict[str, Any], dotted: str, text: str) -> None:
+    """Puts one override into the nested dict, read by the type its field has."""
+    cls: Any = Config
+    *sections, name = dotted.split(".")
+    where = "config"
+    for section in sections:
+        cls = _field_types(cls, where).get(section) or _unknown(cls, section, where)
+        where += f".{section}"
+        if not dataclasses.is_dataclass(cls):
+            raise ConfigError(f"{where}: is a value, not a section; there is nothing inside it to set")
+        tree = tree.setdefault(section, {})
+    kind = _field_types(cls, where).get(name) or _unknown(cls, name, where)
+    if dataclasses.is_dataclass(kind):
+        raise ConfigError(f"{where}.{name}: is a section; set one of {', '.join(_field_types(kind, where))} inside it")
+    tree[name] = _from_text(text, kind, f"{where}.{name}")
+
+
+def _from_text(text: str, kind: Any, where: str) -> Any:
+    options = _options(kind)
+    if type(None) in options and text.lower() in ("none", "null"):
+        return None
+    for option in options:
+        if typing.get_origin(option) is tuple:
+            stripped = text.strip("()[]")
+            return tuple(part.strip().strip("'\"") for part in stripped.split(",") if part.strip())
+        if option is bool:
+            if text.lower() in ("true", "1", "yes", "false", "0", "no"):
+                return text.lower() in ("true", "1", "yes")
+        elif option in (int, float):
+            try:
+                return option(text.replace("_", ""))
+            except ValueError:
+                pass
+        elif option is not type(None):
+            return text.encode("raw_unicode_escape").decode("unicode_escape") if where.endswith("separator") else text
+    raise ConfigError(f"{where}: {text!r} is not {_describe(kind)}")
+
+
+def _build(cls: Any, tree: Mapping[str, Any], where: str) -> Any:
+    kinds = _field_types(cls, where)
+    values = {}
+    for name, value in tree.items():
+        if name not in kinds:
+            _unknown(cls, name, where)
+        kind = kinds[name]
+        if dataclasses.is_dataclass(kind):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{where}.{name}: {value!r} is not a section of fields")
+            values[name] = _build(kind, value, f"{where}.{name}")
+        else:
+            values[name] = _convert(value, kind, f"{where}.{name}")
+    return cls(**values)
+
+
+def _convert(value: Any, kind: Any, where: str) -> Any:
+    for option in _options(kind):
+        if typing.get_origin(option) is Literal:
+            if isinstance(value, str) and value in typing.get_args(option):
+                return value
+        elif typing.get_origin(option) is tuple:
+            if isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):
+                return tuple(value)
+            if isinstance(value, str):
+                return (value,)
+        elif option is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        elif option is int and isinstance(value, int) and not isinstance(value, bool):
+            return value
+        elif option in (str, bool, type(None)) and isinstance(value, option):
+            return value
+    raise ConfigError(f"{where}: {value!r} is not {_describe(kind)}")
+
+
+def _options(kind: Any) -> tuple[Any, ...]:
+    return typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+
+
+def _describe(kind: Any) -> str:
+    names = []
+    for option in _options(kind):
+        if typing.get_origin(option) is Literal:
+            names.append("one of " + ", ".join(typing.get_args(option)))
+        elif typing.get_origin(option) is tuple:
+            names.append("a comma-separated list")
+        else:
+            names.append({int: "an integer", float: "a number", bool: "true or false", str: "text"}.get(option, "none"))
+    return " or ".join(names)
+
+
+def _field_types(cls: Any, where: str) -> dict[str, Any]:
+    del where
+    return typing.get_type_hints(cls)
+
+
+def _unknown(cls: Any, name: str, where: str) -> typing.NoReturn:
+    known = list(typing.get_type_hints(cls))
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"accepted: {', '.join(known)}"
+    raise ConfigError(f"{where}.{name}: no such field; {hint}")

@@ -1,0 +1,63 @@
+"""The shape alphabet, and the three things that travel through the whole library.
+
+Local arrays carry their shape as a suffix, in these letters (einsums use the same ones):
+
+  B  batch row          T  query position     S  key position      D  model width
+  H  query head         G  key/value head     K  head width        F  hidden width of the MLP
+  V  vocabulary entry   L  layer              N  token (B and T flattened)
+
+Public arguments have plain names; their docstrings give the shape in the same letters. PRNG keys are
+called ``rng``, because ``key`` belongs to attention.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+Array = jax.Array
+Params = dict[str, Any]  # a nested dict whose leaves are arrays
+Sums = dict[str, tuple[Array, Array]]  # name -> (sum, weight); divide once, at the very end
+
+
+class Batch(NamedTuple):
+    """One batch of packed rows. The objective lives here, not in the train step.
+
+    A GPT batch carries targets shifted by one; a BERT batch carries corrupted tokens, the originals as
+    targets, and weight 1 on the selected tokens only.
+
+    Attributes:
+      tokens: [B, T] int32, what the model reads.
+      targets: [B, T] int32, what it should say at each position.
+      weights: [B, T] float32, how much each position counts in the loss; 0 is "not at all".
+      positions: [B, T] int32, position inside the document (restarts at every document).
+      segments: [B, T] int32, which document of the row a token belongs to; no token sees another segment.
+      token_types: [B, T] int32 or None; BERT's sentence A (0) or B (1).
+      pair_labels: [B] int32 or None; BERT's next-sentence label, 0 "B follows A", 1 "B is random".
+    """
+
+    tokens: Array
+    targets: Array
+    weights: Array
+    positions: Array
+    segments: Array
+    token_types: Array | None = None
+    pair_labels: Array | None = None
+
+
+class Model(NamedTuple):
+    """What the training loop knows of a model: how to make its parameters, and its loss on a batch.
+
+    Attributes:
+      specs: tree of ``ParamSpec``, one per parameter; shardings, counts and decay masks derive from it.
+      init: ``rng -> params``.
+      loss: ``(params, batch, rng) -> (objective, metrics)``, both ``Sums``. ``rng`` is None when nothing
+        is dropped (evaluation). The objective to minimise is the sum over ``objective`` of sum / weight.
+      weights: ``batch -> {name: weight}``: the weights of ``objective`` without running the model, so that
+        micro-batches of unequal weight add up to exactly the whole batch.
+    """
+
+    specs: Any
+    init: Callable[[Array], Params]
+    loss: Callable[[Params, Batch, Array | None], tuple[Sums, Sums]]
+    weights: Callable[[Batch], dict[str, Array]]
