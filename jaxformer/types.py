@@ -52,7 +52,9 @@ class Model(NamedTuple):
       specs: tree of ``ParamSpec``, one per parameter; shardings, counts and decay masks derive from it.
       init: ``rng -> params``.
       loss: ``(params, batch, rng) -> (objective, metrics)``, both ``Sums``. ``rng`` is None when nothing
-        is dropped (evaluation). The objective to minimise is the sum over ``objective`` of sum / weight.
+        is dropped (evaluation). The objective to minimise is the sum over ``objective`` of sum / weight, scalars.
+        ``metrics`` hold a sum and a weight for each row, [B]: rows are the sampling unit of a standard error.
+        Always there: "loss" (nats of negative log-likelihood over tokens) and "accuracy".
       weights: ``batch -> {name: weight}``: the weights of ``objective`` without running the model, so that
         micro-batches of unequal weight add up to exactly the whole batch.
     """

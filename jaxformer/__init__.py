@@ -1,0 +1,32 @@
+"""jaxformer: functional Transformers in JAX, from one attention function to a pod.
+
+Everything here needs jax and numpy only, and importing it costs no more than importing those two. What owns
+parameters (`jaxformer.modules`), reads data or trains is imported from its own module.
+"""
+
+from jaxformer import masks
+from jaxformer.config import Config, ConfigError, LossConfig, ModelConfig, from_mapping
+from jaxformer.functional.attention import attention
+from jaxformer.functional.block import block, block_specs, rotation, stack
+from jaxformer.functional.layers import (
+    dropout, embed, gelu, gelu_tanh, layer_norm, linear, mlp, relu, rms_norm, silu, unembed,
+)  # fmt: skip
+from jaxformer.functional.losses import TokenLoss, cross_entropy, token_loss
+from jaxformer.functional.positions import (
+    alibi, alibi_slopes, learned, rotary, rotary_angles, rotary_frequencies, sinusoidal, t5_bias, t5_buckets,
+)  # fmt: skip
+from jaxformer.masks import Mask, causal, dense, expand, padding, prefix, segments, window
+from jaxformer.models import bert, gpt
+from jaxformer.specs import ParamSpec, abstract_params, count_params, init_params, param_axes, stack_specs
+from jaxformer.types import Array, Batch, Model, Params
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Array", "Batch", "Config", "ConfigError", "LossConfig", "Mask", "Model", "ModelConfig", "ParamSpec", "Params",
+    "TokenLoss", "abstract_params", "alibi", "alibi_slopes", "attention", "bert", "block", "block_specs", "causal",
+    "count_params", "cross_entropy", "dense", "dropout", "embed", "expand", "from_mapping", "gelu", "gelu_tanh", "gpt",
+    "init_params", "layer_norm", "learned", "linear", "masks", "mlp", "padding", "param_axes", "prefix", "relu",
+    "rms_norm", "rotary", "rotary_angles", "rotary_frequencies", "rotation", "segments", "silu", "sinusoidal",
+    "stack", "stack_specs", "t5_bias", "t5_buckets", "token_loss", "unembed", "window",
+]  # fmt: skip

@@ -1,0 +1,281 @@
+"""block(): one Transformer layer in its three arrangements. stack(): all of them, by scan or unrolled.
+
+Parameters are said in `block_specs`; `stack` wants them stacked on a leading layer axis (`specs.stack_specs`).
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxformer import masks
+from jaxformer.config import ModelConfig
+from jaxformer.functional import positions as pos
+from jaxformer.functional.attention import attention
+from jaxformer.functional.layers import dropout, layer_norm, linear, mlp, rms_norm
+from jaxformer.kernels.xla import Bias
+from jaxformer.specs import Initializer, ParamSpec, normal, ones, uniform, zeros
+from jaxformer.types import Array, Params
+
+
+class Rotation(NamedTuple):
+    """What rotary positions need in every layer: cos and sin [B, T, K / 2] or [T, K / 2], and yarn's factor."""
+
+    cos: Array
+    sin: Array
+    scale: float
+
+
+class Memory(NamedTuple):
+    """Keys and values of earlier tokens, and where the new ones go (see `decoding.py`).
+
+    Attributes:
+      key, value: [B, S, G, K], one layer's cache.
+      slots: [B, T] int, the slot each new token is written to; S or more is "nowhere".
+      read: True: the new tokens attend to the cache (generating); False: to each other only (prefill).
+    """
+
+    key: Array
+    value: Array
+    slots: Array
+    read: bool
+
+
+def weight_init(cfg: ModelConfig, fan_in: int, fan_out: int, *, residual: bool = False) -> Initializer:
+    """Initialiser of a [fan_in, fan_out] matrix; `residual` marks those that write into the residual stream.
+
+    "gpt2": normal(0.02), residual ones divided by sqrt(2 L) (Radford et al. 2019, section 2.3). "glorot": uniform
+    with limit sqrt(6 / (in + out)) (Glorot and Bengio 2010, section 4.2). "scaled": normal(in ** -0.5), residual ones
+    divided by sqrt(2 L).
+    """
+    shrink = 1 / math.sqrt(2 * cfg.num_layers) if residual else 1.0
+    if cfg.initializer == "glorot":
+        return uniform(math.sqrt(6 / (fan_in + fan_out)))
+    return normal((0.02 if cfg.initializer == "gpt2" else fan_in**-0.5) * shrink)
+
+
+def norm_specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
+    """Parameters of one norm."""
+    specs = {"scale": ParamSpec((cfg.width,), ("norm",), ones)}
+    if cfg.norm == "layer_norm" and cfg.use_bias:
+        specs["bias"] = ParamSpec((cfg.width,), ("norm",), zeros)
+    return specs
+
+
+def block_specs(cfg: ModelConfig) -> dict[str, Any]:
+    """Parameters of one block: two norms (one if parallel), attention, MLP."""
+    d, f, h, g, k = cfg.width, cfg.mlp_size, cfg.num_heads, cfg.kv_heads, cfg.head_size
+    attention_specs = {
+        "w_query": ParamSpec((d, h, k), ("embed", "heads", "head_width"), weight_init(cfg, d, h * k)),
+        "w_key": ParamSpec((d, g, k), ("embed", "kv_heads", "head_width"), weight_init(cfg, d, g * k)),
+        "w_value": ParamSpec((d, g, k), ("embed", "kv_heads", "head_width"), weight_init(cfg, d, g * k)),
+        "w_out": ParamSpec((h, k, d), ("heads", "head_width", "embed"), weight_init(cfg, h * k, d, residual=True)),
+    }
+    mlp_specs = {
+        "w_up": ParamSpec((d, f), ("embed", "mlp"), weight_init(cfg, d, f)),
+        "w_down": ParamSpec((f, d), ("mlp", "embed"), weight_init(cfg, f, d, residual=True)),
+    }
+    if cfg.gated:
+        mlp_specs["w_gate"] = ParamSpec((d, f), ("embed", "mlp"), weight_init(cfg, d, f))
+    if cfg.use_bias:
+        attention_specs |= {
+            "b_query": ParamSpec((h, k), ("heads", "head_width"), zeros),
+            "b_key": ParamSpec((g, k), ("kv_heads", "head_width"), zeros),
+            "b_value": ParamSpec((g, k), ("kv_heads", "head_width"), zeros),
+            "b_out": ParamSpec((d,), ("norm",), zeros),
+        }
+        mlp_specs |= {"b_up": ParamSpec((f,), ("mlp",), zeros), "b_down": ParamSpec((d,), ("norm",), zeros)}
+    specs = {"attention": attention_specs, "attention_norm": norm_specs(cfg), "mlp": mlp_specs}
+    if cfg.block != "parallel":
+        specs["mlp_norm"] = norm_specs(cfg)
+    return specs
+
+
+def norm(params: Params, x: Array, cfg: ModelConfig) -> Array:
+    """The norm the config names. `x`: [..., D]."""
+    if cfg.norm == "rms_norm":
+        return rms_norm(x, params["scale"], cfg.norm_epsilon)
+    return layer_norm(x, params["scale"], params.get("bias"), cfg.norm_epsilon)
+
+
+def rotation(cfg: ModelConfig, positions: Array) -> Rotation | None:
+    """The rotary angles of `positions` ([T] or [B, T] int), or None if the config's positions are not rotary."""
+    if cfg.positions != "rotary":
+        return None
+    original = cfg.rotary_original_length or round(cfg.context_length / cfg.rotary_factor)
+    frequencies, scale = pos.rotary_frequencies(
+        cfg.head_size, cfg.rotary_base, cfg.rotary_scaling, cfg.rotary_factor, original
+    )
+    return Rotation(*pos.rotary_angles(positions, frequencies), scale)
+
+
+def attention_layer(
+    params: Params,
+    x: Array,
+    cfg: ModelConfig,
+    mask: masks.Mask | None,
+    *,
+    rotate: Rotation | None = None,
+    bias: Bias | None = None,
+    rng: Array | None = None,
+    memory: Memory | None = None,
+) -> tuple[Array, Memory | None]:
+    """Projections, rotary positions, attention, output projection.
+
+    Args:
+      params: as in `block_specs(cfg)["attention"]`.
+      x: [B, T, D].
+      cfg: the model's config.
+      mask: who sees whom; over the cache's slots when `memory.read`.
+      rotate: rotary angles of the T positions.
+      bias: score bias (ALiBi, T5).
+      rng: dropout of the weights; None: none.
+      memory: this layer's cache, or None.
+
+    Returns:
+      [B, T, D], and the memory with the new keys and values in it.
+    """
+    query = linear(x, params["w_query"], params.get("b_query"))
+    key = linear(x, params["w_key"], params.get("b_key"))
+    value = linear(x, params["w_value"], params.get("b_value"))
+    if rotate is not None:
+        query = pos.rotary(query, *rotate)
+        key = pos.rotary(key, *rotate)
+    if memory is not None:
+        row = jnp.arange(x.shape[0])[:, None]
+        memory = memory._replace(
+            key=memory.key.at[row, memory.slots].set(key.astype(memory.key.dtype), mode="drop"),
+            value=memory.value.at[row, memory.slots].set(value.astype(memory.value.dtype), mode="drop"),
+        )
+        if memory.read:
+            key, value = memory.key.astype(x.dtype), memory.value.astype(x.dtype)
+    out = attention(
+        query,
+        key,
+        value,
+        mask,
+        bias=bias,
+        soft_cap=cfg.attention_soft_cap,
+        dropout_rate=cfg.attention_dropout,
+        rng=rng,
+        implementation=cfg.attention,
+    )
+    w_out = params["w_out"]
+    flat = out.reshape(*out.shape[:2], -1)
+    return linear(flat, w_out.reshape(-1, w_out.shape[-1]), params.get("b_out")), memory
+
+
+def mlp_layer(params: Params, x: Array, cfg: ModelConfig) -> Array:
+    """The MLP the config names. `x`: [..., D]."""
+    return mlp(x, **params, activation=cfg.activation)
+
+
+def block(
+    params: Params,
+    x: Array,
+    cfg: ModelConfig,
+    mask: masks.Mask | None = None,
+    *,
+    rotate: Rotation | None = None,
+    bias: Bias | None = None,
+    rng: Array | None = None,
+    memory: Memory | None = None,
+) -> tuple[Array, Memory | None]:
+    """One Transformer block.
+
+    pre_norm:  x + attention(norm(x)), then x + mlp(norm(x))         (Radford et al. 2019, section 2.3)
+    post_norm: norm(x + attention(x)), then norm(x + mlp(x))         (Vaswani et al. 2017, section 3.1)
+    parallel:  x + attention(norm(x)) + mlp(norm(x))                 (Wang and Komatsuzaki 2021; PaLM, section 2)
+
+    Args:
+      params: as in `block_specs(cfg)`.
+      x: [B, T, D].
+      cfg, mask, rotate, bias, memory: as in `attention_layer`.
+      rng: dropout; None: nothing is dropped.
+
+    Returns:
+      [B, T, D], and the memory with the new keys and values (None if none was given).
+    """
+    rngs = [None] * 3 if rng is None else list(jax.random.split(rng, 3))
+    attend = functools.partial(
+        attention_layer, params["attention"], cfg=cfg, mask=mask, rotate=rotate, bias=bias, rng=rngs[0], memory=memory
+    )
+    feed = functools.partial(mlp_layer, params["mlp"], cfg=cfg)
+    first_norm = functools.partial(norm, params["attention_norm"], cfg=cfg)
+    if cfg.block == "parallel":
+        normed = first_norm(x)
+        attended, memory = attend(normed)
+        return x + dropout(attended, cfg.dropout, rngs[1]) + dropout(feed(normed), cfg.dropout, rngs[2]), memory
+    second_norm = functools.partial(norm, params["mlp_norm"], cfg=cfg)
+    if cfg.block == "post_norm":
+        attended, memory = attend(x)
+        x = first_norm(x + dropout(attended, cfg.dropout, rngs[1]))
+        return second_norm(x + dropout(feed(x), cfg.dropout, rngs[2])), memory
+    attended, memory = attend(first_norm(x))
+    x = x + dropout(attended, cfg.dropout, rngs[1])
+    return x + dropout(feed(second_norm(x)), cfg.dropout, rngs[2]), memory
+
+
+def _remat(function: Callable, policy: str) -> Callable:
+    if policy == "none":
+        return function
+    keep = {"dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "full": None}
+    return jax.checkpoint(function, policy=keep[policy], prevent_cse=False)
+
+
+def stack(
+    params: Params,
+    x: Array,
+    cfg: ModelConfig,
+    mask: masks.Mask | None = None,
+    *,
+    rotate: Rotation | None = None,
+    bias: Bias | None = None,
+    rng: Array | None = None,
+    memory: Memory | None = None,
+) -> tuple[Array, Memory | None]:
+    """All blocks, one after another; by `lax.scan` (one compiled body) or unrolled (faster, slower to compile).
+
+    `cfg.remat` says what the backward pass recomputes: "none" nothing, "dots" all but the matrix products,
+    "full" everything between block inputs (Chen et al. 2016).
+
+    Args:
+      params: as in `stack_specs(block_specs(cfg), L)`: every leaf with a leading [L].
+      x: [B, T, D].
+      cfg, mask, rotate, bias, rng: as in `block`.
+      memory: caches of all layers, key and value [L, B, S, G, K].
+
+    Returns:
+      [B, T, D], and the memory of all layers.
+    """
+
+    def layer(x, number, params, key_value):
+        layer_rng = None if rng is None else jax.random.fold_in(rng, number)
+        layer_memory = None if memory is None else memory._replace(key=key_value[0], value=key_value[1])
+        x, layer_memory = block(params, x, cfg, mask, rotate=rotate, bias=bias, rng=layer_rng, memory=layer_memory)
+        return x, None if layer_memory is None else (layer_memory.key, layer_memory.value)
+
+    layer = _remat(layer, cfg.remat)
+    caches = None if memory is None else (memory.key, memory.value)
+    if cfg.layers == "scan":
+        numbers = jnp.arange(cfg.num_layers)
+        x, caches = jax.lax.scan(lambda x, part: layer(x, *part), x, (numbers, params, caches))
+    else:
+        outs = []
+        for number, (layer_params, cache) in enumerate(
+            zip(_unstack(params, cfg.num_layers), _unstack(caches, cfg.num_layers), strict=True)
+        ):
+            x, out = layer(x, number, layer_params, cache)
+            outs.append(out)
+        caches = jax.tree.map(lambda *layers: jnp.stack(layers), *outs)
+    return x, None if memory is None else memory._replace(key=caches[0], value=caches[1])
+
+
+def _unstack(tree: Any, num_layers: int) -> list[Any]:
+    """One tree per layer. By `lax.split`, whose gradient is one concatenation; indexing would pad and add L times."""
+    leaves, structure = jax.tree.flatten(tree)
+    split = [jax.lax.split(leaf, (1,) * num_layers, axis=0) for leaf in leaves]
+    return [structure.unflatten([parts[i][0] for parts in split]) for i in range(num_layers)]

@@ -1,0 +1,172 @@
+"""Layers as plain functions of arrays and numbers: linear, norms, activations, MLP, dropout, embedding."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from jaxformer.kernels.matmul import matmul
+from jaxformer.types import Array
+
+
+def linear(x: Array, w: Array, b: Array | None = None) -> Array:
+    """x @ w + b over the last axis of `x`, in the dtype of `x`.
+
+    Args:
+      x: [..., D].
+      w: [D, ...]; its trailing axes become the trailing axes of the result (say [D, H, K]).
+      b: shape of w's trailing axes, or None.
+
+    Returns:
+      [..., *w.shape[1:]] in the dtype of x.
+
+    >>> linear(jnp.ones((2, 3)), jnp.ones((3, 4, 5))).shape
+    (2, 4, 5)
+    """
+    flat = matmul(x.reshape(-1, x.shape[-1]), w.reshape(w.shape[0], -1))
+    out = flat.reshape(*x.shape[:-1], *w.shape[1:])
+    return out if b is None else out + _align(b.astype(x.dtype), out)
+
+
+def _align(parameter: Array, x: Array) -> Array:
+    """`parameter` with leading axes of size 1 up to the rank of `x`: broadcasting that is meant is written."""
+    return parameter.reshape((1,) * (x.ndim - parameter.ndim) + parameter.shape)
+
+
+def layer_norm(x: Array, scale: Array, bias: Array | None = None, epsilon: float = 1e-5) -> Array:
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias over the last axis; statistics in float32 or wider.
+
+    Args:
+      x: [..., D].
+      scale, bias: [D]; bias may be None.
+      epsilon: added to the variance.
+
+    Returns:
+      [..., D] in the dtype of x.
+
+    Source: Ba et al. 2016, section 3.
+    """
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+    out = centred * jax.lax.rsqrt(variance + epsilon) * _align(scale, x)
+    return (out if bias is None else out + _align(bias, x)).astype(x.dtype)
+
+
+def rms_norm(x: Array, scale: Array, epsilon: float = 1e-5) -> Array:
+    """x / sqrt(mean(x^2) + epsilon) * scale over the last axis; the mean in float32 or wider.
+
+    Args:
+      x: [..., D].
+      scale: [D].
+      epsilon: added to the mean square.
+
+    Returns:
+      [..., D] in the dtype of x.
+
+    Source: Zhang and Sennrich 2019, section 4.
+    """
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    return (wide * jax.lax.rsqrt(mean_square + epsilon) * _align(scale, x)).astype(x.dtype)
+
+
+def relu(x: Array) -> Array:
+    """max(x, 0)."""
+    return jnp.maximum(x, 0)
+
+
+def gelu(x: Array) -> Array:
+    """Exact GELU, x * Phi(x). Source: Hendrycks and Gimpel 2016, section 2.
+
+    Through erf itself: `jax.nn.gelu(approximate=False)` goes through erfc, which is several times slower on CPU.
+    """
+    return 0.5 * x * (1 + jax.lax.erf(x * (1 / math.sqrt(2))))
+
+
+def gelu_tanh(x: Array) -> Array:
+    """The tanh form of GELU that GPT-2 uses. Source: Hendrycks and Gimpel 2016, section 2."""
+    return 0.5 * x * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+def silu(x: Array) -> Array:
+    """x * sigmoid(x), the gate of SwiGLU. Source: Hendrycks and Gimpel 2016; Shazeer 2020."""
+    return x * jax.nn.sigmoid(x)
+
+
+# name -> (function, is it a gate). A gated MLP computes function(x w_gate) * (x w_up).
+ACTIVATIONS = {
+    "relu": (relu, False),
+    "gelu": (gelu, False),
+    "gelu_tanh": (gelu_tanh, False),
+    "swiglu": (silu, True),
+    "geglu": (gelu, True),
+}
+
+
+def mlp(
+    x: Array,
+    w_up: Array,
+    w_down: Array,
+    b_up: Array | None = None,
+    b_down: Array | None = None,
+    w_gate: Array | None = None,
+    b_gate: Array | None = None,
+    activation: str = "gelu",
+) -> Array:
+    """The position-wise feed-forward layer.
+
+    Args:
+      x: [..., D].
+      w_up: [D, F]; w_down: [F, D]; b_up: [F] or None; b_down: [D] or None.
+      w_gate: [D, F], for the gated activations only; b_gate: [F] or None.
+      activation: "relu", "gelu" (exact), "gelu_tanh", "swiglu" or "geglu".
+
+    Returns:
+      [..., D] in the dtype of x.
+
+    Raises:
+      ValueError: unknown activation, a gated one without `w_gate`, or `w_gate` with one that has no gate.
+
+    Source: Vaswani et al. 2017, section 3.3; Shazeer 2020 (GLU variants), section 2.
+
+    >>> mlp(jnp.ones((2, 3)), jnp.ones((3, 8)), jnp.ones((8, 3)), activation="relu").shape
+    (2, 3)
+    """
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"mlp: activation {activation!r}; accepted: {', '.join(ACTIVATIONS)}")
+    function, gated = ACTIVATIONS[activation]
+    if gated != (w_gate is not None):
+        raise ValueError(f"mlp: activation {activation!r} {'needs' if gated else 'has no use for'} w_gate")
+    hidden = linear(x, w_up, b_up)
+    if w_gate is None:
+        hidden = function(hidden)
+    else:
+        hidden = function(linear(x, w_gate, b_gate)) * hidden
+    return linear(hidden, w_down, b_down)
+
+
+def dropout(x: Array, rate: float, rng: Array | None) -> Array:
+    """Zeroes a share `rate` of the entries and scales the rest by 1 / (1 - rate); nothing if `rng` is None.
+
+    Source: Srivastava et al. 2014, section 4 (the inverted form).
+    """
+    if rate == 0.0 or rng is None:
+        return x
+    keep = jax.random.bernoulli(rng, 1.0 - rate, x.shape)
+    return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x))
+
+
+def embed(tokens: Array, table: Array) -> Array:
+    """Rows of `table` [V, D] for `tokens` [...] int. Returns [..., D]."""
+    return table[tokens]
+
+
+def unembed(x: Array, table: Array, bias: Array | None = None) -> Array:
+    """Logits x . table^T + bias, [..., V] float32 or wider. `x`: [..., D]; `table`: [V, D]; `bias`: [V] or None.
+
+    Source: Press and Wolf 2017 (the table may be the embedding's).
+    """
+    accumulate = jnp.promote_types(x.dtype, jnp.float32)
+    logits = jnp.einsum("...D,VD->...V", x, table.astype(x.dtype), preferred_element_type=accumulate)
+    return logits if bias is None else logits + _align(bias, logits)

@@ -1,0 +1,196 @@
+"""Losses as (sum, weight), never a mean, and never the float32 logits of a whole batch.
+
+The vocabulary projection and the loss are computed together, a block of positions at a time. The gradient of a
+block's logits is known as soon as they are, so the backward pass is done in the same visit: three products of
+[tokens, D, V] in all, where a rematerialised block needs four, and no logits are kept.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxformer.types import Array
+
+# Logits that exist at once when the caller does not say: 2**25 float32, 128 MiB.
+CHUNK_LOGITS = 2**25
+MIN_POSITIONS = 16
+
+
+class TokenLoss(NamedTuple):
+    """Sums over positions; divide by `weight` once, at the very end. Float32 or wider, nats.
+
+    Attributes:
+      total: scalar to minimise: cross-entropy with label smoothing, plus z-loss.
+      weight: scalar, sum of the weights.
+      nll_rows: [B], plain negative log-likelihood of each row.
+      correct_rows: [B], weight of the positions whose target has the highest logit.
+      weight_rows: [B], weight of each row.
+    """
+
+    total: Array
+    weight: Array
+    nll_rows: Array
+    correct_rows: Array
+    weight_rows: Array
+
+
+def cross_entropy(
+    logits: Array, targets: Array, label_smoothing: float = 0.0, z_loss: float = 0.0
+) -> tuple[Array, Array]:
+    """Loss of each position, and its plain negative log-likelihood.
+
+    Args:
+      logits: [..., V] float.
+      targets: [...] int in [0, V).
+      label_smoothing: share of the target's probability spread evenly over all V entries.
+      z_loss: multiplies log(sum(exp(logits)))**2.
+
+    Returns:
+      Two [...] arrays in nats: the loss, and -log p(target).
+
+    Source: Szegedy et al. 2016, section 7 (smoothing); Chowdhery et al. 2022, section 5 (z-loss).
+
+    >>> loss, nll = cross_entropy(jnp.zeros((1, 4)), jnp.array([2]))
+    >>> round(float(nll[0]), 4)
+    1.3863
+    """
+    log_z = jax.nn.logsumexp(logits, axis=-1)
+    nll = log_z - _at(logits, targets)
+    loss = nll
+    if label_smoothing:
+        loss = (1 - label_smoothing) * nll + label_smoothing * (log_z - jnp.mean(logits, axis=-1))
+    if z_loss:
+        loss = loss + z_loss * jnp.square(log_z)
+    return loss, nll
+
+
+def _at(logits: Array, targets: Array) -> Array:
+    """logits[..., targets], by comparison: its gradient is a select that fuses, where a gather's is a scatter."""
+    entries = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
+    return jnp.sum(jnp.where(entries == targets[..., None], logits, 0), axis=-1)
+
+
+def token_loss(
+    hidden: Array,
+    table: Array,
+    targets: Array,
+    weights: Array,
+    bias: Array | None = None,
+    *,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    chunk_tokens: int | None = None,
+) -> TokenLoss:
+    """Cross-entropy of the vocabulary projection of `hidden`, in blocks of positions.
+
+    Args:
+      hidden: [B, T, D].
+      table: [V, D].
+      targets: [B, T] int.
+      weights: [B, T] float; 0 leaves a position out. Only `hidden`, `table` and `bias` receive gradients, from
+        `total` alone.
+      bias: [V] or None.
+      label_smoothing, z_loss: as in `cross_entropy`.
+      chunk_tokens: tokens whose logits exist at once, rounded to whole columns of B; None: chosen from V.
+
+    Returns:
+      TokenLoss of sums.
+
+    >>> h, e = jnp.ones((2, 3, 4)), jnp.zeros((5, 4))
+    >>> out = token_loss(h, e, jnp.zeros((2, 3), int), jnp.ones((2, 3)))
+    >>> round(float(out.total / out.weight), 4)
+    1.6094
+    """
+    batch, positions, _ = hidden.shape
+    weights = weights.astype(jnp.promote_types(hidden.dtype, jnp.float32))
+    if chunk_tokens is None:
+        chunk_tokens = max(MIN_POSITIONS * batch, CHUNK_LOGITS // table.shape[0])
+    per_chunk = max(1, min(positions, chunk_tokens // batch))
+    chunks = math.ceil(positions / per_chunk)
+    per_chunk = math.ceil(positions / chunks)
+    padding = ((0, 0), (0, chunks * per_chunk - positions))
+    hidden = jnp.pad(hidden, (*padding, (0, 0))) if padding[1][1] else hidden
+    targets = jnp.pad(targets, padding) if padding[1][1] else targets
+    padded = jnp.pad(weights, padding) if padding[1][1] else weights
+    if bias is None:
+        bias = jnp.zeros((table.shape[0],), weights.dtype)
+    options = (label_smoothing, z_loss, chunks, per_chunk)
+    total, (nll_rows, correct_rows) = _projected(hidden, table, bias, targets, padded, options)
+    weight_rows = jnp.sum(weights, axis=1)
+    return TokenLoss(total, jnp.sum(weight_rows), nll_rows, correct_rows, weight_rows)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _projected(hidden, table, bias, targets, weights, options):
+    """(total, (nll of each row, correct weight of each row)) over all chunks."""
+    return _visit(hidden, table, bias, targets, weights, options, gradients=False)[0]
+
+
+def _projected_forward(hidden, table, bias, targets, weights, options):
+    return _visit(hidden, table, bias, targets, weights, options, gradients=True)
+
+
+def _projected_backward(options, gradients, cotangents):
+    del options
+    scale = cotangents[0]  # the metrics pass no gradient
+    return *(g * scale.astype(g.dtype) for g in gradients), None, None
+
+
+_projected.defvjp(_projected_forward, _projected_backward)
+
+
+def _visit(hidden_BTD, table_VD, bias_V, targets_BT, weights_BT, options, *, gradients):
+    """One pass over the chunks: the sums, and (if asked) the gradients of `total` by hidden, table and bias."""
+    label_smoothing, z_loss, chunks, per_chunk = options
+    batch, _, width = hidden_BTD.shape
+    accumulate = weights_BT.dtype
+    compute_VD = table_VD.astype(hidden_BTD.dtype)
+
+    def chunk(carry, part):
+        hidden_BtD, targets_Bt, weights_Bt = part
+        hidden_ND, targets_N, weights_N = hidden_BtD.reshape(-1, width), targets_Bt.reshape(-1), weights_Bt.reshape(-1)
+        logits_NV = jnp.matmul(hidden_ND, compute_VD.T, preferred_element_type=accumulate) + bias_V[None, :]
+
+        def weighted(logits_NV):
+            loss_N, nll_N = cross_entropy(logits_NV, targets_N, label_smoothing, z_loss)
+            return jnp.sum(loss_N * weights_N), nll_N
+
+        if gradients:
+            total, backward, nll_N = jax.vjp(weighted, logits_NV, has_aux=True)
+        else:
+            total, nll_N = weighted(logits_NV)
+        hit_N = _at(logits_NV, targets_N) >= jnp.max(logits_NV, axis=-1)
+        rows = [jnp.sum((x * weights_N).reshape(batch, -1), axis=1) for x in (nll_N, hit_N)]
+        sums = (carry[0] + total, (carry[1][0] + rows[0], carry[1][1] + rows[1]))
+        if not gradients:
+            return sums, None
+        (g_NV,) = backward(jnp.ones((), accumulate))
+        d_bias = carry[3] + jnp.sum(g_NV, axis=0)
+        g_NV = g_NV.astype(hidden_ND.dtype)
+        d_table = carry[2] + jax.lax.platform_dependent(
+            g_NV,
+            hidden_ND,
+            # As in kernels/matmul.py: on CPU the narrower operand is transposed for real.
+            cpu=lambda g, h: jnp.matmul(jax.lax.optimization_barrier(h.T), g, preferred_element_type=accumulate).T,
+            default=lambda g, h: jnp.matmul(g.T, h, preferred_element_type=accumulate),
+        )
+        return (*sums, d_table, d_bias), jnp.matmul(g_NV, compute_VD).reshape(hidden_BtD.shape)
+
+    zero_B = jnp.zeros((batch,), accumulate)
+    carry = (jnp.zeros((), accumulate), (zero_B, zero_B))
+    if gradients:
+        carry = (*carry, jnp.zeros(table_VD.shape, accumulate), jnp.zeros(bias_V.shape, accumulate))
+    parts = (hidden_BTD, targets_BT, weights_BT)
+    if chunks == 1:
+        carry, d_hidden = chunk(carry, parts)
+    else:
+        by_chunk = [jnp.moveaxis(x.reshape(batch, chunks, per_chunk, *x.shape[2:]), 1, 0) for x in parts]
+        carry, d_hidden = jax.lax.scan(chunk, carry, tuple(by_chunk))
+    if not gradients:
+        return carry, None
+    if chunks > 1:
+        d_hidden = jnp.moveaxis(d_hidden, 0, 1).reshape(hidden_BTD.shape)
+    return carry[:2], (d_hidden, carry[2].astype(table_VD.dtype), carry[3].astype(bias_V.dtype))

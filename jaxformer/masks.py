@@ -1,0 +1,180 @@
+"""Who may see whom, described and not materialised.
+
+A ``Mask`` is a small pytree of conditions that all must hold ("and"). Every attention implementation reads the
+description; only the reference implementation expands it to a [T, S] array, so a memory-saving one never has to.
+
+>>> mask = causal() & segments(jnp.array([[1, 1, 2]]))
+>>> expand(mask, 3, 3)[0, 0].astype(int).tolist()
+[[1, 0, 0], [1, 1, 0], [0, 0, 1]]
+"""
+
+from dataclasses import dataclass, field, replace
+
+import jax
+import jax.numpy as jnp
+
+from jaxformer.types import Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Mask:
+    """Conditions under which query t may attend to key s; those that are None or False do not apply.
+
+    "Index" is the place in the sequence that `causal`, `window` and `prefix` compare: 0, 1, 2, ... unless
+    `query_index` / `key_index` say otherwise (a decoder's cache does). A key whose index is negative is an empty
+    slot and is never seen.
+
+    Attributes:
+      causal: key index <= query index.
+      window: |query index - key index| < window.
+      prefix: [B] int; key index <= query index, or key index < prefix (prefix language model).
+      keys: [B, S] bool; True where the key may be seen at all (padding is False).
+      query_segments, key_segments: [B, T], [B, S] int; equal numbers see each other.
+      query_index, key_index: [T] or [B, T], [S] or [B, S] int.
+      dense: bool, broadcastable to [B, H, T, S].
+    """
+
+    causal: bool = field(default=False, metadata={"static": True})
+    window: int | None = field(default=None, metadata={"static": True})
+    prefix: Array | None = None
+    keys: Array | None = None
+    query_segments: Array | None = None
+    key_segments: Array | None = None
+    query_index: Array | None = None
+    key_index: Array | None = None
+    dense: Array | None = None
+
+    def __and__(self, other: "Mask") -> "Mask":
+        """Both masks' conditions.
+
+        Raises:
+          ValueError: if both carry a prefix, segments or an index of their own; say one of them with `dense`.
+        """
+        if not isinstance(other, Mask):
+            return NotImplemented
+        windows = [w for w in (self.window, other.window) if w is not None]
+        both = {"causal": self.causal or other.causal, "window": min(windows, default=None)}
+        for name in ("keys", "dense"):
+            a, b = getattr(self, name), getattr(other, name)
+            both[name] = b if a is None else a if b is None else a & b
+        for name in ("prefix", "query_segments", "key_segments", "query_index", "key_index"):
+            a, b = getattr(self, name), getattr(other, name)
+            if a is not None and b is not None:
+                raise ValueError(f"Mask &: both sides have {name}; expand one of them and pass it to dense()")
+            both[name] = b if a is None else a
+        return Mask(**both)
+
+
+def causal() -> Mask:
+    """A query sees the keys up to its own index."""
+    return Mask(causal=True)
+
+
+def window(size: int) -> Mask:
+    """A query sees the keys fewer than `size` away, itself included; with `causal()` these are the last `size`.
+
+    Raises:
+      ValueError: if `size` is below 1.
+    """
+    if size < 1:
+        raise ValueError(f"window: size {size} is below 1")
+    return Mask(window=size)
+
+
+def prefix(lengths: Array) -> Mask:
+    """Causal, but the first `lengths[b]` keys of row b are seen by all. `lengths`: [B] int.
+
+    Source: Raffel et al. 2020, section 3.2.1 (prefix LM).
+    """
+    return Mask(prefix=jnp.asarray(lengths))
+
+
+def padding(keys: Array) -> Mask:
+    """Keys that are True may be seen. `keys`: [B, S] bool."""
+    return Mask(keys=jnp.asarray(keys, bool))
+
+
+def segments(query_segments: Array, key_segments: Array | None = None) -> Mask:
+    """A query sees the keys of its own segment: documents packed into one row stay apart.
+
+    Args:
+      query_segments: [B, T] int.
+      key_segments: [B, S] int; None for self-attention.
+    """
+    queries = jnp.asarray(query_segments)
+    return Mask(query_segments=queries, key_segments=queries if key_segments is None else jnp.asarray(key_segments))
+
+
+def dense(allowed: Array) -> Mask:
+    """Any mask as an array. `allowed`: bool, broadcastable to [B, H, T, S], True where attending is allowed."""
+    return Mask(dense=jnp.asarray(allowed, bool))
+
+
+def expand(mask: Mask | None, queries: int, keys: int) -> Array | None:
+    """The mask as one bool array broadcastable to [B, H, T, S], or None if everything is allowed.
+
+    Args:
+      mask: the description.
+      queries, keys: T and S.
+    """
+    if mask is None:
+        return None
+    q = jnp.arange(queries) if mask.query_index is None else mask.query_index
+    k = jnp.arange(keys) if mask.key_index is None else mask.key_index
+    q, k = q[..., None, :, None], k[..., None, None, :]  # [(B,) 1, T, 1] and [(B,) 1, 1, S]
+    if max(q.ndim, k.ndim) == 4:
+        q, k = (x if x.ndim == 4 else x[None] for x in (q, k))
+    parts = []
+    if mask.causal:
+        parts.append(k <= q)
+    if mask.window is not None:
+        parts.append((q - k < mask.window) & (k - q < mask.window))
+    if mask.prefix is not None:
+        # The index may be [T] only; give it a batch axis so that it meets the prefix's [B, 1, 1, 1].
+        q4, k4 = (x if x.ndim == 4 else x[None] for x in (q, k))
+        parts.append((k4 <= q4) | (k4 < mask.prefix[:, None, None, None]))
+    if mask.key_index is not None:
+        parts.append(jnp.broadcast_to(k >= 0, (*k.shape[:-2], queries, keys)))
+    if mask.keys is not None:
+        parts.append(mask.keys[:, None, None, :])
+    if mask.query_segments is not None:
+        parts.append(mask.query_segments[:, None, :, None] == mask.key_segments[:, None, None, :])
+    if mask.dense is not None:
+        parts.append(mask.dense)
+    if not parts:
+        return None
+    rank = max(p.ndim for p in parts)
+    allowed = None
+    for part in parts:
+        part = part.reshape((1,) * (rank - part.ndim) + part.shape)
+        allowed = part if allowed is None else allowed & part
+    return allowed
+
+
+def crop(mask: Mask, queries: int, keys: int, query_slice: slice, key_slice: slice) -> Mask:
+    """The mask of a block of queries against a block of keys (static slices) of a [T, S] = [queries, keys] problem."""
+
+    def cut(x, part, axis):
+        if x is None or x.shape[axis] == 1:
+            return x
+        index = [slice(None)] * x.ndim
+        index[axis] = part
+        return x[tuple(index)]
+
+    indexed = mask.causal or mask.window is not None or mask.prefix is not None
+    q = jnp.arange(queries) if mask.query_index is None and indexed else mask.query_index
+    k = jnp.arange(keys) if mask.key_index is None and indexed else mask.key_index
+    allowed = mask.dense
+    if allowed is not None:
+        allowed = cut(allowed, key_slice, -1)
+        allowed = cut(allowed, query_slice, -2) if allowed.ndim > 1 else allowed
+    return replace(
+        mask,
+        keys=cut(mask.keys, key_slice, -1),
+        query_segments=cut(mask.query_segments, query_slice, -1),
+        key_segments=cut(mask.key_segments, key_slice, -1),
+        query_index=cut(q, query_slice, -1),
+        key_index=cut(k, key_slice, -1),
+        dense=allowed,
+    )

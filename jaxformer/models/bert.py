@@ -1,0 +1,162 @@
+"""BERT: a bidirectional Transformer that restores masked tokens; optionally, whether two spans belong together.
+
+Source: Devlin et al. 2019, sections 3 and A.2. Norm after the summed embeddings and post-norm blocks as published;
+any other arrangement a `ModelConfig` can say works as well.
+
+>>> import jax
+>>> from jaxformer.specs import init_params
+>>> cfg = ModelConfig(family="bert", block="post_norm", num_layers=2, width=32, num_heads=4, context_length=16,
+...                   vocab_size=64)
+>>> params = init_params(specs(cfg), jax.random.key(0))
+>>> apply(params, jnp.zeros((1, 16), int), cfg).shape
+(1, 16, 64)
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxformer import masks
+from jaxformer.config import LossConfig, ModelConfig
+from jaxformer.functional import layers
+from jaxformer.functional.block import block_specs, norm, norm_specs, rotation, stack, weight_init
+from jaxformer.functional.losses import cross_entropy, token_loss
+from jaxformer.models import embedding
+from jaxformer.models.gpt import loss_options, token_metrics
+from jaxformer.specs import ParamSpec, stack_specs, zeros
+from jaxformer.types import Array, Batch, Params, Sums
+
+
+def specs(cfg: ModelConfig) -> dict[str, Any]:
+    """Every parameter of the model, by group: embedding, embedding_norm, blocks, final_norm (not post_norm), head,
+    pooler and next_sentence (if the config has them)."""
+    d = cfg.width
+    head: dict[str, Any] = {
+        "w": ParamSpec((d, d), ("embed", None), weight_init(cfg, d, d)),
+        "b": ParamSpec((d,), ("norm",), zeros),
+        "norm": norm_specs(cfg),
+        "bias": ParamSpec((embedding.vocab(cfg),), ("vocab",), zeros),
+    }
+    if not cfg.tie_embeddings:
+        head["table"] = ParamSpec((embedding.vocab(cfg), d), ("vocab", "embed"), embedding.table_init(cfg))
+    tree: dict[str, Any] = {
+        "embedding": embedding.specs(cfg),
+        "embedding_norm": norm_specs(cfg),
+        "blocks": stack_specs(block_specs(cfg), cfg.num_layers),
+        "head": head,
+    }
+    if cfg.block != "post_norm":
+        tree["final_norm"] = norm_specs(cfg)
+    if cfg.next_sentence:
+        tree["pooler"] = {
+            "w": ParamSpec((d, d), ("embed", None), weight_init(cfg, d, d)),
+            "b": ParamSpec((d,), ("norm",), zeros),
+        }
+        tree["next_sentence"] = {
+            "w": ParamSpec((d, 2), ("embed", None), weight_init(cfg, d, 2)),
+            "b": ParamSpec((2,), (None,), zeros),
+        }
+    return tree
+
+
+def hidden(
+    params: Params,
+    tokens: Array,
+    cfg: ModelConfig,
+    *,
+    positions: Array | None = None,
+    segments: Array | None = None,
+    token_types: Array | None = None,
+    rng: Array | None = None,
+) -> Array:
+    """The last hidden states.
+
+    Args:
+      params: as in `specs(cfg)`.
+      tokens: [B, T] int.
+      cfg: the model.
+      positions: [B, T] int, position in the document; None: 0, 1, 2, ...
+      segments: [B, T] int, document of each token (padding a number of its own); None: one document per row.
+      token_types: [B, T] int, sentence A or B; None: all 0.
+      rng: dropout; None: nothing is dropped.
+
+    Returns:
+      [B, T, D] in the compute dtype.
+    """
+    mask = None if segments is None else masks.segments(segments)
+    if cfg.window is not None:
+        mask = masks.window(cfg.window) if mask is None else mask & masks.window(cfg.window)
+    if positions is None:
+        positions = jnp.arange(tokens.shape[1])
+    rngs = (None, None) if rng is None else jax.random.split(rng)
+    x = embedding.embed(params["embedding"], tokens, positions, cfg, None, token_types)
+    # Devlin et al. drop after the norm, so the embedding's own dropout stays off.
+    x = layers.dropout(norm(params["embedding_norm"], x, cfg), cfg.dropout, rngs[0])
+    bias = embedding.score_bias(params["embedding"], cfg)
+    x, _ = stack(params["blocks"], x, cfg, mask, rotate=rotation(cfg, positions), bias=bias, rng=rngs[1])
+    return norm(params["final_norm"], x, cfg) if "final_norm" in params else x
+
+
+def transform(params: Params, x: Array, cfg: ModelConfig) -> Array:
+    """The masked-token head before the vocabulary projection: dense, GELU, norm. [B, T, D] -> [B, T, D]."""
+    return norm(params["head"]["norm"], layers.gelu(layers.linear(x, params["head"]["w"], params["head"]["b"])), cfg)
+
+
+def output_table(params: Params) -> Array:
+    """The [V, D] table of the vocabulary projection: the head's own, or the embedding's if tied."""
+    return params["head"]["table"] if "table" in params["head"] else params["embedding"]["tokens"]
+
+
+def apply(params: Params, tokens: Array, cfg: ModelConfig, **fields) -> Array:
+    """Logits of the original token at every position, [B, T, V] float32. Arguments as in `hidden`."""
+    x = transform(params, hidden(params, tokens, cfg, **fields), cfg)
+    return layers.unembed(x, output_table(params), params["head"]["bias"])
+
+
+def next_sentence_logits(params: Params, x: Array) -> Array:
+    """[B, 2] logits (follows, random) from the hidden states [B, T, D], by way of the pooled first token."""
+    pooled = jnp.tanh(layers.linear(x[:, 0], params["pooler"]["w"], params["pooler"]["b"]))
+    out = layers.linear(pooled, params["next_sentence"]["w"], params["next_sentence"]["b"])
+    return out.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def loss(
+    params: Params, batch: Batch, cfg: ModelConfig, loss_cfg: LossConfig, rng: Array | None = None
+) -> tuple[Sums, Sums]:
+    """(objective, metrics) of a batch; see `types.Model`. With next-sentence labels their loss is a second term."""
+    x = hidden(
+        params,
+        batch.tokens,
+        cfg,
+        positions=batch.positions,
+        segments=batch.segments,
+        token_types=batch.token_types,
+        rng=rng,
+    )
+    out = token_loss(
+        transform(params, x, cfg),
+        output_table(params),
+        batch.targets,
+        batch.weights,
+        params["head"]["bias"],
+        **loss_options(loss_cfg),
+    )
+    objective, metrics = {"loss": (out.total, out.weight)}, token_metrics(out)
+    if cfg.next_sentence and batch.pair_labels is not None:
+        logits = next_sentence_logits(params, x)
+        each, _ = cross_entropy(logits, batch.pair_labels)
+        ones = jnp.ones_like(each)
+        objective["next_sentence"] = (jnp.sum(each), jnp.sum(ones))
+        metrics["next_sentence_loss"] = (each, ones)
+        right = (jnp.argmax(logits, axis=-1) == batch.pair_labels).astype(each.dtype)
+        metrics["next_sentence_accuracy"] = (right, ones)
+    return objective, metrics
+
+
+def weights(batch: Batch) -> dict[str, Array]:
+    """The weights of `loss`'s objective, without running the model."""
+    out = {"loss": jnp.sum(batch.weights)}
+    if batch.pair_labels is not None:
+        out["next_sentence"] = jnp.asarray(batch.pair_labels.shape[0], batch.weights.dtype)
+    return out

@@ -1,0 +1,128 @@
+"""GPT: a causal Transformer over tokens. GPT-2 and Llama are settings of one `ModelConfig`.
+
+>>> import jax
+>>> from jaxformer.specs import init_params
+>>> cfg = ModelConfig(num_layers=2, width=32, num_heads=4, context_length=16, vocab_size=64)
+>>> params = init_params(specs(cfg), jax.random.key(0))
+>>> apply(params, jnp.zeros((1, 16), int), cfg).shape
+(1, 16, 64)
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxformer import masks
+from jaxformer.config import LossConfig, ModelConfig
+from jaxformer.functional import layers
+from jaxformer.functional.block import Memory, block_specs, norm, norm_specs, rotation, stack
+from jaxformer.functional.losses import TokenLoss, token_loss
+from jaxformer.models import embedding
+from jaxformer.specs import ParamSpec, stack_specs
+from jaxformer.types import Array, Batch, Params, Sums
+
+
+def specs(cfg: ModelConfig) -> dict[str, Any]:
+    """Every parameter of the model, by group: embedding, blocks, final_norm (not post_norm), head (if not tied)."""
+    tree: dict[str, Any] = {
+        "embedding": embedding.specs(cfg),
+        "blocks": stack_specs(block_specs(cfg), cfg.num_layers),
+    }
+    if cfg.block != "post_norm":
+        tree["final_norm"] = norm_specs(cfg)
+    if not cfg.tie_embeddings:
+        shape = (embedding.vocab(cfg), cfg.width)
+        tree["head"] = {"table": ParamSpec(shape, ("vocab", "embed"), embedding.table_init(cfg))}
+    return tree
+
+
+def hidden(
+    params: Params,
+    tokens: Array,
+    cfg: ModelConfig,
+    *,
+    positions: Array | None = None,
+    segments: Array | None = None,
+    rng: Array | None = None,
+) -> Array:
+    """The last hidden states, after the final norm.
+
+    Args:
+      params: as in `specs(cfg)`.
+      tokens: [B, T] int.
+      cfg: the model.
+      positions: [B, T] int, position in the document; None: 0, 1, 2, ...
+      segments: [B, T] int, document of each token; None: one document per row.
+      rng: dropout; None: nothing is dropped.
+
+    Returns:
+      [B, T, D] in the compute dtype.
+    """
+    mask = masks.causal()
+    if cfg.window is not None:
+        mask = mask & masks.window(cfg.window)
+    if segments is not None:
+        mask = mask & masks.segments(segments)
+    if positions is None:
+        positions = jnp.arange(tokens.shape[1])
+    rngs = (None, None) if rng is None else jax.random.split(rng)
+    x = embedding.embed(params["embedding"], tokens, positions, cfg, rngs[0])
+    bias = embedding.score_bias(params["embedding"], cfg)
+    x, _ = stack(params["blocks"], x, cfg, mask, rotate=rotation(cfg, positions), bias=bias, rng=rngs[1])
+    return norm(params["final_norm"], x, cfg) if "final_norm" in params else x
+
+
+def output_table(params: Params) -> Array:
+    """The [V, D] table that turns hidden states into logits: the head's, or the embedding's if tied."""
+    return params["head"]["table"] if "head" in params else params["embedding"]["tokens"]
+
+
+def apply(params: Params, tokens: Array, cfg: ModelConfig, **fields) -> Array:
+    """Logits of the next token, [B, T, V] float32. Arguments as in `hidden`."""
+    return layers.unembed(hidden(params, tokens, cfg, **fields), output_table(params))
+
+
+def loss(
+    params: Params, batch: Batch, cfg: ModelConfig, loss_cfg: LossConfig, rng: Array | None = None
+) -> tuple[Sums, Sums]:
+    """(objective, metrics) of a batch; see `types.Model`."""
+    x = hidden(params, batch.tokens, cfg, positions=batch.positions, segments=batch.segments, rng=rng)
+    out = token_loss(x, output_table(params), batch.targets, batch.weights, **loss_options(loss_cfg))
+    return {"loss": (out.total, out.weight)}, token_metrics(out)
+
+
+def loss_options(cfg: LossConfig) -> dict[str, Any]:
+    """The keyword arguments of `token_loss` that a LossConfig holds."""
+    return {"label_smoothing": cfg.label_smoothing, "z_loss": cfg.z_loss, "chunk_tokens": cfg.chunk_tokens}
+
+
+def token_metrics(out: TokenLoss) -> Sums:
+    """Per-row sums of negative log-likelihood and accuracy."""
+    return {"loss": (out.nll_rows, out.weight_rows), "accuracy": (out.correct_rows, out.weight_rows)}
+
+
+def weights(batch: Batch) -> dict[str, Array]:
+    """The weights of `loss`'s objective, without running the model."""
+    return {"loss": jnp.sum(batch.weights)}
+
+
+def step(
+    params: Params, tokens: Array, cfg: ModelConfig, memory: Memory, mask: masks.Mask, positions: Array
+) -> tuple[Array, Memory]:
+    """Hidden states of some more tokens, given the caches of those before; what `decoding.py` is made of.
+
+    Args:
+      params, cfg: the model.
+      tokens: [B, T] int, the new tokens.
+      memory: caches of all layers, [L, B, S, G, K], and the slots of the new tokens.
+      mask: over [T, S] if `memory.read`, else over [T, T].
+      positions: [B, T] int, of the new tokens.
+
+    Returns:
+      [B, T, D] hidden states after the final norm, and the memory with the new tokens in it.
+    """
+    x = embedding.embed(params["embedding"], tokens, positions, cfg, None)
+    bias = embedding.score_bias(params["embedding"], cfg, mask)
+    x, memory = stack(params["blocks"], x, cfg, mask, rotate=rotation(cfg, positions), bias=bias, memory=memory)
+    return (norm(params["final_norm"], x, cfg) if "final_norm" in params else x), memory
