@@ -28,6 +28,11 @@ def linear(x: Array, w: Array, b: Array | None = None) -> Array:
     return out if b is None else out + _align(b.astype(x.dtype), out)
 
 
+def _wide(x: Array) -> Array:
+    """`x` in float32, or as it is if wider: transcendental functions and statistics are not for bfloat16."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
 def _align(parameter: Array, x: Array) -> Array:
     """`parameter` with leading axes of size 1 up to the rank of `x`: broadcasting that is meant is written."""
     return parameter.reshape((1,) * (x.ndim - parameter.ndim) + parameter.shape)
@@ -46,7 +51,7 @@ def layer_norm(x: Array, scale: Array, bias: Array | None = None, epsilon: float
 
     Source: Ba et al. 2016, section 3.
     """
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = _wide(x)
     centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
     variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
     out = centred * jax.lax.rsqrt(variance + epsilon) * _align(scale, x)
@@ -66,7 +71,7 @@ def rms_norm(x: Array, scale: Array, epsilon: float = 1e-5) -> Array:
 
     Source: Zhang and Sennrich 2019, section 4.
     """
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = _wide(x)
     mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
     return (wide * jax.lax.rsqrt(mean_square + epsilon) * _align(scale, x)).astype(x.dtype)
 
@@ -81,17 +86,20 @@ def gelu(x: Array) -> Array:
 
     Through erf itself: `jax.nn.gelu(approximate=False)` goes through erfc, which is several times slower on CPU.
     """
-    return 0.5 * x * (1 + jax.lax.erf(x * (1 / math.sqrt(2))))
+    wide = _wide(x)
+    return (0.5 * wide * (1 + jax.lax.erf(wide * (1 / math.sqrt(2))))).astype(x.dtype)
 
 
 def gelu_tanh(x: Array) -> Array:
     """The tanh form of GELU that GPT-2 uses. Source: Hendrycks and Gimpel 2016, section 2."""
-    return 0.5 * x * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+    wide = _wide(x)
+    return (0.5 * wide * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)))).astype(x.dtype)
 
 
 def silu(x: Array) -> Array:
     """x * sigmoid(x), the gate of SwiGLU. Source: Hendrycks and Gimpel 2016; Shazeer 2020."""
-    return x * jax.nn.sigmoid(x)
+    wide = _wide(x)
+    return (wide * jax.nn.sigmoid(wide)).astype(x.dtype)
 
 
 # name -> (function, is it a gate). A gated MLP computes function(x w_gate) * (x w_up).

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxformer.kernels.matmul import product, transposed_product
 from jaxformer.types import Array
 
 # Logits that exist at once when the caller does not say: 2**25 float32, 128 MiB.
@@ -170,14 +171,9 @@ def _visit(hidden_BTD, table_VD, bias_V, targets_BT, weights_BT, options, *, gra
         (g_NV,) = backward(jnp.ones((), accumulate))
         d_bias = carry[3] + jnp.sum(g_NV, axis=0)
         g_NV = g_NV.astype(hidden_ND.dtype)
-        d_table = carry[2] + jax.lax.platform_dependent(
-            g_NV,
-            hidden_ND,
-            # As in kernels/matmul.py: on CPU the narrower operand is transposed for real.
-            cpu=lambda g, h: jnp.matmul(jax.lax.optimization_barrier(h.T), g, preferred_element_type=accumulate).T,
-            default=lambda g, h: jnp.matmul(g.T, h, preferred_element_type=accumulate),
-        )
-        return (*sums, d_table, d_bias), jnp.matmul(g_NV, compute_VD).reshape(hidden_BtD.shape)
+        d_table = carry[2] + transposed_product(g_NV, hidden_ND, accumulate)
+        d_hidden = product("NV,VD->ND", g_NV, compute_VD, hidden_ND.dtype)
+        return (*sums, d_table, d_bias), d_hidden.reshape(hidden_BtD.shape)
 
     zero_B = jnp.zeros((batch,), accumulate)
     carry = (jnp.zeros((), accumulate), (zero_B, zero_B))

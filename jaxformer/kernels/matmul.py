@@ -1,12 +1,14 @@
-"""x @ w with a weight gradient that stays on the fast path of XLA's CPU matrix product.
+"""Matrix products that stay on the fast paths of XLA's CPU backend, forward and backward; plain products elsewhere.
 
-The gradient of the weight is x^T g. XLA on CPU folds that transpose into the product and falls off its fast
-routine (81-140 against about 400 GFLOP/s measured on AVX-512). Transposing the narrower of the two operands for real,
-behind an optimization barrier, keeps it on; other platforms get the plain product.
+Two paths are lost by writing the obvious thing on CPU (medians of alternating runs, two cores with AVX-512):
 
-The weight is cast to the dtype of x inside, so that its gradient comes out in the weight's own (wider) dtype,
-accumulated without a rounding in between.
+- The gradient of a weight is x^T g. XLA folds that transpose into the product and leaves its fast routine (81-140
+  against about 400 GFLOP/s). Transposing the narrower operand for real, behind an optimization barrier, keeps it.
+- A bfloat16 product with a bfloat16 result runs several times slower than the same product with a float32 result
+  that is rounded afterwards (78 against 366 GFLOP/s on Zen 4), so results are rounded here and not in the product.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -14,28 +16,80 @@ import jax.numpy as jnp
 from jaxformer.types import Array
 
 
+def _einsum(spec: str, a: Array, b: Array, dtype) -> Array:
+    """einsum with the result in `dtype`; narrow results are rounded from float32 on CPU, where that is faster."""
+
+    def rounded(a, b):
+        return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32).astype(dtype)
+
+    def direct(a, b):
+        return jnp.einsum(spec, a, b, preferred_element_type=dtype)
+
+    if jnp.dtype(dtype).itemsize >= 4:
+        return direct(a, b)
+    return jax.lax.platform_dependent(a, b, cpu=rounded, default=direct)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
+def product(spec: str, a: Array, b: Array, dtype) -> Array:
+    """einsum of two operands of one dtype, result in `dtype`; so are all products of its gradient.
+
+    Without this a float32 result of bfloat16 operands would make both products of the backward pass float32 ones.
+
+    Args:
+      spec: einsum subscripts of two operands; every letter of an operand is in the other one or in the result.
+      a, b: the operands.
+      dtype: of the result.
+    """
+    return _einsum(spec, a, b, dtype)
+
+
+def _product_forward(spec, a, b, dtype):
+    return _einsum(spec, a, b, dtype), (a, b)
+
+
+def _product_backward(spec, dtype, saved, g):
+    del dtype
+    a, b = saved
+    inputs, out = spec.split("->")
+    left, right = inputs.split(",")
+    g = g.astype(a.dtype)
+    return _einsum(f"{out},{right}->{left}", g, b, a.dtype), _einsum(f"{left},{out}->{right}", a, g, b.dtype)
+
+
+product.defvjp(_product_forward, _product_backward)
+
+
 @jax.custom_vjp
 def matmul(x: Array, w: Array) -> Array:
-    """x: [N, D]; w: [D, F]. Returns [N, F] in the dtype of x; the gradient of w has the dtype of w."""
-    return jnp.matmul(x, w.astype(x.dtype))
+    """x @ w. `x`: [N, D]; `w`: [D, F], cast to the dtype of x inside. Returns [N, F] in the dtype of x.
+
+    The gradient of w comes out in w's own (wider) dtype, with no rounding in between.
+    """
+    return _einsum("ND,DF->NF", x, w.astype(x.dtype), x.dtype)
 
 
-def _forward(x, w):
+def _matmul_forward(x, w):
     return matmul(x, w), (x, w)
 
 
-def _backward(saved, g):
+def _matmul_backward(saved, g):
     x, w = saved
+    return _einsum("NF,DF->ND", g, w.astype(g.dtype), x.dtype), transposed_product(x, g, w.dtype)
+
+
+matmul.defvjp(_matmul_forward, _matmul_backward)
+
+
+def transposed_product(x: Array, g: Array, dtype) -> Array:
+    """x^T g, the gradient of a weight. `x`: [N, D]; `g`: [N, F]. Returns [D, F] in `dtype`."""
 
     def plain(x, g):
-        return jnp.matmul(x.T, g, preferred_element_type=w.dtype)
+        return jnp.matmul(x.T, g, preferred_element_type=dtype)
 
-    def cpu(x, g):
+    def transposed(x, g):
         if x.shape[1] <= g.shape[1]:
-            return jnp.matmul(jax.lax.optimization_barrier(x.T), g, preferred_element_type=w.dtype)
-        return jnp.matmul(jax.lax.optimization_barrier(g.T), x, preferred_element_type=w.dtype).T
+            return jnp.matmul(jax.lax.optimization_barrier(x.T), g, preferred_element_type=dtype)
+        return jnp.matmul(jax.lax.optimization_barrier(g.T), x, preferred_element_type=dtype).T
 
-    return jnp.matmul(g, w.astype(g.dtype).T), jax.lax.platform_dependent(x, g, cpu=cpu, default=plain)
-
-
-matmul.defvjp(_forward, _backward)
+    return jax.lax.platform_dependent(x, g, cpu=transposed, default=plain)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxformer.kernels.matmul import product
 from jaxformer.masks import Mask, crop, expand
 from jaxformer.types import Array
 
@@ -74,7 +75,7 @@ def _attend_block(
     # Score products accumulate in float32 (float64 under x64); R counts the query heads of one key/value head.
     accumulate = jnp.promote_types(query.dtype, jnp.float32)
     q_BTGRK = (query * jnp.asarray(scale, query.dtype)).reshape(batch, queries, groups, per_group, width)
-    scores_BGRTS = jnp.einsum("BTGRK,BSGK->BGRTS", q_BTGRK, key, preferred_element_type=accumulate)
+    scores_BGRTS = product("BTGRK,BSGK->BGRTS", q_BTGRK, key, accumulate)
     scores_BHTS = scores_BGRTS.reshape(batch, heads, queries, keys)
     if soft_cap is not None:
         scores_BHTS = soft_cap * jnp.tanh(scores_BHTS / soft_cap)
@@ -96,7 +97,7 @@ def _attend_block(
         keep = jax.random.bernoulli(rng, 1.0 - dropout_rate, weights_BHTS.shape)
         weights_BHTS = jnp.where(keep, weights_BHTS / (1.0 - dropout_rate), 0.0)
     weights_BGRTS = weights_BHTS.reshape(batch, groups, per_group, queries, keys).astype(value.dtype)
-    out_BTGRK = jnp.einsum("BGRTS,BSGK->BTGRK", weights_BGRTS, value)
+    out_BTGRK = product("BGRTS,BSGK->BTGRK", weights_BGRTS, value, value.dtype)
     out_BTHK = out_BTGRK.reshape(batch, queries, heads, value.shape[-1])
     return (out_BTHK, weights_BHTS) if return_weights else out_BTHK
 
