@@ -1,0 +1,156 @@
+"""Batches by number: `batches[step]` is a pure function of (seed, step), any step, in any order, on any host.
+
+>>> from jaxformer.data import tokenizers
+>>> tokenizer = tokenizers.train("bytes", [], None)
+>>> ids = np.concatenate([[tokenizer.separator_id], tokenizer.encode("to be or not to be")]).astype(np.uint16)
+>>> split = Split(ids, np.array([0]), 18, 0, {})
+>>> batches = Batches(split, tokenizer, DataConfig(), rows=2, context_length=4, seed=0)
+>>> batches.rows_per_epoch, batches[7].tokens.shape
+(3, (2, 4))
+>>> [batch.weights.sum() for batch in eval_batches(split, tokenizer, DataConfig(), rows=2, context_length=4)]
+[np.float32(8.0), np.float32(8.0), np.float32(2.0)]
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxformer.config import ConfigError, DataConfig
+from jaxformer.data.corpus import Split
+from jaxformer.data.objectives import masking
+from jaxformer.data.pairs import PairRows
+from jaxformer.data.shuffle import keys, noise, permuted
+from jaxformer.data.tokenizers import Tokenizer
+from jaxformer.data.windows import WindowRows, blanked
+from jaxformer.types import Batch
+
+_ORDER = 0  # stream of `shuffle.keys`; windows and pairs have their own
+_EVAL_SEED = 2**32  # held-out noise is the same in every run, and that of no training seed
+
+
+class Batches:
+    """The training batches of one host.
+
+    Each epoch cuts the split into windows of context_length tokens at a fresh random offset and goes through them in a
+    fresh order. Global row `step * rows + r` is row `r` of step `step` over all hosts; host h has the h-th share.
+
+    Attributes:
+      rows_per_epoch: rows in which no token is read twice.
+      tokens_per_epoch: rows_per_epoch * context_length.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        tokenizer: Tokenizer,
+        data: DataConfig,
+        *,
+        rows: int,
+        context_length: int,
+        seed: int,
+        host_index: int = 0,
+        host_count: int = 1,
+    ):
+        """Looks only at sizes.
+
+        Args:
+          split: tokens to train on.
+          tokenizer: what made them.
+          data: the objective and its settings.
+          rows: rows of a batch, all hosts together.
+          context_length: tokens of a row.
+          seed: order, offsets and noise.
+          host_index, host_count: which share of the rows.
+
+        Raises:
+          ConfigError: the split is shorter than one row, or the rows do not divide over the hosts.
+        """
+        self._rows = _rows(split, tokenizer, data, context_length, covering=False)
+        self._share = _share(rows, host_index, host_count)
+        self._global_rows, self._seed = rows, seed
+        self.rows_per_epoch = self._rows.per_epoch
+        self.tokens_per_epoch = self.rows_per_epoch * context_length
+
+    def __getitem__(self, step: int) -> Batch:
+        """The rows of this host in step `step` (from 0): numpy arrays as in `Batch`."""
+        if step < 0:
+            raise IndexError(f"step {step}; steps count from 0")
+        first = step * self._global_rows + self._share.start
+        count = len(self._share)
+        epoch, index = np.divmod(np.arange(first, first + count), self.rows_per_epoch)
+        index = permuted(index, self.rows_per_epoch, keys(self._seed, _ORDER, epoch))
+        return self._rows.batch(index, self._seed, epoch, noise(self._seed, first, count, self._rows.words))
+
+    def epochs(self, steps: int) -> float:
+        """How often `steps` steps go through the split."""
+        return steps * self._global_rows / self.rows_per_epoch
+
+
+def eval_batches(
+    split: Split,
+    tokenizer: Tokenizer,
+    data: DataConfig,
+    *,
+    rows: int,
+    context_length: int,
+    host_index: int = 0,
+    host_count: int = 1,
+    max_rows: int | None = None,
+) -> Sequence[Batch]:
+    """The whole split once, in order, in batches of one shape, with the same noise every time.
+
+    Every token but the first (a separator, which stands for no text) is a target of `next_token` exactly once, so the
+    losses add up to the nats of the split's `num_bytes` bytes. What fills the last window and the last batch has weight
+    0, segment 0 and the padding token; a row that is nothing but filling has the pair label -1.
+
+    Args:
+      split: tokens to evaluate on.
+      tokenizer: what made them.
+      data: the objective and its settings.
+      rows: rows of a batch, all hosts together.
+      context_length: tokens of a row.
+      host_index, host_count: which share of the rows of each batch.
+      max_rows: no more than so many rows, evenly spread over the split; None: all.
+
+    Raises:
+      ConfigError: the rows do not divide over the hosts, or the split is too small to ask anything.
+    """
+    source = _rows(split, tokenizer, data, context_length, covering=True)
+    total = source.per_epoch
+    chosen = np.arange(total) if max_rows is None else np.arange(min(max_rows, total)) * total // min(max_rows, total)
+    return _EvalBatches(source, chosen, rows, _share(rows, host_index, host_count), tokenizer.pad_id)
+
+
+class _EvalBatches(Sequence):
+    def __init__(self, source: Any, chosen: np.ndarray, rows: int, share: range, pad_id: int):
+        self._source, self._chosen, self._rows, self._share, self._pad_id = source, chosen, rows, share, pad_id
+
+    def __len__(self) -> int:
+        return -(-len(self._chosen) // self._rows)
+
+    def __getitem__(self, number):
+        if isinstance(number, slice):
+            return [self[i] for i in range(*number.indices(len(self)))]
+        number = range(len(self))[number]  # IndexError past the end, negative numbers from the end
+        first = number * self._rows + self._share.start
+        ordinal = np.arange(first, first + len(self._share))
+        filler = ordinal >= len(self._chosen)
+        index = self._chosen[np.minimum(ordinal, len(self._chosen) - 1)]
+        bits = noise(_EVAL_SEED, first, len(ordinal), self._source.words)
+        batch = self._source.batch(index, _EVAL_SEED, np.zeros_like(index), bits)
+        return blanked(batch, filler[:, None] | np.zeros(batch.tokens.shape, bool), self._pad_id)
+
+
+def _rows(split: Split, tokenizer: Tokenizer, data: DataConfig, length: int, *, covering: bool) -> Any:
+    settings = masking(tokenizer, data) if data.objective == "masked" else None
+    if data.pairs and settings is not None:
+        return PairRows(split, tokenizer, settings, length, covering=covering)
+    return WindowRows(split, tokenizer, settings, length, covering=covering)
+
+
+def _share(rows: int, host_index: int, host_count: int) -> range:
+    """The rows of a batch that one host has."""
+    if rows % host_count:
+        raise ConfigError(f"config.train.batch_rows: {rows} does not divide over {host_count} hosts")
+    return range(host_index * rows // host_count, (host_index + 1) * rows // host_count)

@@ -1,0 +1,52 @@
+"""Progress bars on standard error for work that is done once, such as tokenising a corpus."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Advance = Callable[[int], None]
+Bar = Callable[[str, int | None], Advance]
+
+
+@contextlib.contextmanager
+def bars(show: bool) -> Iterator[Bar]:
+    """Gives `bar(description, total) -> advance(amount)`; amounts are bytes, a total of None is "not known".
+
+    Nothing is imported or drawn before the first bar. Where standard error is no terminal each bar is one plain line.
+    """
+    with contextlib.ExitStack() as stack:
+        drawn: Any = None
+
+        def bar(description: str, total: int | None) -> Advance:
+            nonlocal drawn
+            if not show:
+                return lambda amount: None
+            if not sys.stderr.isatty():
+                say(description)
+                return lambda amount: None
+            if drawn is None:
+                drawn = stack.enter_context(_rich())
+            task = drawn.add_task(description, total=total)
+            return lambda amount: drawn.update(task, advance=amount)
+
+        yield bar
+
+
+def say(line: str) -> None:
+    """One plain line on standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _rich() -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )

@@ -1,0 +1,132 @@
+"""Documents of a prepared TensorFlow dataset, read without TensorFlow (which the array_record format allows).
+
+Only what lies on this machine is read. A dataset is looked up by hand, because asking TFDS for one that is not here
+makes it try the network for minutes, and an unknown name print hundreds of lines.
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxformer.config import ConfigError, DataConfig
+
+
+def documents(data: DataConfig, split: str) -> Iterator[str]:
+    """The text of each example of data.tfds_train_split or data.tfds_validation_split, in order; blank ones left out.
+
+    Args:
+      data: tfds_name and tfds_dir say which dataset, text_field which feature holds the text.
+      split: "train" or "validation".
+
+    Raises:
+      ConfigError: the extra is not installed; no such dataset, or not prepared here; a format that needs TensorFlow;
+        no such split or feature; text that is not UTF-8.
+    """
+    directory = find(data)
+    builder = _tfds().builder_from_directory(str(directory))
+    if builder.info.file_format.value != "array_record":
+        raise ConfigError(
+            f"config.data.tfds_name: {directory} is in the format {builder.info.file_format.value}, which needs "
+            f"TensorFlow; prepare it with file_format='array_record'"
+        )
+    if data.text_field not in builder.info.features:
+        raise ConfigError(
+            f"config.data.text_field: {data.text_field!r} is not a feature of {directory}; "
+            f"it has {', '.join(builder.info.features)}"
+        )
+    field = f"data.tfds_{split}_split"
+    wanted = data.tfds_train_split if split == "train" else data.tfds_validation_split
+    try:
+        examples = builder.as_data_source(wanted)
+    except (ValueError, KeyError) as error:
+        has = ", ".join(builder.info.splits)
+        raise ConfigError(f"config.{field}: {wanted!r}: {_one_line(error)} ({directory} has {has})") from None
+    return _texts(examples, data.text_field, f"config.{field}: {directory}: {wanted}")
+
+
+def files(data: DataConfig) -> list[Path]:
+    """The files the dataset consists of, sorted."""
+    return sorted(path for path in find(data).iterdir() if path.is_file())
+
+
+def find(data: DataConfig) -> Path:
+    """The directory of the dataset that data.tfds_name and data.tfds_dir name.
+
+    `tfds_dir` alone is a dataset's own directory (the one with dataset_info.json) or one with a single dataset below.
+    With `tfds_name` ("name", "name/config", either with ":1.0.0") it is the folder of all datasets; None: TFDS's own.
+    Of several versions the newest counts.
+
+    Raises:
+      ConfigError: nothing there; says how to prepare it, or the nearest known name.
+    """
+    if data.tfds_dir is not None:
+        root = Path(data.tfds_dir).expanduser()
+        if not root.is_dir():
+            raise ConfigError(f"config.data.tfds_dir: {root} is not a directory")
+        if (root / "dataset_info.json").exists():
+            return root
+    else:
+        root = Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
+    if data.tfds_name is None:
+        below, what = "", f"config.data.tfds_dir: {root}"
+    else:
+        below, what = data.tfds_name.partition(":")[0].strip("/"), f"config.data.tfds_name: {data.tfds_name!r}"
+    version = (data.tfds_name or "").partition(":")[2]
+    prepared = [path.parent for path in (root / below).glob("**/dataset_info.json")]
+    prepared = [path for path in prepared if not version or path.name == version]
+    prepared = [path for path in prepared if not path.name.startswith("incomplete")]  # being prepared, or killed then
+    families = sorted({str(path.parent.relative_to(root)) for path in prepared})
+    if len(families) > 1 and below not in families:
+        raise ConfigError(f"{what} is several datasets; set data.tfds_name to one of {', '.join(families)}")
+    if not prepared:
+        raise ConfigError(f"{what} {_why_not(data.tfds_name, root)}")
+    own = [path for path in prepared if str(path.parent.relative_to(root)) == below]
+    return max(own or prepared, key=_version)
+
+
+def _version(path: Path) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", path.name)]
+
+
+def _why_not(name: str | None, root: Path) -> str:
+    if name is None:
+        return "holds no prepared dataset (no dataset_info.json below it)"
+    known = _tfds().list_builders(with_community_datasets=False)
+    known += [path.name for path in root.glob("*") if path.is_dir() and path.name != "downloads"]
+    if name.partition(":")[0].partition("/")[0] in known:
+        return (
+            f'is not prepared under {root}; prepare it once, on a machine with a network: python -c "import '
+            f"tensorflow_datasets as t; t.builder('{name}', data_dir='{root}', file_format='array_record')"
+            f'.download_and_prepare()"'
+        )
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"is not a dataset that TFDS knows, nor one under {root}" + (f"; nearest: {', '.join(near)}" if near else "")
+
+
+def _texts(examples: Any, text_field: str, where: str) -> Iterator[str]:
+    for index in range(len(examples)):
+        value = examples[index][text_field]
+        if isinstance(value, bytes):
+            try:
+                value = value.decode()
+            except UnicodeDecodeError as error:
+                raise ConfigError(f"{where}: example {index}: byte {error.start} is not UTF-8 text") from None
+        if not isinstance(value, str):
+            raise ConfigError(f"{where}: example {index}: {text_field!r} is a {type(value).__name__}, not text")
+        if value and not value.isspace():
+            yield value
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _tfds() -> Any:
+    try:
+        import tensorflow_datasets
+    except ImportError:
+        raise ConfigError("config.data.source: tfds needs the tfds extra: pip install 'jaxformer[tfds]'") from None
+    return tensorflow_datasets

@@ -1,0 +1,275 @@
+"""Text to token ids and back: bytes, characters, or byte-level BPE, all as one `tokenizer.json` in the format of the
+Hugging Face `tokenizers` library, so that encoding, decoding and saving have one path.
+
+Every tokenizer has the special tokens of `SPECIALS`. Text never turns into one of them, even if it spells its name.
+
+>>> tokenizer = train("bytes", [], vocab_size=None)
+>>> tokenizer.decode(tokenizer.encode("naïve"))
+'naïve'
+>>> int(tokenizer.token_bytes[tokenizer.encode("naïve")].sum())
+6
+"""
+
+import functools
+import hashlib
+import json
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers as hf
+
+from jaxformer.config import ConfigError
+
+FILE_NAME = "tokenizer.json"
+# What each special token does -> its name in our tokenizers, then the names others give it.
+SPECIALS = {
+    "separator": ("<|endoftext|>", "<|begin_of_text|>", "<s>", "<bos>"),
+    "pad": ("[PAD]", "<pad>"),
+    "cls": ("[CLS]",),
+    "sep": ("[SEP]",),
+    "mask": ("[MASK]", "<mask>"),
+    "unk": ("[UNK]", "<unk>"),
+}
+_NAMES = [names[0] for names in SPECIALS.values()]
+
+# A word with the space before it; up to three digits; a run of other signs; a line end with the indentation after it
+# (one token starts a line of code; 7 % fewer tokens than a token for each); spaces. Never splits what the next piece of
+# a long document would join: see `corpus.pieces`.
+_WORDS = (
+    r"(?<=\p{L})'(?:[sdmt]|ll|ve|re)(?!\p{L})"
+    r"| ?[\p{L}\p{M}]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{M}\p{N}]+"
+    r"|\s*[\r\n][ \t]*|[^\S\r\n]+(?!\S)|\s+"
+)
+
+
+class Tokenizer:
+    """Token ids of texts, texts of token ids, and what each token stands for.
+
+    Attributes:
+      vocab_size: number of ids, special tokens included.
+      separator_id: starts every document.
+      mask_id, cls_id, sep_id, pad_id, unk_id: the other special tokens.
+      special_ids: [n] int32, sorted; every id that stands for no text.
+    """
+
+    def __init__(self, backend: hf.Tokenizer):
+        """Wraps a tokenizer of the `tokenizers` library; special tokens that it lacks are added at the end."""
+        backend.no_padding()
+        backend.no_truncation()
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        names = [next((name for name in known if name in vocabulary), known[0]) for known in SPECIALS.values()]
+        backend.add_special_tokens(names)
+        backend.encode_special_tokens = True  # as ordinary text; not saved in the file
+        self._backend = backend
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        ids = {role: vocabulary[name] for role, name in zip(SPECIALS, names, strict=True)}
+        self.separator_id: int = ids["separator"]
+        self.pad_id: int = ids["pad"]
+        self.cls_id: int = ids["cls"]
+        self.sep_id: int = ids["sep"]
+        self.mask_id: int = ids["mask"]
+        self.unk_id: int = ids["unk"]
+        self._by_name = {names[0]: ids[role] for role, names in SPECIALS.items()}
+        self._tokens = {index: token for token, index in vocabulary.items()}
+        self.vocab_size = max(self._tokens) + 1
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = np.array(sorted(i for i, token in added.items() if token.special), np.int32)
+
+    def encode(self, text: str, *, strict: bool = False, specials: bool = False) -> np.ndarray:
+        """[n] int32 ids of one text; no special token is added.
+
+        Args:
+          text: any text.
+          strict: refuse characters outside the vocabulary instead of reading them as [UNK].
+          specials: read the names of special tokens ("[MASK]") as those tokens. A space before [MASK] then belongs
+            to the hidden token if the tokens of this vocabulary carry their leading space.
+
+        Raises:
+          ConfigError: with `strict`, a character outside the vocabulary; always, text that has no UTF-8 form.
+        """
+        if specials:
+            if self._leading_spaces:
+                text = text.replace(" [MASK]", "[MASK]")
+            parts = re.split("(" + "|".join(map(re.escape, self._by_name)) + ")", text)
+            return np.concatenate(
+                [
+                    np.array([self._by_name[part]], np.int32) if i % 2 else self.encode(part, strict=strict)
+                    for i, part in enumerate(parts)
+                ]
+            )
+        ids = self.encode_batch([text])[0]
+        if strict and (ids == self.unk_id).any():
+            signs = sorted({sign for sign in text if (self.encode_batch([sign])[0] == self.unk_id).any()})
+            raise ConfigError(f"text: {', '.join(map(repr, signs))} not in the vocabulary of this tokenizer")
+        return ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """[n] int32 ids of each text, computed on all cores."""
+        try:
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        except (UnicodeEncodeError, TypeError):
+            for text in texts:
+                try:
+                    text.encode()
+                except UnicodeEncodeError as error:
+                    sign = ascii(text[error.start])
+                    raise ConfigError(f"text: character {error.start}, {sign}, has no UTF-8 form") from None
+            raise
+        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
+    def decode(self, ids: Iterable[int], *, skip_specials: bool = True) -> str:
+        """The text of some ids; bytes that make no whole character become U+FFFD."""
+        return self._backend.decode([int(i) for i in ids], skip_special_tokens=skip_specials)
+
+    @functools.cached_property
+    def pieces(self) -> list[bytes]:
+        """The UTF-8 bytes each id stands for: [V]; empty for special tokens."""
+        decoder = json.dumps(json.loads(self._backend.to_str())["decoder"], ensure_ascii=False)
+        special = set(self.special_ids.tolist())
+        if '"ByteLevel"' in decoder:
+            byte_of = {sign: byte for byte, sign in enumerate(_byte_signs())}
+
+            def piece(token: str) -> bytes:
+                return bytes(byte_of[sign] for sign in token) if all(s in byte_of for s in token) else token.encode()
+        else:
+            word_piece, metaspace = '"WordPiece"' in decoder, "▁" in decoder
+
+            def piece(token: str) -> bytes:
+                if word_piece:
+                    return token[2:].encode() if token.startswith("##") else b" " + token.encode()
+                if metaspace and re.fullmatch("<0x[0-9A-F]{2}>", token):
+                    return bytes([int(token[3:5], 16)])
+                return (token.replace("▁", " ") if metaspace else token).encode()
+
+        text_of = {i: token for i, token in self._tokens.items() if i not in special}
+        return [piece(text_of[i]) if i in text_of else b"" for i in range(self.vocab_size)]
+
+    @functools.cached_property
+    def token_bytes(self) -> np.ndarray:
+        """[V] int32, how many UTF-8 bytes of text each id stands for; 0 for special tokens."""
+        return np.array([len(piece) for piece in self.pieces], np.int32)
+
+    @functools.cached_property
+    def word_starts(self) -> np.ndarray:
+        """[V] bool: the token begins with something that cannot continue a word (space, line end, sign)."""
+        return np.array([_breaks(piece, 0) for piece in self.pieces], bool)
+
+    @functools.cached_property
+    def word_ends(self) -> np.ndarray:
+        """[V] bool: the token ends with something that cannot continue a word, so that the next one begins one."""
+        return np.array([_breaks(piece, -1) for piece in self.pieces], bool)
+
+    @functools.cached_property
+    def _leading_spaces(self) -> bool:
+        return any(piece.startswith(b" ") and piece[1:2].isalpha() for piece in self.pieces)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """16 hex digits that two tokenizers share only if they do the same."""
+        return hashlib.sha256(self._backend.to_str().encode()).hexdigest()[:16]
+
+    def save(self, directory: str | Path) -> Path:
+        """Writes `tokenizer.json` into a directory and returns its path."""
+        path = Path(directory) / FILE_NAME
+        path.write_text(self._backend.to_str(pretty=True), encoding="utf-8")
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Tokenizer":
+        """The tokenizer of a `tokenizer.json`, or of the one in a directory; those of other projects work too.
+
+        Raises:
+          ConfigError: no such file, or not a tokenizer.
+        """
+        path = Path(path).expanduser()
+        path = path / FILE_NAME if path.is_dir() else path
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not UTF-8 text"
+            raise ConfigError(f"config.data.tokenizer_file: {path}: {reason}") from None
+        try:
+            return cls(hf.Tokenizer.from_str(text))
+        except Exception as error:  # the library raises plain Exception
+            reason = " ".join(str(error).split())[:200]
+            raise ConfigError(f"config.data.tokenizer_file: {path} is not a tokenizer ({reason})") from None
+
+
+def train(kind: str, texts: Iterable[str], vocab_size: int | None) -> Tokenizer:
+    """A tokenizer made for some texts; the same texts give the same tokenizer.
+
+    Args:
+      kind: "bytes" (the 256 bytes; reads no text), "chars" (the characters of the texts) or "bpe" (byte-level BPE).
+      texts: training texts.
+      vocab_size: ids of "bpe", special tokens included; short texts may give fewer. None for the other kinds.
+
+    Raises:
+      ConfigError: a vocabulary too small for the 256 bytes.
+    """
+    return {"bytes": _bytes, "chars": _chars, "bpe": _bpe}[kind](texts, vocab_size)
+
+
+def check_vocab_size(vocab_size: int | None) -> int:
+    """The size; ConfigError if a byte-level BPE of it has no room for the bytes and the special tokens."""
+    least = len(_NAMES) + 256
+    if vocab_size is None or vocab_size < least:
+        raise ConfigError(f"config.data.tokenizer_vocab: {vocab_size}; byte-level BPE needs at least {least}")
+    return vocab_size
+
+
+def _bytes(texts: Iterable[str], vocab_size: int | None) -> Tokenizer:
+    del texts, vocab_size
+    backend = _without_merges(_byte_signs(), None)
+    backend.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = hf.decoders.ByteLevel()
+    return Tokenizer(backend)
+
+
+def _chars(texts: Iterable[str], vocab_size: int | None) -> Tokenizer:
+    del vocab_size
+    signs: set[str] = set()
+    for text in texts:
+        signs.update(text)
+    backend = _without_merges(sorted(signs), SPECIALS["unk"][0])
+    backend.decoder = hf.decoders.Fuse()
+    return Tokenizer(backend)
+
+
+def _without_merges(signs: list[str], unknown: str | None) -> hf.Tokenizer:
+    vocabulary = {token: i for i, token in enumerate([*_NAMES, *signs])}
+    return hf.Tokenizer(hf.models.BPE(vocab=vocabulary, merges=[], unk_token=unknown, fuse_unk=False))
+
+
+def _bpe(texts: Iterable[str], vocab_size: int | None) -> Tokenizer:
+    vocab_size = check_vocab_size(vocab_size)
+    backend = hf.Tokenizer(hf.models.BPE())
+    words: Any = hf.pre_tokenizers.Split(hf.Regex(_WORDS), "isolated")
+    in_bytes = hf.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = hf.pre_tokenizers.Sequence([words, in_bytes])
+    backend.decoder = hf.decoders.ByteLevel()
+    trainer = hf.trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=_NAMES, initial_alphabet=_byte_signs(), show_progress=False
+    )
+    backend.train_from_iterator(texts, trainer)
+    return Tokenizer(backend)
+
+
+@functools.cache
+def _byte_signs() -> list[str]:
+    """The character that stands for each byte in a byte-level vocabulary (GPT-2's table): [256]."""
+    shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    table = {byte: chr(byte) for byte in shown} | {byte: chr(256 + i) for i, byte in enumerate(hidden)}
+    return [table[byte] for byte in range(256)]
+
+
+def _breaks(piece: bytes, end: int) -> bool:
+    """True if the character at one end of a token (0 or -1) can be no part of a word; part of a character can."""
+    text = piece.decode(errors="replace")
+    if not text or text[end] == "\ufffd":
+        return False
+    return not (text[end].isalnum() or unicodedata.category(text[end]).startswith("M"))

@@ -1,0 +1,91 @@
+"""Rows that are windows of a split's tokens, documents packed end to end."""
+
+import numpy as np
+
+from jaxformer.config import ConfigError
+from jaxformer.data.corpus import Split
+from jaxformer.data.objectives import WORDS_PER_TOKEN, HostBatch, Masking, masked, next_token
+from jaxformer.data.shuffle import below, keys
+from jaxformer.data.tokenizers import Tokenizer
+from jaxformer.types import Batch
+
+_OFFSETS = 1  # stream of `shuffle.keys`
+
+
+class WindowRows:
+    """Rows that are windows of the tokens of a split, documents packed end to end.
+
+    Attributes:
+      per_epoch: rows of one epoch.
+      words: random 64-bit words a row takes.
+    """
+
+    def __init__(self, split: Split, tokenizer: Tokenizer, settings: Masking | None, length: int, *, covering: bool):
+        """Counts the windows.
+
+        Args:
+          split: the tokens.
+          tokenizer: for the ids of the separator and [PAD].
+          settings: the masked objective; None: next-token.
+          length: tokens of a row.
+          covering: go over the split once, the last window filled up, for evaluation; otherwise whole windows at a
+            random offset.
+
+        Raises:
+          ConfigError: the split is shorter than one row; of a covered one, empty.
+        """
+        ahead = 1 if settings is None else 0  # the target of the last token
+        usable = len(split.tokens) - ahead
+        if usable < (1 if covering else length):
+            raise ConfigError(
+                f"config.model.context_length: a row of {length} tokens needs {length + ahead}; the "
+                f"{'held-out' if covering else 'training'} text has {len(split.tokens)} ({split.num_bytes} bytes)"
+            )
+        whole = usable // length
+        # One window less than fit leaves room for any offset of the others.
+        self.per_epoch = -(-usable // length) if covering else max(whole - 1, 1)
+        self._offsets = 1 if covering else min(length, usable - self.per_epoch * length + 1)
+        self._tokens = np.asarray(split.tokens)
+        self._columns = np.arange(length + ahead)
+        self._usable, self._length = usable, length
+        self._tokenizer, self._settings, self._covering = tokenizer, settings, covering
+        self.words = 0 if settings is None else WORDS_PER_TOKEN * length
+
+    def batch(self, index: np.ndarray, seed: int, epoch: np.ndarray, bits: np.ndarray) -> Batch:
+        """The rows of some windows.
+
+        Args:
+          index: [R] window.
+          seed, epoch: [R] what the offset depends on.
+          bits: [R, words] random uint64.
+        """
+        start = index * self._length + below(self._offsets, keys(seed, _OFFSETS, epoch))
+        places = start[:, None] + self._columns
+        if self._covering:
+            places = np.minimum(places, len(self._tokens) - 1)
+        windows = self._tokens[places]
+        separator_id = self._tokenizer.separator_id
+        if self._settings is None:
+            batch = next_token(windows, separator_id=separator_id)
+        else:
+            batch = masked(windows, bits, self._settings, separator_id=separator_id)
+        if self._covering:
+            outside = start[:, None] + np.arange(self._length) >= self._usable
+            batch = blanked(batch, outside, self._tokenizer.pad_id)
+        return batch
+
+
+def blanked(batch: Batch, blank: np.ndarray, pad_id: int) -> Batch:
+    """A batch with some places, [R, T] bool, turned into padding: no weight, segment 0, position 0."""
+    if not blank.any():
+        return batch
+    labels = batch.pair_labels
+    return HostBatch(
+        tokens=np.where(blank, np.int32(pad_id), batch.tokens),
+        targets=np.where(blank, np.int32(pad_id), batch.targets),
+        weights=np.where(blank, np.float32(0), batch.weights),
+        positions=np.where(blank, np.int32(0), batch.positions),
+        segments=np.where(blank, np.int32(0), batch.segments),
+        token_types=None if batch.token_types is None else np.where(blank, np.int32(0), batch.token_types),
+        pair_labels=None if labels is None else np.where(blank.all(axis=1), np.int32(-1), labels),
+    )

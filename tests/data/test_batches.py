@@ -1,0 +1,206 @@
+import numpy as np
+import pytest
+
+from jaxformer.config import ConfigError, DataConfig
+from jaxformer.data.batches import Batches, eval_batches
+
+OBJECTIVES = {
+    "next_token": DataConfig(),
+    "masked": DataConfig(objective="masked"),
+    "whole_word": DataConfig(objective="masked", whole_word=True),
+    "pairs": DataConfig(objective="masked", pairs=True),
+}
+LENGTHS = [40, 1, 0, 333, 7, 120, 5, 64, 2, 90]
+
+
+@pytest.fixture(params=OBJECTIVES)
+def data(request):
+    return OBJECTIVES[request.param]
+
+
+def joined(parts):
+    """One batch of the rows of several."""
+    fields = zip(*parts, strict=True)
+    return type(parts[0])(*(None if field[0] is None else np.concatenate(field) for field in fields))
+
+
+def assert_same(a, b):
+    for name, x, y in zip(a._fields, a, b, strict=True):
+        np.testing.assert_array_equal(x, y, err_msg=name)
+
+
+def assert_shapes(batch, rows, length, pairs):
+    assert {field.shape for field in batch[:5]} == {(rows, length)}
+    assert [field.dtype.name for field in batch[:5]] == ["int32", "int32", "float32", "int32", "int32"]
+    assert (batch.token_types is not None) == (batch.pair_labels is not None) == pairs
+    assert not pairs or (batch.token_types.shape == (rows, length) and batch.pair_labels.shape == (rows,))
+
+
+def test_a_batch_is_a_function_of_seed_and_step(make_split, vocabulary, data):
+    def make(seed):
+        return Batches(make_split(LENGTHS), vocabulary, data, rows=4, context_length=16, seed=seed)
+
+    one, two = make(3), make(3)
+    forward = [one[step] for step in range(30)]
+    for step in (29, 0, 17, 17, 3):
+        assert_same(two[step], forward[step])
+        assert_same(one[step], forward[step])
+    assert_shapes(forward[0], 4, 16, data.pairs)
+    assert any((a.targets != make(4)[step].targets).any() for step, a in enumerate(forward))
+    with pytest.raises(IndexError):
+        one[-1]
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 6])
+def test_hosts_together_have_the_batch_of_one(make_split, vocabulary, data, hosts):
+    """Through several epochs, whose borders fall inside batches."""
+    split = make_split(LENGTHS)
+
+    def make(index, count):
+        return Batches(split, vocabulary, data, rows=6, context_length=16, seed=1, host_index=index, host_count=count)
+
+    whole = make(0, 1)
+    shares = [make(index, hosts) for index in range(hosts)]
+    for step in range(3 * whole.rows_per_epoch // 6 + 2):
+        parts = [share[step] for share in shares]
+        assert_shapes(parts[0], 6 // hosts, 16, data.pairs)
+        assert_same(joined(parts), whole[step])
+
+
+@pytest.mark.parametrize("name", ["next_token", "masked"])
+def test_no_token_is_read_twice_in_an_epoch(make_split, vocabulary, name):
+    split = make_split([700, 300])
+    batches = Batches(split, vocabulary, OBJECTIVES[name], rows=1, context_length=16, seed=0)
+    originals = "tokens" if name == "next_token" else "targets"
+    orders, offsets = [], set()
+    for epoch in range(12):
+        first = epoch * batches.rows_per_epoch
+        rows = np.concatenate([getattr(batches[first + i], originals) for i in range(batches.rows_per_epoch)])
+        ordinary = rows[rows >= 6]
+        assert len(set(ordinary.tolist())) == len(ordinary)
+        assert rows.size == batches.tokens_per_epoch >= split.num_tokens - 3 * 16
+        for row in rows:  # consecutive tokens of the corpus
+            place = row - 6
+            assert (np.diff(np.where(row >= 6, place, place + 6)[row >= 6]) <= 2).all()
+        begins = np.sort(np.where(rows[:, 0] >= 6, rows[:, 0] - 6, 0))
+        offsets.add(int(begins[1] % 16))
+        orders.append(tuple(rows[:, 0]))
+    assert len(set(orders)) == 12
+    assert len(offsets) > 4
+
+
+def test_every_offset_and_the_last_token_are_reached(make_split, vocabulary):
+    split = make_split([130])  # 131 tokens: 7 windows of 16 and room for 16 offsets
+    batches = Batches(split, vocabulary, DataConfig(), rows=7, context_length=16, seed=0)
+    assert batches.rows_per_epoch == 7
+    starts = {int(batches[epoch].tokens.min(where=batches[epoch].tokens >= 6, initial=999)) for epoch in range(300)}
+    assert len(starts) == 15  # offsets 0 (its first token is the separator) and 1 share the smallest ordinary token
+    assert max(int(batches[epoch].targets.max()) for epoch in range(300)) >= int(split.tokens[-4])
+
+
+def test_segments_and_positions_restart_at_documents(make_split, vocabulary):
+    batches = Batches(make_split([5, 9, 3, 60]), vocabulary, DataConfig(), rows=2, context_length=20, seed=0)
+    for step in range(20):
+        batch = batches[step]
+        opens = (batch.tokens == 0) & (np.arange(20) > 0)
+        np.testing.assert_array_equal(np.diff(batch.segments, axis=1) == 1, opens[:, 1:])
+        assert (batch.positions[opens] == 0).all() and (batch.segments[:, 0] == 1).all()
+        assert (np.diff(batch.positions, axis=1)[~opens[:, 1:]] == 1).all() and (batch.positions[:, 0] == 0).all()
+
+
+def test_masked_noise_is_fresh_in_every_epoch(make_split, vocabulary):
+    split = make_split([64])  # one window and one offset only: the same 65 tokens in every step
+    batches = Batches(split, vocabulary, OBJECTIVES["masked"], rows=1, context_length=65, seed=0)
+    weights = np.concatenate([batches[step].weights for step in range(400)])
+    assert len({row.tobytes() for row in weights}) == 400
+    rate = weights[:, 1:].mean(axis=0)
+    assert (abs(rate - 0.15) < 5 * np.sqrt(0.15 * 0.85 / 400)).all()
+
+
+def test_epochs_counts_rows(make_split, vocabulary):
+    batches = Batches(make_split([1000]), vocabulary, DataConfig(), rows=8, context_length=10, seed=0)
+    assert batches.rows_per_epoch == 99 and batches.tokens_per_epoch == 990
+    assert batches.epochs(99) == pytest.approx(8.0)
+
+
+def test_a_corpus_of_exactly_one_row_works_and_a_shorter_one_does_not(make_split, vocabulary):
+    split = make_split([16])
+    batch = Batches(split, vocabulary, DataConfig(), rows=2, context_length=16, seed=0)[5]
+    assert (batch.targets[0] == split.tokens[1:]).all()
+    with pytest.raises(ConfigError) as error:
+        Batches(split, vocabulary, DataConfig(), rows=2, context_length=17, seed=0)
+    assert str(error.value) == (
+        "config.model.context_length: a row of 17 tokens needs 18; the training text has 17 (16 bytes)"
+    )
+
+
+def test_rows_that_do_not_divide_over_hosts_are_refused(make_split, vocabulary):
+    for make in (
+        lambda **kw: Batches(make_split([99]), vocabulary, DataConfig(), context_length=8, seed=0, **kw),
+        lambda **kw: eval_batches(make_split([99]), vocabulary, DataConfig(), context_length=8, **kw),
+    ):
+        with pytest.raises(ConfigError, match=r"^config.train.batch_rows: 6 does not divide over 4 hosts$"):
+            make(rows=6, host_index=0, host_count=4)
+
+
+@pytest.mark.parametrize("length", [7, 16, 1000])
+def test_evaluation_asks_for_every_token_once(make_split, vocabulary, length):
+    split = make_split(LENGTHS)
+    batches = eval_batches(split, vocabulary, DataConfig(), rows=4, context_length=length)
+    targets = np.concatenate([batch.targets[batch.weights == 1] for batch in batches])
+    np.testing.assert_array_equal(targets, split.tokens[1:])
+    tokens = np.concatenate([batch.tokens[batch.weights == 1] for batch in batches])
+    np.testing.assert_array_equal(tokens, split.tokens[:-1])
+    for batch in batches:
+        assert_shapes(batch, 4, length, False)
+        filling = batch.weights == 0
+        assert (batch.tokens[filling] == 1).all() and (batch.segments[filling] == 0).all()
+        assert (batch.segments[~filling] > 0).all() and (batch.targets[filling] == 1).all()
+    assert len(batches[-2:]) == min(2, len(batches)) and len(list(batches)) == len(batches)
+
+
+def test_masked_evaluation_reads_every_token_once(make_split, vocabulary):
+    split = make_split(LENGTHS)
+    batches = eval_batches(split, vocabulary, OBJECTIVES["masked"], rows=4, context_length=16)
+    targets = np.concatenate([batch.targets[batch.segments > 0] for batch in batches])
+    np.testing.assert_array_equal(targets, split.tokens)
+    assert all((batch.weights[batch.segments == 0] == 0).all() for batch in batches)
+
+
+def test_evaluation_is_the_same_for_any_batch_size_and_number_of_hosts(make_split, vocabulary, data):
+    split = make_split(LENGTHS)
+
+    def rows_of(parts):
+        out = joined(parts)
+        real = out.segments.any(axis=1)
+        return type(out)(*(None if x is None else x[real] for x in out))
+
+    def make(rows, index=0, count=1):
+        return eval_batches(split, vocabulary, data, rows=rows, context_length=16, host_index=index, host_count=count)
+
+    want = rows_of(list(make(4)))
+    assert_same(rows_of(list(make(6))), want)
+    assert_same(rows_of(list(make(1))), want)
+    assert_same(rows_of([make(6, index, 3)[i] for i in range(len(make(6))) for index in range(3)]), want)
+    assert want.weights.sum() > 0
+
+
+def test_evaluation_of_some_rows_spreads_them(make_split, vocabulary):
+    split = make_split([999])
+    whole = np.concatenate(
+        [b.targets for b in eval_batches(split, vocabulary, DataConfig(), rows=1, context_length=10)]
+    )
+    some = eval_batches(split, vocabulary, DataConfig(), rows=4, context_length=10, max_rows=10)
+    assert len(some) == 3
+    targets = np.concatenate([b.targets[b.segments.any(axis=1)] for b in some])
+    np.testing.assert_array_equal(targets, whole[::10])
+    more = eval_batches(split, vocabulary, DataConfig(), rows=4, context_length=10, max_rows=10**6)
+    assert sum(b.weights.sum() for b in more) == 999
+
+
+def test_filling_rows_of_pairs_have_no_label(make_split, vocabulary):
+    batches = eval_batches(make_split([30, 30, 30]), vocabulary, OBJECTIVES["pairs"], rows=4, context_length=16)
+    labels = np.concatenate([batch.pair_labels for batch in batches])
+    filling = np.concatenate([~batch.segments.any(axis=1) for batch in batches])
+    assert 0 < filling.sum() < 4
+    np.testing.assert_array_equal(labels == -1, filling)
