@@ -30,18 +30,17 @@ class Rotation(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Keys and values of earlier tokens, and where the new ones go (see `decoding.py`).
+    """One layer's keys and values of the tokens before these ones (see `decoding`).
 
     Attributes:
-      key, value: [B, S, G, K], one layer's cache.
-      slots: [B, T] int, the slot each new token is written to; S or more is "nowhere".
-      read: True: the new tokens attend to the cache (generating); False: to each other only (prefill).
+      key, value: [B, G, S, K], heads before slots, so that a step reads each head's slots in one stretch. None:
+        nothing came before; the tokens see each other, and the memory handed back holds just them, S = T.
+      slot: () int, where the one new token (T = 1) is written; None with the others.
     """
 
-    key: Array
-    value: Array
-    slots: Array
-    read: bool
+    key: Array | None = None
+    value: Array | None = None
+    slot: Array | None = None
 
 
 def weight_init(cfg: ModelConfig, fan_in: int, fan_out: int, *, residual: bool = False) -> Initializer:
@@ -129,11 +128,11 @@ def attention_layer(
       params: as in `block_specs(cfg)["attention"]`.
       x: [B, T, D].
       cfg: the model's config.
-      mask: who sees whom; over the cache's slots when `memory.read`.
+      mask: who sees whom; over the memory's slots if it holds any.
       rotate: rotary angles of the T positions.
       bias: score bias (ALiBi, T5).
       rng: dropout of the weights; None: none.
-      memory: this layer's cache, or None.
+      memory: what this layer remembers, or None.
 
     Returns:
       [B, T, D], and the memory with the new keys and values in it.
@@ -145,13 +144,9 @@ def attention_layer(
         query = pos.rotary(query, *rotate)
         key = pos.rotary(key, *rotate)
     if memory is not None:
-        row = jnp.arange(x.shape[0])[:, None]
-        memory = memory._replace(
-            key=memory.key.at[row, memory.slots].set(key.astype(memory.key.dtype), mode="drop"),
-            value=memory.value.at[row, memory.slots].set(value.astype(memory.value.dtype), mode="drop"),
-        )
-        if memory.read:
-            key, value = memory.key.astype(x.dtype), memory.value.astype(x.dtype)
+        memory = _remember(memory, key, value)
+        if memory.slot is not None:
+            key, value = jnp.swapaxes(memory.key, 1, 2), jnp.swapaxes(memory.value, 1, 2)
     out = attention(
         query,
         key,
@@ -166,6 +161,15 @@ def attention_layer(
     w_out = params["w_out"]
     flat = out.reshape(*out.shape[:2], -1)
     return linear(flat, w_out.reshape(-1, w_out.shape[-1]), params.get("b_out")), memory
+
+
+def _remember(memory: Memory, key: Array, value: Array) -> Memory:
+    """The memory with new keys and values, [B, T, G, K], in it."""
+    key, value = jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2)
+    if memory.slot is None:
+        return Memory(key, value)
+    write = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=memory.slot, axis=2)
+    return memory._replace(key=write(memory.key, key), value=write(memory.value, value))
 
 
 def mlp_layer(params: Params, x: Array, cfg: ModelConfig) -> Array:
@@ -235,46 +239,47 @@ def stack(
     rotate: Rotation | None = None,
     bias: Bias | None = None,
     rng: Array | None = None,
-    memory: Memory | None = None,
-) -> tuple[Array, Memory | None]:
+    memory: list[Memory] | None = None,
+) -> tuple[Array, list[Memory] | None]:
     """All blocks, one after another; by `lax.scan` (one compiled body) or unrolled (faster, slower to compile).
 
     `cfg.remat` says what the backward pass recomputes: "none" nothing, "dots" all but the matrix products,
     "full" everything between block inputs (Chen et al. 2016).
 
     Args:
-      params: as in `stack_specs(block_specs(cfg), L)`: every leaf with a leading [L].
+      params: as in `stack_specs(block_specs(cfg), L)`, every leaf with a leading [L]; or a list of the L blocks'
+        parameters (`unstack`), which are then always unrolled.
       x: [B, T, D].
       cfg, mask, rotate, bias, rng: as in `block`.
-      memory: caches of all layers, key and value [L, B, S, G, K].
+      memory: one for each layer. Always unrolled: a scan would copy every layer's memory at every step.
 
     Returns:
-      [B, T, D], and the memory of all layers.
+      [B, T, D], and the memory of each layer (None if none was given).
     """
+    if cfg.layers == "scan" and memory is None and not isinstance(params, list):
 
-    def layer(x, number, params, key_value):
+        def layer(x, part):
+            number, layer_params = part
+            layer_rng = None if rng is None else jax.random.fold_in(rng, number)
+            return block(layer_params, x, cfg, mask, rotate=rotate, bias=bias, rng=layer_rng)
+
+        x, _ = jax.lax.scan(_remat(layer, cfg.remat), x, (jnp.arange(cfg.num_layers), params))
+        return x, None
+
+    @functools.partial(_remat, policy=cfg.remat)
+    def unrolled(x, number, layer_params, layer_memory):
         layer_rng = None if rng is None else jax.random.fold_in(rng, number)
-        layer_memory = None if memory is None else memory._replace(key=key_value[0], value=key_value[1])
-        x, layer_memory = block(params, x, cfg, mask, rotate=rotate, bias=bias, rng=layer_rng, memory=layer_memory)
-        return x, None if layer_memory is None else (layer_memory.key, layer_memory.value)
+        return block(layer_params, x, cfg, mask, rotate=rotate, bias=bias, rng=layer_rng, memory=layer_memory)
 
-    layer = _remat(layer, cfg.remat)
-    caches = None if memory is None else (memory.key, memory.value)
-    if cfg.layers == "scan":
-        numbers = jnp.arange(cfg.num_layers)
-        x, caches = jax.lax.scan(lambda x, part: layer(x, *part), x, (numbers, params, caches))
-    else:
-        outs = []
-        for number, (layer_params, cache) in enumerate(
-            zip(_unstack(params, cfg.num_layers), _unstack(caches, cfg.num_layers), strict=True)
-        ):
-            x, out = layer(x, number, layer_params, cache)
-            outs.append(out)
-        caches = jax.tree.map(lambda *layers: jnp.stack(layers), *outs)
-    return x, None if memory is None else memory._replace(key=caches[0], value=caches[1])
+    layers = params if isinstance(params, list) else unstack(params, cfg.num_layers)
+    memories = []
+    for number, layer_params in enumerate(layers):
+        x, layer_memory = unrolled(x, number, layer_params, None if memory is None else memory[number])
+        memories.append(layer_memory)
+    return x, None if memory is None else memories
 
 
-def _unstack(tree: Any, num_layers: int) -> list[Any]:
+def unstack(tree: Any, num_layers: int) -> list[Any]:
     """One tree per layer. By `lax.split`, whose gradient is one concatenation; indexing would pad and add L times."""
     leaves, structure = jax.tree.flatten(tree)
     split = [jax.lax.split(leaf, (1,) * num_layers, axis=0) for leaf in leaves]

@@ -108,16 +108,16 @@ def weights(batch: Batch) -> dict[str, Array]:
 
 
 def step(
-    params: Params, tokens: Array, cfg: ModelConfig, memory: Memory, mask: masks.Mask, positions: Array
-) -> tuple[Array, Memory]:
-    """Hidden states of some more tokens, given the caches of those before; what `decoding.py` is made of.
+    params: Params, tokens: Array, cfg: ModelConfig, memory: list[Memory], mask: masks.Mask, positions: Array
+) -> tuple[Array, list[Memory]]:
+    """Hidden states of some more tokens, given the memory of those before; what `decoding` is made of.
 
     Args:
-      params, cfg: the model.
+      params, cfg: the model; params["blocks"] stacked or a list (see `stack`).
       tokens: [B, T] int, the new tokens.
-      memory: caches of all layers, [L, B, S, G, K], and the slots of the new tokens.
-      mask: over [T, S] if `memory.read`, else over [T, T].
-      positions: [B, T] int, of the new tokens.
+      memory: one for each layer; empty ones if nothing came before.
+      mask: over [T, S], S the slots of the memory (T if empty).
+      positions: [T] or [B, T] int, of the new tokens.
 
     Returns:
       [B, T, D] hidden states after the final norm, and the memory with the new tokens in it.
