@@ -9,11 +9,29 @@ from jaxformer.config import Config, ConfigError, LossConfig, ModelConfig, from_
 from jaxformer.functional.attention import attention
 from jaxformer.functional.block import block, block_specs, rotation, stack
 from jaxformer.functional.layers import (
-    dropout, embed, gelu, gelu_tanh, layer_norm, linear, mlp, relu, rms_norm, silu, unembed,
+    dropout,
+    embed,
+    gelu,
+    gelu_tanh,
+    layer_norm,
+    linear,
+    mlp,
+    relu,
+    rms_norm,
+    silu,
+    unembed,
 )  # fmt: skip
 from jaxformer.functional.losses import TokenLoss, cross_entropy, token_loss
 from jaxformer.functional.positions import (
-    alibi, alibi_slopes, learned, rotary, rotary_angles, rotary_frequencies, sinusoidal, t5_bias, t5_buckets,
+    alibi,
+    alibi_slopes,
+    learned,
+    rotary,
+    rotary_angles,
+    rotary_frequencies,
+    sinusoidal,
+    t5_bias,
+    t5_buckets,
 )  # fmt: skip
 from jaxformer.masks import Mask, causal, dense, expand, padding, prefix, segments, window
 from jaxformer.models import bert, gpt

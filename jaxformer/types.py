@@ -33,7 +33,8 @@ class Batch(NamedTuple):
       positions: [B, T] int32, position inside the document (restarts at every document).
       segments: [B, T] int32, which document of the row a token belongs to; no token sees another segment.
       token_types: [B, T] int32 or None; BERT's sentence A (0) or B (1).
-      pair_labels: [B] int32 or None; BERT's next-sentence label, 0 "B follows A", 1 "B is random".
+      pair_labels: [B] int32 or None; BERT's next-sentence label: 0 "B follows A", 1 "B is random",
+        -1 "no pair" (a row that only fills the last batch).
     """
 
     tokens: Array

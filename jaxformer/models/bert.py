@@ -146,11 +146,11 @@ def loss(
     if cfg.next_sentence and batch.pair_labels is not None:
         logits = next_sentence_logits(params, x)
         each, _ = cross_entropy(logits, batch.pair_labels)
-        ones = jnp.ones_like(each)
-        objective["next_sentence"] = (jnp.sum(each), jnp.sum(ones))
-        metrics["next_sentence_loss"] = (each, ones)
+        there = (batch.pair_labels >= 0).astype(each.dtype)  # -1: a row that only fills the last batch
+        objective["next_sentence"] = (jnp.sum(each * there), jnp.sum(there))
+        metrics["next_sentence_loss"] = (each * there, there)
         right = (jnp.argmax(logits, axis=-1) == batch.pair_labels).astype(each.dtype)
-        metrics["next_sentence_accuracy"] = (right, ones)
+        metrics["next_sentence_accuracy"] = (right, there)
     return objective, metrics
 
 
@@ -158,5 +158,5 @@ def weights(batch: Batch) -> dict[str, Array]:
     """The weights of `loss`'s objective, without running the model."""
     out = {"loss": jnp.sum(batch.weights)}
     if batch.pair_labels is not None:
-        out["next_sentence"] = jnp.asarray(batch.pair_labels.shape[0], batch.weights.dtype)
+        out["next_sentence"] = jnp.sum((batch.pair_labels >= 0).astype(batch.weights.dtype))
     return out

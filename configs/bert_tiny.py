@@ -1,0 +1,27 @@
+"""A small BERT on the source text of Python's own standard library: about 3 minutes on 2 cores, no download.
+
+    python -m experiments.pretrain --config=configs/bert_tiny.py
+    python -m experiments.fill_mask --workdir=runs/bert_tiny --text='import [MASK]'
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config():
+    """Pre-norm blocks, which need no long warmup, and rotary positions; 15 % of the tokens masked 80/10/10."""
+    return ConfigDict({
+        "model": {
+            "family": "bert",
+            "num_layers": 4,
+            "width": 192,
+            "num_heads": 4,
+            "context_length": 128,
+            "positions": "rotary",
+            "initializer": "scaled",
+            "dtype": "bfloat16",
+        },
+        "data": {"source": "stdlib", "tokenizer": "bpe", "tokenizer_vocab": 4096, "objective": "masked"},
+        "optimizer": {"learning_rate": 3e-3, "warmup_steps": 100, "beta2": 0.98, "final_fraction": 0.02},
+        "train": {"steps": 1200, "batch_rows": 24, "steps_per_dispatch": 10, "eval_every_steps": 300,
+                  "eval_rows": 240},
+    })  # fmt: skip

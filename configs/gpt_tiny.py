@@ -1,0 +1,29 @@
+"""A small GPT on the source text of Python's own standard library: about 3 minutes on 2 cores, no download.
+
+    python -m experiments.pretrain --config=configs/gpt_tiny.py
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config():
+    """Rotary positions, SwiGLU and RMSNorm; byte-level BPE trained on the text itself."""
+    return ConfigDict({
+        "model": {
+            "family": "gpt",
+            "num_layers": 4,
+            "width": 192,
+            "num_heads": 4,
+            "context_length": 256,
+            "norm": "rms_norm",
+            "activation": "swiglu",
+            "positions": "rotary",
+            "use_bias": False,
+            "initializer": "scaled",
+            "dtype": "bfloat16",
+        },
+        "data": {"source": "stdlib", "tokenizer": "bpe", "tokenizer_vocab": 4096},
+        "optimizer": {"learning_rate": 4e-3, "warmup_steps": 50, "beta2": 0.98, "final_fraction": 0.02},
+        "train": {"steps": 1000, "batch_rows": 12, "steps_per_dispatch": 10, "eval_every_steps": 250,
+                  "eval_rows": 120},
+    })  # fmt: skip

@@ -1,0 +1,236 @@
+"""The only file that knows both wings: config -> data + model + training -> run.
+
+Everything that can be refused is refused before anything compiles and before anything is written.
+"""
+
+import hashlib
+import json
+import math
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from jaxformer import manifest
+from jaxformer.command_line import Parsed
+from jaxformer.config import Config, ConfigError, to_dict
+from jaxformer.data.batches import Batches, eval_batches
+from jaxformer.data.corpus import Corpus, Split, open_corpus
+from jaxformer.data.tokenizers import Tokenizer
+from jaxformer.modules import make_model
+from jaxformer.process import keep_compiled_programs, keep_freed_memory
+from jaxformer.scaling.flops import count_parameters, flops_per_token, six_n
+from jaxformer.sharding import check_batch, make_mesh, param_shardings, replicated
+from jaxformer.specs import abstract_params
+from jaxformer.training import loop, metrics
+from jaxformer.training.checkpoint import restore_params
+from jaxformer.training.report import describe
+from jaxformer.training.step import compile_eval, place_batch
+from jaxformer.types import Params
+
+
+class Run(NamedTuple):
+    """A finished or running run, opened to be used.
+
+    Attributes:
+      config: as in its manifest.
+      params: of the newest sound checkpoint (the moving average where there is one), on one device.
+      tokenizer: the run's own.
+      step: updates made.
+    """
+
+    config: Config
+    params: Params
+    tokenizer: Tokenizer
+    step: int
+
+
+def pretrain(parsed: Parsed) -> loop.Result:
+    """Trains what a command line asked for, or goes on with it; prints what it is, how it ended and what to do next.
+
+    Raises:
+      ConfigError, CheckpointError: one line each, nothing written over; TrainingDiverged.
+    """
+    config = parsed.config
+    if config.compilation_cache:
+        keep_compiled_programs()
+    chief = jax.process_index() == 0
+    log = print if chief else lambda _: None
+    mesh = make_mesh(config.mesh)
+    check_batch(config.train.batch_rows, config.train.micro_batches, mesh)
+    manifest.check_workdir(config)
+    corpus = open_corpus(config.data, progress=chief)
+    config = fit_vocabulary(config, corpus.tokenizer)
+    keep_freed_memory()
+
+    model = make_model(config.model, config.loss)
+    param_shardings(model.specs, mesh)  # refuses what does not divide
+    share = {"host_index": jax.process_index(), "host_count": jax.process_count()}
+    shape = {"rows": config.train.batch_rows, "context_length": config.model.context_length}
+    batches = Batches(corpus.train, corpus.tokenizer, config.data, **shape, **share, seed=config.seed)
+    held_out = eval_batches(corpus.validation, corpus.tokenizer, config.data, **shape, **share)
+    about = manifest.describe(config, parsed.overrides, parsed.source, corpus.fingerprint)
+    if chief:
+        manifest.write_or_check(about, config)
+        corpus.tokenizer.save(config.workdir)
+    print_overview(config, corpus, batches, mesh, parsed.overrides, log)
+
+    counts = count_parameters(config.model)
+    flops = flops_per_token(config.model).training
+    result = loop.train(
+        model,
+        batches,
+        held_out,
+        config,
+        workdir=config.workdir,
+        mesh=mesh,
+        flops_per_token=flops,
+        bytes_per_token=bytes_per_token(config, corpus.validation),
+        final_fields={"params_non_embedding": counts.non_embedding, "flops_6nd_per_token": six_n(config.model)},
+        fingerprint=_fingerprint(config),
+        resume_command=resume_command(parsed),
+        log=log,
+    )
+    if result.evaluation is not None:
+        print_result(config, corpus.validation, result, resume_command(parsed), log)
+    return result
+
+
+def fit_vocabulary(config: Config, tokenizer: Tokenizer) -> Config:
+    """`config` with the vocabulary size filled in: the tokenizer's, rounded up to a multiple of 64.
+
+    Raises:
+      ConfigError: the config asks for a vocabulary smaller than the tokenizer's.
+    """
+    size = config.model.vocab_size
+    if size is None:
+        size = -(-tokenizer.vocab_size // 64) * 64
+    elif size < tokenizer.vocab_size:
+        raise ConfigError(
+            f"config.model.vocab_size: {size} is less than the tokenizer's {tokenizer.vocab_size}; "
+            f"accepted: none, or at least {tokenizer.vocab_size}"
+        )
+    return replace(config, model=replace(config.model, vocab_size=size))
+
+
+def bytes_per_token(config: Config, split: Split) -> float | None:
+    """Bytes of text each predicted token of a held-out split stands for; None for masked tokens, whose loss is not
+    the length of any code."""
+    if config.data.objective != "next_token":
+        return None
+    return split.num_bytes / max(split.num_tokens - 1, 1)
+
+
+def open_run(workdir: str | Path) -> Run:
+    """Config, parameters and tokenizer of the run in `workdir`.
+
+    Raises:
+      ConfigError: there is no run; CheckpointError: it has no sound checkpoint.
+    """
+    config = manifest.read_config(workdir)
+    tokenizer = Tokenizer.load(workdir)
+    specs = make_model(config.model, config.loss).specs
+    params, step = restore_params(Path(workdir) / "checkpoints", abstract_params(specs))
+    return Run(config, params, tokenizer, step)
+
+
+def evaluate(workdir: str | Path, *, log=print) -> dict[str, float]:
+    """Evaluates the newest sound checkpoint of a run on its whole held-out split, on the run's mesh or one device.
+
+    Raises:
+      ConfigError: there is no run, or its text has changed since; CheckpointError: no sound checkpoint.
+    """
+    config = manifest.read_config(workdir)
+    if config.compilation_cache:
+        keep_compiled_programs()
+    corpus = open_corpus(config.data)
+    stored = manifest.read(workdir)["data_fingerprint"]
+    if corpus.fingerprint != stored:
+        raise ConfigError(f"workdir {workdir}: was trained on other text (corpus {stored}, now {corpus.fingerprint})")
+    keep_freed_memory()
+    mesh = make_mesh(replace(config.mesh, data=1, fsdp=1, tensor=1), jax.devices()[:1])
+    model = make_model(config.model, config.loss)
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(mesh)), abstract_params(model.specs)
+    )
+    params, step = restore_params(Path(workdir) / "checkpoints", abstract)
+    held_out = eval_batches(
+        corpus.validation,
+        corpus.tokenizer,
+        config.data,
+        rows=config.train.batch_rows,
+        context_length=config.model.context_length,
+    )
+    with jax.set_mesh(mesh):
+        found = loop.evaluate(compile_eval(model, mesh), lambda b: place_batch(b, mesh), params, held_out)
+    values = metrics.evaluation(found, bytes_per_token(config, corpus.validation))
+    log(f"{workdir} at step {step}, held out: {describe(values)}")
+    print_codes(corpus.validation, values, log)
+    return {"step": step, **values}
+
+
+def print_overview(config: Config, corpus: Corpus, batches: Batches, mesh, overrides: list[str], log) -> None:
+    """What is about to be trained, on what, and where."""
+    counts = count_parameters(config.model)
+    model, train = config.model, config.train
+    tokens = train.steps * train.batch_rows * model.context_length
+    epochs = batches.epochs(train.steps)
+    log(
+        f"{model.family}: {model.num_layers} layers, width {model.width}, {model.num_heads} heads, "
+        f"context {model.context_length}, vocabulary {model.vocab_size}: {_short(counts.total)} parameters "
+        f"({_short(counts.non_embedding)} without embeddings), {model.dtype}"
+    )
+    log(
+        f"data: {_short(corpus.train.num_tokens)} training tokens ({_short(corpus.train.num_bytes)}B), "
+        f"{_short(corpus.validation.num_tokens)} held out ({_short(corpus.validation.num_bytes)}B), "
+        f"corpus {corpus.fingerprint}"
+    )
+    log(
+        f"run: {train.steps} steps of {train.batch_rows} x {model.context_length} tokens = {_short(tokens)} tokens, "
+        f"{epochs:.2f} epochs, {_short(flops_per_token(model).training * tokens)}FLOP, on "
+        f"{mesh.devices.size} x {mesh.devices.flat[0].device_kind}, into {config.workdir}"
+    )
+    for line in overrides:
+        log(f"override: {line}")
+
+
+def print_result(config: Config, split: Split, result: loop.Result, resume: str, log) -> None:
+    """How it ended, beside what general compressors make of the same bytes, and what to do next."""
+    assert result.evaluation is not None
+    log(f"\n{result.status} at step {result.step} after {result.seconds:.0f} s")
+    log(f"held out: {describe(result.evaluation)}")
+    print_codes(split, result.evaluation, log)
+    if config.model.family == "gpt":
+        log(f"sample:  python -m experiments.generate --workdir={config.workdir} --prompt='def '")
+    else:
+        log(f"fill in: python -m experiments.fill_mask --workdir={config.workdir} --text='import [MASK]'")
+    log(f"measure: python -m experiments.evaluate --workdir={config.workdir}")
+    log(f"resume:  {resume}")
+
+
+def print_codes(split: Split, values: dict[str, float], log) -> None:
+    """Bits per byte of the model beside gzip's and xz's on the same held-out bytes."""
+    if "bits_per_byte" not in values or not split.compressed:
+        return
+    others = ", ".join(f"{name} {8 * size / split.num_bytes:.3f}" for name, size in split.compressed.items())
+    log(f"bits per byte on {split.num_bytes} held-out bytes: this model {values['bits_per_byte']:.3f}, {others}")
+
+
+def resume_command(parsed: Parsed) -> str:
+    """The command line that goes on with a run: the one that started it."""
+    overrides = "".join(f" --config.{name}={shlex.quote(text)}" for name, text in parsed.given.items())
+    return f"python -m experiments.pretrain --config={parsed.source}{overrides}"
+
+
+def _fingerprint(config: Config) -> str:
+    return hashlib.blake2b(json.dumps(to_dict(config), sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def _short(number: float) -> str:
+    """A number in three digits: 1234567 -> "1.23M"."""
+    if number < 1000:
+        return f"{number:.0f}"
+    power = min(int(math.log10(number) // 3), 8)
+    return f"{number / 1000**power:.3g}{' kMGTPEZY'[power]}"

@@ -1,0 +1,73 @@
+"""What a program sets once, before its first step: compiled-program cache, allocator, one-line errors."""
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+from jaxformer.config import ConfigError
+
+
+class ProgramError(RuntimeError):
+    """Something a user can mend; the message is one line."""
+
+
+def cache_folder() -> Path:
+    """Where this user's caches live: $XDG_CACHE_HOME or ~/.cache, and `jaxformer` in it."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxformer"
+
+
+def keep_compiled_programs(folder: Path | None = None) -> None:
+    """Turns on the persistent compilation cache: a second run of the same config compiles nothing again."""
+    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return  # the user has chosen
+    folder = cache_folder() / "compiled" if folder is None else folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return  # a cache that cannot be written only costs time
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def keep_freed_memory() -> None:
+    """On CPU with glibc: freed blocks stay with the process instead of going back to the kernel.
+
+    XLA allocates its temporaries anew in every step; with glibc's defaults the large ones are mapped and unmapped
+    each time, hundreds of thousands of page faults a step (measured: half of the step at 6 layers of width 384).
+    Costs resident memory, about 1.6 times.
+    """
+    if jax.default_backend() != "cpu" or sys.platform != "linux":
+        return
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:  # another C library
+        return
+    trim_threshold, top_pad, mmap_max = -1, -2, -4
+    mallopt(mmap_max, 0)
+    mallopt(trim_threshold, 2**31 - 1)
+    mallopt(top_pad, 64 * 2**20)
+
+
+def program(function: Callable[[], int | None]) -> None:
+    """Runs a program's main function; what a user can mend ends in one line on standard error and exit code 2."""
+    from jaxformer.records import RecordError
+    from jaxformer.training.checkpoint import CheckpointError
+
+    try:
+        code = function()
+    except (ConfigError, ProgramError, RecordError, CheckpointError) as error:
+        sys.stdout.flush()
+        print(f"error: {error}", file=sys.stderr)
+        code = 2
+    except BrokenPipeError:  # the reader of our output went away: `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        code = 130
+    sys.exit(code or 0)
