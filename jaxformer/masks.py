@@ -8,6 +8,7 @@ description; only the reference implementation expands it to a [T, S] array, so 
 [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
 """
 
+import functools
 from dataclasses import dataclass, field, replace
 
 import jax
@@ -57,7 +58,7 @@ class Mask:
         both = {"causal": self.causal or other.causal, "window": min(windows, default=None)}
         for name in ("keys", "dense"):
             a, b = getattr(self, name), getattr(other, name)
-            both[name] = b if a is None else a if b is None else a & b
+            both[name] = b if a is None else a if b is None else _and(a, b)
         for name in ("prefix", "query_segments", "key_segments", "query_index", "key_index"):
             a, b = getattr(self, name), getattr(other, name)
             if a is not None and b is not None:
@@ -144,12 +145,14 @@ def expand(mask: Mask | None, queries: int, keys: int) -> Array | None:
         parts.append(mask.dense)
     if not parts:
         return None
-    rank = max(p.ndim for p in parts)
-    allowed = None
-    for part in parts:
-        part = part.reshape((1,) * (rank - part.ndim) + part.shape)
-        allowed = part if allowed is None else allowed & part
-    return allowed
+    return functools.reduce(_and, parts)
+
+
+def _and(a: Array, b: Array) -> Array:
+    """a & b, the one of lower rank with leading axes of size 1: broadcasting that is meant is written."""
+    rank = max(a.ndim, b.ndim)
+    a, b = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (a, b))
+    return a & b
 
 
 def crop(mask: Mask, queries: int, keys: int, query_slice: slice, key_slice: slice) -> Mask:

@@ -30,6 +30,8 @@ class ParamSpec:
       shape: its shape.
       axes: one logical axis name per dimension (``sharding.py`` maps names to mesh axes); None is "never split".
       init: ``(rng, shape) -> float32 array``.
+      decay: whether weight decay applies; None: to matrices (two axes or more, "layers" not counted). Said where
+        the shape misleads: a bias of [heads, head_width] is no matrix.
 
     Raises:
       ValueError: if there is not one axis name per dimension.
@@ -38,6 +40,7 @@ class ParamSpec:
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
     init: Initializer
+    decay: bool | None = None
 
     def __post_init__(self):
         if len(self.shape) != len(self.axes):
@@ -78,7 +81,7 @@ def stack_specs(specs: Any, num_layers: int) -> Any:
         def init(rng, shape):
             return jax.vmap(lambda r: spec.init(r, shape[1:]))(jax.random.split(rng, shape[0]))
 
-        return ParamSpec((num_layers, *spec.shape), ("layers", *spec.axes), init)
+        return ParamSpec((num_layers, *spec.shape), ("layers", *spec.axes), init, spec.decay)
 
     return jax.tree.map(stacked, specs, is_leaf=is_spec)
 
@@ -105,10 +108,10 @@ def param_axes(specs: Any) -> Any:
 
 
 def decay_mask(specs: Any) -> Any:
-    """True where weight decay applies: matrices, not biases or norm scales (a "layers" axis does not count)."""
+    """True where weight decay applies: matrices, not biases or norm scales (see `ParamSpec.decay`)."""
 
     def decays(spec: ParamSpec) -> bool:
-        return len([a for a in spec.axes if a != "layers"]) >= 2
+        return spec.decay if spec.decay is not None else len([a for a in spec.axes if a != "layers"]) >= 2
 
     return jax.tree.map(decays, specs, is_leaf=is_spec)
 

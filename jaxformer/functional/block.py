@@ -81,9 +81,9 @@ def block_specs(cfg: ModelConfig) -> dict[str, Any]:
         mlp_specs["w_gate"] = ParamSpec((d, f), ("embed", "mlp"), weight_init(cfg, d, f))
     if cfg.use_bias:
         attention_specs |= {
-            "b_query": ParamSpec((h, k), ("heads", "head_width"), zeros),
-            "b_key": ParamSpec((g, k), ("kv_heads", "head_width"), zeros),
-            "b_value": ParamSpec((g, k), ("kv_heads", "head_width"), zeros),
+            "b_query": ParamSpec((h, k), ("heads", "head_width"), zeros, decay=False),
+            "b_key": ParamSpec((g, k), ("kv_heads", "head_width"), zeros, decay=False),
+            "b_value": ParamSpec((g, k), ("kv_heads", "head_width"), zeros, decay=False),
             "b_out": ParamSpec((d,), ("norm",), zeros),
         }
         mlp_specs |= {"b_up": ParamSpec((f,), ("mlp",), zeros), "b_down": ParamSpec((d,), ("norm",), zeros)}

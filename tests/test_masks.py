@@ -1,0 +1,141 @@
+"""Masks: every description says what the pair-by-pair reference says; cropping and combining keep the meaning."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy_reference as reference
+import pytest
+
+from jaxformer import masks
+
+T, S = 7, 7
+PREFIX = [3, 0]
+PADDING = [[1, 1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 1, 1]]
+SEGMENTS = [[1, 1, 1, 2, 2, 2, 0], [4, 4, 5, 5, 5, 5, 5]]
+DENSE = np.random.default_rng(0).random((2, 3, T, S)) < 0.6
+
+KINDS = {
+    "causal": (masks.causal, {"causal": True}),
+    "window": (lambda: masks.window(3), {"window": 3}),
+    "prefix": (lambda: masks.prefix(jnp.array(PREFIX)), {"prefix": PREFIX}),
+    "padding": (lambda: masks.padding(jnp.array(PADDING)), {"padding": PADDING}),
+    "segments": (lambda: masks.segments(jnp.array(SEGMENTS)), {"segments": SEGMENTS}),
+}
+
+
+def full(mask, queries=T, keys=S):
+    return np.broadcast_to(np.asarray(masks.expand(mask, queries, keys)), (2, 3, queries, keys))
+
+
+@pytest.mark.parametrize("names", [c for n in (1, 2, 3) for c in itertools.combinations(KINDS, n)], ids="-".join)
+def test_every_combination_equals_the_reference(names):
+    combined, rules = masks.Mask(), {}
+    for name in names:
+        make, rule = KINDS[name]
+        combined, rules = combined & make(), rules | rule
+    np.testing.assert_array_equal(full(combined), np.broadcast_to(reference.allowed(T, S, **rules), (2, 3, T, S)))
+    with_dense = full(combined & masks.dense(DENSE))
+    np.testing.assert_array_equal(with_dense, reference.allowed(T, S, **rules) & DENSE)
+
+
+def test_nothing_said_is_everything_allowed():
+    assert masks.expand(None, T, S) is None
+    assert masks.expand(masks.Mask(), T, S) is None
+
+
+@pytest.mark.parametrize("queries, keys", [(3, 7), (7, 3), (1, 5)])
+def test_lengths_may_differ(queries, keys):
+    mask = masks.causal() & masks.window(3)
+    np.testing.assert_array_equal(
+        masks.expand(mask, queries, keys)[None], reference.allowed(queries, keys, causal=True, window=3)
+    )
+    cross = masks.segments(jnp.ones((2, queries), int), jnp.arange(keys)[None].repeat(2, 0))
+    assert np.asarray(masks.expand(cross, queries, keys)).sum(axis=-1).tolist() == [[[1] * queries]] * 2
+
+
+def test_windows_combine_to_the_smaller_and_keys_to_their_intersection():
+    assert (masks.window(3) & masks.window(5)).window == 3
+    both = masks.padding(jnp.array([[True, True, False]])) & masks.padding(jnp.array([[True, False, True]]))
+    assert both.keys.tolist() == [[True, False, False]]
+
+
+def test_dense_parts_of_different_rank_combine():
+    a, b = DENSE[0, 0], DENSE[:, :1]
+    np.testing.assert_array_equal(full(masks.dense(a) & masks.dense(b)), np.broadcast_to(a & b, (2, 3, T, S)))
+    np.testing.assert_array_equal(full(masks.dense(b) & masks.dense(a)), np.broadcast_to(a & b, (2, 3, T, S)))
+
+
+@pytest.mark.parametrize("name", ["prefix", "segments"])
+def test_two_of_a_kind_that_cannot_be_combined_are_refused(name):
+    mask = KINDS[name][0]()
+    with pytest.raises(ValueError, match=rf"both sides have \w*{name}\w*; expand one of them"):
+        _ = mask & mask
+
+
+def test_only_masks_combine_with_masks():
+    with pytest.raises(TypeError):
+        _ = masks.causal() & True
+
+
+def test_an_index_replaces_the_place_in_the_sequence():
+    """A decoder's cache: two new tokens at 5 and 6, five slots holding tokens 2..6 in another order, one empty."""
+    query_index, key_index = jnp.array([5, 6]), jnp.array([5, 6, 2, -1, 4])
+    mask = masks.Mask(causal=True, window=3, query_index=query_index, key_index=key_index)
+    assert masks.expand(mask, 2, 5).astype(int)[0].tolist() == [[1, 0, 0, 0, 1], [1, 1, 0, 0, 1]]
+    rows = masks.Mask(causal=True, query_index=jnp.array([[0], [9]]), key_index=key_index)
+    assert masks.expand(rows, 1, 5).astype(int)[:, 0, 0].tolist() == [[0, 0, 0, 0, 0], [1, 1, 1, 0, 1]]
+
+
+def test_an_empty_slot_is_never_seen_even_without_another_condition():
+    mask = masks.Mask(key_index=jnp.array([0, -1, 1]))
+    assert np.asarray(masks.expand(mask, 2, 3)).reshape(2, 3).astype(int).tolist() == [[1, 0, 1], [1, 0, 1]]
+
+
+@pytest.mark.parametrize(
+    "rows, columns", [(slice(0, 3), slice(0, 3)), (slice(4, 7), slice(2, 7)), (slice(2, 3), slice(0, 7))]
+)
+def test_crop_is_a_slice_of_the_whole(rows, columns):
+    for names in [c for n in (1, 2, 5) for c in itertools.combinations(KINDS, n)]:
+        mask = masks.Mask()
+        for name in names:
+            mask = mask & KINDS[name][0]()
+        for allowed in (None, DENSE, DENSE[:, :1, :1], DENSE[0, 0], DENSE[0, 0, :, :1], DENSE[0, 0, 0]):
+            whole = mask if allowed is None else mask & masks.dense(allowed)
+            part = masks.crop(whole, T, S, rows, columns)
+            got = full(part, rows.stop - rows.start, columns.stop - columns.start)
+            np.testing.assert_array_equal(got, full(whole)[:, :, rows, columns], err_msg=str(names))
+
+
+def test_crop_of_a_mask_with_an_index():
+    whole = masks.Mask(causal=True, query_index=jnp.array([[3, 4, 5]]), key_index=jnp.array([5, -1, 3, 4]))
+    part = masks.crop(whole, 3, 4, slice(1, 3), slice(1, 4))
+    np.testing.assert_array_equal(masks.expand(part, 2, 3), masks.expand(whole, 3, 4)[:, :, 1:3, 1:4])
+
+
+def test_a_mask_travels_through_jit_and_vmap():
+    @jax.jit
+    def opened(mask):
+        return masks.expand(mask, T, S)
+
+    mask = masks.causal() & masks.segments(jnp.array(SEGMENTS))
+    np.testing.assert_array_equal(opened(mask), masks.expand(mask, T, S))
+    each = jax.vmap(lambda s: masks.expand(masks.causal() & masks.segments(s[None]), T, S)[0])(jnp.array(SEGMENTS))
+    np.testing.assert_array_equal(each, masks.expand(mask, T, S))
+
+
+def test_a_window_below_one_is_refused():
+    with pytest.raises(ValueError, match="window: size 0 is below 1"):
+        masks.window(0)
+
+
+def test_masks_are_small():
+    """Described, not materialised: no leaf of a [B, T] problem has T * T entries."""
+    length = 1000
+    mask = (
+        masks.causal() & masks.window(9) & masks.segments(jnp.zeros((2, length), int)) & masks.prefix(jnp.ones(2, int))
+    )
+    assert max(leaf.size for leaf in jax.tree.leaves(mask)) == 2 * length
+    cropped = masks.crop(mask, length, length, slice(0, 100), slice(0, 200))
+    assert max(leaf.size for leaf in jax.tree.leaves(cropped)) <= 2 * length
