@@ -15,7 +15,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 # kind -> fields every record of that kind has; more are allowed.
 SCHEMA: dict[str, frozenset[str]] = {
@@ -24,6 +24,9 @@ SCHEMA: dict[str, frozenset[str]] = {
     "event": frozenset({"step", "event"}),
     "final": frozenset({"step", "tokens", "loss", "loss_stderr", "params", "params_non_embedding", "flops"}),
 }
+
+# How JSON, which has no such numbers, says them here.
+NOT_FINITE = {str(x): x for x in (math.nan, math.inf, -math.inf)}
 
 
 class RecordError(ValueError):
@@ -41,19 +44,53 @@ def check(record: dict[str, Any], where: str) -> None:
 
 
 def append(path: str | os.PathLike, record: dict[str, Any]) -> None:
-    """Appends one record; a value that is not finite is written as a string ("nan", "inf"), which is valid JSON.
+    """Appends one record; a number that is not finite is written as a string ("nan", "inf"), which is valid JSON.
+
+    A last line cut off by a kill is removed first, so that it cannot end up in the middle of the file.
 
     Raises:
-      RecordError: if the record does not fit its kind's schema.
+      RecordError: if the record does not fit its kind's schema, or holds something that JSON cannot say.
     """
     check(record, str(path))
-    clean = {k: repr(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(clean, allow_nan=False) + "\n")
+    clean = {k: str(float(v)) if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+    try:
+        line = json.dumps(clean, allow_nan=False) + "\n"
+    except (TypeError, ValueError) as error:
+        raise RecordError(f"{path}: {record['kind']} record cannot be written as JSON ({error})") from None
+    with open(path, "ab+") as file:
+        _mend_end(file)
+        file.write(line.encode())
+
+
+def _mend_end(file: BinaryIO) -> None:
+    """Ends the last line: with the newline it lacks if it is a whole record, otherwise by cutting it off."""
+    size = file.seek(0, os.SEEK_END)
+    if size == 0:
+        return
+    file.seek(size - 1)
+    if file.read(1) == b"\n":
+        return
+    file.seek(0)
+    rest = file.read().rsplit(b"\n", 1)[-1]
+    if _parse(rest.decode(errors="replace")) is None:
+        file.truncate(size - len(rest))
+    else:
+        file.write(b"\n")
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    """The record of a line, or None if it is no JSON object."""
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    if not isinstance(record, dict):
+        return None
+    return {k: NOT_FINITE.get(v, v) if isinstance(v, str) else v for k, v in record.items()}
 
 
 def load(path: str | os.PathLike, kind: str | None = None) -> list[dict[str, Any]]:
-    """All records of a file, or those of one kind, in the order written.
+    """All records of a file, or those of one kind, in the order written; "nan" and "inf" are numbers again.
 
     A last line cut off by a kill is dropped; a broken line anywhere else is an error. Of records written twice
     (a killed run repeats the steps after its last checkpoint) the later one stands, see `latest`.
@@ -61,17 +98,16 @@ def load(path: str | os.PathLike, kind: str | None = None) -> list[dict[str, Any
     Raises:
       RecordError: a broken line or a record that does not fit the schema; FileNotFoundError: no such file.
     """
-    lines = Path(path).read_text(encoding="utf-8").split("\n")
+    lines = Path(path).read_text(encoding="utf-8", errors="replace").split("\n")
     out = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
+        record = _parse(line)
+        if record is None:
             if number == len(lines):  # no newline after it: the write was cut off
                 break
-            raise RecordError(f"{path}:{number}: not a JSON object") from None
+            raise RecordError(f"{path}:{number}: not a JSON object")
         check(record, f"{path}:{number}")
         if kind is None or record["kind"] == kind:
             out.append(record)
@@ -79,6 +115,6 @@ def load(path: str | os.PathLike, kind: str | None = None) -> list[dict[str, Any
 
 
 def latest(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One record per (kind, step, split), the one written last, ordered by step."""
+    """One record per (kind, step, split, event), the one written last, ordered by step."""
     by_key = {(r["kind"], r["step"], r.get("split"), r.get("event")): r for r in records}
     return sorted(by_key.values(), key=lambda r: r["step"])

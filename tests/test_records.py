@@ -1,0 +1,130 @@
+"""Records: what is written comes back; what does not fit is refused in one line; a kill costs one line at most."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxformer import records
+
+TRAIN = {
+    "kind": "train", "step": 1, "tokens": 768, "loss": 5.5, "grad_norm": 1.0, "learning_rate": 1e-3, "skipped": 0,
+    "seconds": 0.1,
+}  # fmt: skip
+EVAL = {"kind": "eval", "step": 1, "tokens": 768, "loss": 5.0, "loss_stderr": 0.1, "split": "validation"}
+EVENT = {"kind": "event", "step": 0, "event": "started"}
+FINAL = {
+    "kind": "final", "step": 9, "tokens": 10, "loss": 5.0, "loss_stderr": 0.1, "params": 3,
+    "params_non_embedding": 2, "flops": 1.0,
+}  # fmt: skip
+ALL = [TRAIN, EVAL, EVENT, FINAL]
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "records.jsonl"
+
+
+def test_what_is_appended_is_loaded_in_order(path):
+    for record in ALL:
+        records.append(path, {**record, "more": "fields are allowed"})
+    assert records.load(path) == [{**r, "more": "fields are allowed"} for r in ALL]
+    assert [r["kind"] for r in records.load(path, kind="eval")] == ["eval"]
+    assert records.load(path, kind="nothing of that kind") == []
+
+
+@pytest.mark.parametrize("record", ALL, ids=lambda r: r["kind"])
+def test_every_field_of_the_schema_is_needed(path, record):
+    for name in records.SCHEMA[record["kind"]]:
+        lacking = {k: v for k, v in record.items() if k != name}
+        with pytest.raises(records.RecordError, match=rf"records.jsonl: {record['kind']} record lacks {name}$"):
+            records.append(path, lacking)
+    assert not path.exists()
+
+
+def test_a_record_that_lacks_a_field_is_refused_when_read(path):
+    records.append(path, TRAIN)
+    path.write_text(path.read_text() + json.dumps({"kind": "eval", "step": 1, "split": "validation"}) + "\n")
+    with pytest.raises(records.RecordError, match=r"records.jsonl:2: eval record lacks loss, loss_stderr, tokens$"):
+        records.load(path)
+
+
+@pytest.mark.parametrize("kind", ["trian", None, 3])
+def test_an_unknown_kind_names_the_known_ones(path, kind):
+    with pytest.raises(records.RecordError, match=rf"kind {kind!r} is not one of eval, event, final, train$"):
+        records.append(path, {**TRAIN, "kind": kind})
+    with pytest.raises(records.RecordError, match="kind None is not one of"):
+        records.append(path, {"step": 1})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("number", [float, np.float64], ids=["float", "numpy"])
+def test_numbers_that_are_not_finite_are_valid_json_and_come_back(path, value, number):
+    records.append(path, {**TRAIN, "loss": number(value)})
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    assert json.loads(path.read_text(), parse_constant=refuse)["loss"] == str(value)
+    (loaded,) = records.load(path)
+    assert isinstance(loaded["loss"], float)
+    np.testing.assert_equal(loaded["loss"], value)
+
+
+@pytest.mark.parametrize("value", [np.float32(1.0), {1, 2}, [math.nan]], ids=repr)
+def test_what_json_cannot_say_is_refused_in_one_line(path, value):
+    records.append(path, TRAIN)
+    with pytest.raises(records.RecordError, match=r"train record cannot be written as JSON \(.*\)$") as caught:
+        records.append(path, {**TRAIN, "loss": value})
+    assert "\n" not in str(caught.value)
+    assert records.load(path) == [TRAIN]
+
+
+def test_a_write_cut_off_anywhere_costs_that_record_only(path):
+    records.append(path, TRAIN)
+    records.append(path, EVAL)
+    whole = path.read_bytes()
+    first = whole.index(b"\n") + 1
+    for cut in range(first, len(whole)):
+        path.write_bytes(whole[:cut])
+        kept = [TRAIN, EVAL] if cut == len(whole) - 1 else [TRAIN]  # only the newline is missing: nothing is lost
+        assert records.load(path) == kept
+        records.append(path, EVENT)  # the run goes on, in the same file
+        assert records.load(path) == [*kept, EVENT], cut
+
+
+def test_a_first_line_cut_off_leaves_an_empty_record(path):
+    path.write_bytes(b'{"kind": "tr')
+    assert records.load(path) == []
+    records.append(path, TRAIN)
+    assert records.load(path) == [TRAIN]
+
+
+@pytest.mark.parametrize("broken", ['{"kind": "tr', "3", "[]", '"text"', "\x00\x00"])
+def test_a_broken_line_anywhere_else_is_an_error(path, broken):
+    records.append(path, TRAIN)
+    path.write_text(broken + "\n" + path.read_text())
+    with pytest.raises(records.RecordError, match=r"records.jsonl:1: not a JSON object$"):
+        records.load(path)
+
+
+def test_empty_lines_do_not_count(path):
+    records.append(path, TRAIN)
+    path.write_text("\n" + path.read_text() + "\n\n")
+    assert records.load(path) == [TRAIN]
+
+
+def test_a_file_that_is_not_there(path):
+    with pytest.raises(FileNotFoundError):
+        records.load(path)
+
+
+def test_of_records_written_twice_the_later_stands():
+    """A killed run repeats the steps after its last checkpoint."""
+    steps = [{**TRAIN, "step": step, "loss": loss} for step, loss in [(1, 5.0), (2, 4.0), (3, 3.0), (2, 4.5), (3, 3.5)]]
+    kept = records.latest([*steps, {**EVAL, "step": 2}, {**EVAL, "step": 2, "split": "train"}, {**EVENT, "step": 2}])
+    assert [(r["step"], r["loss"]) for r in kept if r["kind"] == "train"] == [(1, 5.0), (2, 4.5), (3, 3.5)]
+    assert [r["split"] for r in kept if r["kind"] == "eval"] == ["validation", "train"]
+    assert [r["step"] for r in kept] == sorted(r["step"] for r in kept)
