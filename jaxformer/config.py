@@ -51,7 +51,7 @@ class ModelConfig:
     rotary_original_length: int | None = None  # None: context_length / rotary_factor
     window: int | None = None  # keys each query sees, itself included; None: all
     attention_soft_cap: float | None = None  # c * tanh(score / c)
-    attention: Literal["auto", "xla", "chunked"] = "auto"
+    attention: Literal["auto", "xla"] = "auto"
     dropout: float = 0.0  # on embeddings and on each residual branch
     attention_dropout: float = 0.0
     tie_embeddings: bool = True
@@ -108,9 +108,26 @@ class ModelConfig:
             raise ConfigError(f"config.model.head_width: {self.head_size} is odd; rotary positions need an even width")
         if self.positions == "sinusoidal" and self.width % 2:
             raise ConfigError(f"config.model.width: {self.width} is odd; sinusoidal positions need an even width")
-        _positive("model.rotary_factor", self.rotary_factor)
+        _above("model.norm_epsilon", self.norm_epsilon, 0)
+        _above("model.rotary_base", self.rotary_base, 1)
+        _above("model.rotary_factor", self.rotary_factor, 0)
+        if self.rotary_scaling != "none" and self.positions != "rotary":
+            raise ConfigError(
+                f"config.model.rotary_scaling: {self.rotary_scaling} needs model.positions=rotary, not {self.positions}"
+            )
+        if self.rotary_scaling == "none" and self.rotary_factor != 1:
+            raise ConfigError(
+                f"config.model.rotary_factor: {self.rotary_factor} needs model.rotary_scaling=linear, ntk or yarn"
+            )
+        if self.rotary_original_length is None and self.context_length < self.rotary_factor:
+            raise ConfigError(
+                f"config.model.rotary_factor: {self.rotary_factor} is more than "
+                f"model.context_length {self.context_length}; set model.rotary_original_length"
+            )
         if self.attention_soft_cap is not None:
-            _positive("model.attention_soft_cap", self.attention_soft_cap)
+            _above("model.attention_soft_cap", self.attention_soft_cap, 0)
+        if self.family == "gpt" and self.token_types:
+            raise ConfigError(f"config.model.token_types: {self.token_types} needs model.family=bert")
         if self.family == "gpt" and self.next_sentence:
             raise ConfigError("config.model.next_sentence: True needs model.family=bert")
         if self.next_sentence and self.token_types < 2:
@@ -195,7 +212,7 @@ class OptimizerConfig:
     ema_decay: float | None = None  # exponential moving average of the weights, used for evaluation; None: none
 
     def __post_init__(self):
-        _positive("optimizer.learning_rate", self.learning_rate)
+        _above("optimizer.learning_rate", self.learning_rate, 0)
         _at_least("optimizer.warmup_steps", self.warmup_steps, 0)
         if self.decay_steps is not None:
             _at_least("optimizer.decay_steps", self.decay_steps, 1)
@@ -203,9 +220,9 @@ class OptimizerConfig:
             _between(f"optimizer.{name}", getattr(self, name), 0.0, 0.999999)
         _between("optimizer.final_fraction", self.final_fraction, 0.0, 1.0)
         _at_least("optimizer.weight_decay", self.weight_decay, 0.0)
-        _positive("optimizer.epsilon", self.epsilon)
+        _above("optimizer.epsilon", self.epsilon, 0)
         if self.clip_norm is not None:
-            _positive("optimizer.clip_norm", self.clip_norm)
+            _above("optimizer.clip_norm", self.clip_norm, 0)
         if self.ema_decay is not None:
             _between("optimizer.ema_decay", self.ema_decay, 0.0, 0.999999)
 
@@ -269,7 +286,7 @@ class CheckpointConfig:
             if getattr(self, name) is not None:
                 _at_least(f"checkpoint.{name}", getattr(self, name), 1)
         if self.save_every_minutes is not None:
-            _positive("checkpoint.save_every_minutes", self.save_every_minutes)
+            _above("checkpoint.save_every_minutes", self.save_every_minutes, 0)
 
 
 @dataclass(frozen=True)
@@ -309,13 +326,14 @@ class Config:
 
 
 def _at_least(name: str, value: float, low: float) -> None:
-    if not value >= low:
-        raise ConfigError(f"config.{name}: {value}; accepted: at least {low}")
+    if not low <= value < float("inf"):
+        finite = "a finite number, " if isinstance(low, float) else ""
+        raise ConfigError(f"config.{name}: {value}; accepted: {finite}at least {low}")
 
 
-def _positive(name: str, value: float) -> None:
-    if not 0 < value < float("inf"):
-        raise ConfigError(f"config.{name}: {value}; accepted: a finite number above 0")
+def _above(name: str, value: float, low: float) -> None:
+    if not low < value < float("inf"):
+        raise ConfigError(f"config.{name}: {value}; accepted: a finite number above {low}")
 
 
 def _between(name: str, value: float, low: float, high: float) -> None:
@@ -337,8 +355,9 @@ def from_mapping(mapping: Mapping[str, Any], overrides: Mapping[str, str] | None
     tree = _plain(mapping)
     for dotted, text in (overrides or {}).items():
         _place(tree, dotted, text)
-    if tree.get("data", {}).get("files") and tree["data"].get("source", "stdlib") == "stdlib":
-        tree["data"]["source"] = "files"
+    data = tree.get("data")
+    if isinstance(data, Mapping) and data.get("files") and data.get("source", "stdlib") == "stdlib":
+        tree["data"] = {**data, "source": "files"}
     return _build(Config, tree, "config")
 
 
@@ -352,7 +371,7 @@ def diff(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> li
     lines = []
     for name in sorted(old.keys() | new.keys()):
         a, b = old.get(name), new.get(name)
-        if isinstance(a, Mapping) or isinstance(b, Mapping):
+        if isinstance(a, Mapping | None) and isinstance(b, Mapping | None) and a != b:
             lines += diff(a or {}, b or {}, f"{prefix}{name}.")
         elif a != b:
             lines.append(f"{prefix}{name}: {a!r} -> {b!r}")
@@ -360,7 +379,7 @@ def diff(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> li
 
 
 def _plain(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: _plain(v) if hasattr(v, "items") else v for k, v in mapping.items()}
+    return {str(k): _plain(v) if hasattr(v, "items") else v for k, v in mapping.items()}
 
 
 def _place(tree: dict[str, Any], dotted: str, text: str) -> None:
@@ -374,6 +393,8 @@ def _place(tree: dict[str, Any], dotted: str, text: str) -> None:
         if not dataclasses.is_dataclass(cls):
             raise ConfigError(f"{where}: is a value, not a section; there is nothing inside it to set")
         tree = tree.setdefault(section, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"{where}: {tree!r} is not a section of fields")
     kind = _field_types(cls, where).get(name) or _unknown(cls, name, where)
     if dataclasses.is_dataclass(kind):
         raise ConfigError(f"{where}.{name}: is a section; set one of {', '.join(_field_types(kind, where))} inside it")
@@ -397,8 +418,16 @@ def _from_text(text: str, kind: Any, where: str) -> Any:
             except ValueError:
                 pass
         elif option is not type(None):
-            return text.encode("raw_unicode_escape").decode("unicode_escape") if where.endswith("separator") else text
+            return _unescaped(text, where) if where.endswith(".separator") else text
     raise ConfigError(f"{where}: {text!r} is not {_describe(kind)}")
+
+
+def _unescaped(text: str, where: str) -> str:
+    r"""`text` with escapes such as \n read, which are hard to type on a command line."""
+    try:
+        return text.encode("raw_unicode_escape").decode("unicode_escape")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where}: {text!r} has a broken escape ({error.reason})") from None
 
 
 def _build(cls: Any, tree: Mapping[str, Any], where: str) -> Any:

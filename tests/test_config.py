@@ -1,0 +1,325 @@
+"""Configuration: every error is one line that names the field, the value and what is accepted; nothing is lost."""
+
+import dataclasses
+import json
+import typing
+
+import ml_collections
+import pytest
+
+from jaxformer import config as configs
+from jaxformer.config import Config, ConfigError, ModelConfig, from_mapping
+from jaxformer.functional.attention import IMPLEMENTATIONS
+from jaxformer.functional.layers import ACTIVATIONS
+
+
+def bert(**model):
+    return {"model": {"family": "bert", **model}, "data": {"objective": "masked"}}
+
+
+# (mapping, the whole message). One row for every way a config can be wrong.
+WRONG = [
+    # names
+    ({"modle": {}}, "config.modle: no such field; did you mean model?"),
+    ({"model": {"num_layer": 2}}, "config.model.num_layer: no such field; did you mean num_layers?"),
+    ({"optimizer": {"lr": 2}}, "config.optimizer.lr: no such field; accepted: name, learning_rate, schedule, "),
+    ({"train": {"batch_size": 2}}, "config.train.batch_size: no such field; did you mean batch_rows?"),
+    ({"model": {1: 2}}, "config.model.1: no such field; accepted: family, "),
+    ({"model": 3}, "config.model: 3 is not a section of fields"),
+    ({"data": None}, "config.data: None is not a section of fields"),
+    # types
+    ({"model": {"num_layers": 2.0}}, "config.model.num_layers: 2.0 is not an integer"),
+    ({"model": {"num_layers": True}}, "config.model.num_layers: True is not an integer"),
+    ({"model": {"num_layers": "2"}}, "config.model.num_layers: '2' is not an integer"),
+    ({"model": {"num_layers": None}}, "config.model.num_layers: None is not an integer"),
+    ({"model": {"num_kv_heads": 1.0}}, "config.model.num_kv_heads: 1.0 is not an integer or none"),
+    ({"model": {"dropout": True}}, "config.model.dropout: True is not a number"),
+    ({"model": {"dropout": "0.1"}}, "config.model.dropout: '0.1' is not a number"),
+    ({"model": {"use_bias": 1}}, "config.model.use_bias: 1 is not true or false"),
+    ({"model": {"use_bias": "yes"}}, "config.model.use_bias: 'yes' is not true or false"),
+    ({"model": {"norm": "layernorm"}}, "config.model.norm: 'layernorm' is not one of layer_norm, rms_norm"),
+    ({"model": {"norm": None}}, "config.model.norm: None is not one of layer_norm, rms_norm"),
+    ({"workdir": 3}, "config.workdir: 3 is not text"),
+    ({"data": {"files": 3}}, "config.data.files: 3 is not a comma-separated list"),
+    ({"data": {"files": [3]}}, "config.data.files: [3] is not a comma-separated list"),
+    ({"data": {"separator": 3}}, "config.data.separator: 3 is not text or none"),
+    ({"train": {"steps": {"a": 1}}}, "config.train.steps: {'a': 1} is not an integer"),
+    # ranges
+    ({"model": {"num_layers": 0}}, "config.model.num_layers: 0; accepted: at least 1"),
+    ({"model": {"width": -8}}, "config.model.width: -8; accepted: at least 1"),
+    ({"model": {"num_heads": 0}}, "config.model.num_heads: 0; accepted: at least 1"),
+    ({"model": {"context_length": 0}}, "config.model.context_length: 0; accepted: at least 1"),
+    ({"model": {"num_kv_heads": 0}}, "config.model.num_kv_heads: 0; accepted: at least 1"),
+    ({"model": {"head_width": 0}}, "config.model.head_width: 0; accepted: at least 1"),
+    ({"model": {"mlp_width": 0}}, "config.model.mlp_width: 0; accepted: at least 1"),
+    ({"model": {"vocab_size": 0}}, "config.model.vocab_size: 0; accepted: at least 1"),
+    ({"model": {"window": 0}}, "config.model.window: 0; accepted: at least 1"),
+    ({"model": {"rotary_original_length": 0}}, "config.model.rotary_original_length: 0; accepted: at least 1"),
+    ({"model": {"token_types": -1}}, "config.model.token_types: -1; accepted: at least 0"),
+    ({"model": {"dropout": 1.0}}, "config.model.dropout: 1.0; accepted: 0.0 to 0.999"),
+    ({"model": {"attention_dropout": -0.1}}, "config.model.attention_dropout: -0.1; accepted: 0.0 to 0.999"),
+    ({"model": {"norm_epsilon": 0}}, "config.model.norm_epsilon: 0.0; accepted: a finite number above 0"),
+    ({"model": {"rotary_base": 1}}, "config.model.rotary_base: 1.0; accepted: a finite number above 1"),
+    ({"model": {"rotary_factor": 0}}, "config.model.rotary_factor: 0.0; accepted: a finite number above 0"),
+    ({"model": {"attention_soft_cap": 0}}, "config.model.attention_soft_cap: 0.0; accepted: a finite number above 0"),
+    ({"loss": {"label_smoothing": 1.0}}, "config.loss.label_smoothing: 1.0; accepted: 0.0 to 0.999"),
+    ({"loss": {"z_loss": -1e-4}}, "config.loss.z_loss: -0.0001; accepted: a finite number, at least 0.0"),
+    ({"loss": {"chunk_tokens": 0}}, "config.loss.chunk_tokens: 0; accepted: at least 1"),
+    ({"data": {"mask_rate": 1.5}}, "config.data.mask_rate: 1.5; accepted: 0.0 to 1.0"),
+    ({"data": {"mask_token_rate": -1}}, "config.data.mask_token_rate: -1.0; accepted: 0.0 to 1.0"),
+    ({"data": {"mask_random_rate": 2}}, "config.data.mask_random_rate: 2.0; accepted: 0.0 to 1.0"),
+    ({"data": {"validation_fraction": 1}}, "config.data.validation_fraction: 1.0; accepted: 0.0 to 0.9"),
+    ({"data": {"max_train_bytes": 0}}, "config.data.max_train_bytes: 0; accepted: at least 1"),
+    ({"optimizer": {"learning_rate": 0}}, "config.optimizer.learning_rate: 0.0; accepted: a finite number above 0"),
+    (
+        {"optimizer": {"learning_rate": float("nan")}},
+        "config.optimizer.learning_rate: nan; accepted: a finite number above 0",
+    ),
+    ({"optimizer": {"epsilon": 0}}, "config.optimizer.epsilon: 0.0; accepted: a finite number above 0"),
+    ({"optimizer": {"clip_norm": 0}}, "config.optimizer.clip_norm: 0.0; accepted: a finite number above 0"),
+    ({"optimizer": {"warmup_steps": -1}}, "config.optimizer.warmup_steps: -1; accepted: at least 0"),
+    ({"optimizer": {"decay_steps": 0}}, "config.optimizer.decay_steps: 0; accepted: at least 1"),
+    ({"optimizer": {"beta1": 1}}, "config.optimizer.beta1: 1.0; accepted: 0.0 to 0.999999"),
+    ({"optimizer": {"beta2": -1}}, "config.optimizer.beta2: -1.0; accepted: 0.0 to 0.999999"),
+    ({"optimizer": {"final_fraction": 2}}, "config.optimizer.final_fraction: 2.0; accepted: 0.0 to 1.0"),
+    (
+        {"optimizer": {"weight_decay": float("inf")}},
+        "config.optimizer.weight_decay: inf; accepted: a finite number, at least 0.0",
+    ),
+    ({"optimizer": {"ema_decay": 1}}, "config.optimizer.ema_decay: 1.0; accepted: 0.0 to 0.999999"),
+    ({"mesh": {"data": 0}}, "config.mesh.data: 0; accepted: at least 1"),
+    ({"mesh": {"fsdp": 0}}, "config.mesh.fsdp: 0; accepted: at least 1"),
+    ({"mesh": {"tensor": -1}}, "config.mesh.tensor: -1; accepted: at least 1"),
+    ({"train": {"steps": 0}}, "config.train.steps: 0; accepted: at least 1"),
+    ({"train": {"batch_rows": 0}}, "config.train.batch_rows: 0; accepted: at least 1"),
+    ({"train": {"micro_batches": 0}}, "config.train.micro_batches: 0; accepted: at least 1"),
+    ({"train": {"steps_per_dispatch": 0}}, "config.train.steps_per_dispatch: 0; accepted: at least 1"),
+    ({"train": {"log_every_steps": 0}}, "config.train.log_every_steps: 0; accepted: at least 1"),
+    ({"train": {"eval_every_steps": 0}}, "config.train.eval_every_steps: 0; accepted: at least 1"),
+    ({"train": {"max_bad_steps": 0}}, "config.train.max_bad_steps: 0; accepted: at least 1"),
+    ({"train": {"eval_rows": 0}}, "config.train.eval_rows: 0; accepted: at least 1"),
+    ({"train": {"early_stop_evals": 0}}, "config.train.early_stop_evals: 0; accepted: at least 1"),
+    ({"checkpoint": {"save_every_steps": 0}}, "config.checkpoint.save_every_steps: 0; accepted: at least 1"),
+    ({"checkpoint": {"keep": 0}}, "config.checkpoint.keep: 0; accepted: at least 1"),
+    ({"checkpoint": {"keep_every_steps": 0}}, "config.checkpoint.keep_every_steps: 0; accepted: at least 1"),
+    (
+        {"checkpoint": {"save_every_minutes": 0}},
+        "config.checkpoint.save_every_minutes: 0.0; accepted: a finite number above 0",
+    ),
+    ({"seed": -1}, "config.seed: -1; accepted: 0 to 2147483647"),
+    ({"seed": 2**31}, "config.seed: 2147483648; accepted: 0 to 2147483647"),
+    # combinations
+    ({"model": {"width": 30}}, "config.model.num_heads: 4 does not divide model.width 30"),
+    ({"model": {"num_kv_heads": 3}}, "config.model.num_kv_heads: 3 does not divide model.num_heads 4"),
+    (
+        {"model": {"head_width": 3, "positions": "rotary"}},
+        "config.model.head_width: 3 is odd; rotary positions need an even width",
+    ),
+    (
+        {"model": {"width": 5, "num_heads": 1, "positions": "sinusoidal"}},
+        "config.model.width: 5 is odd; sinusoidal positions need an even width",
+    ),
+    (
+        {"model": {"rotary_scaling": "yarn"}},
+        "config.model.rotary_scaling: yarn needs model.positions=rotary, not learned",
+    ),
+    (
+        {"model": {"positions": "rotary", "rotary_factor": 2}},
+        "config.model.rotary_factor: 2.0 needs model.rotary_scaling=linear, ntk or yarn",
+    ),
+    (
+        {"model": {"positions": "rotary", "rotary_scaling": "yarn", "rotary_factor": 8, "context_length": 4}},
+        "config.model.rotary_factor: 8.0 is more than model.context_length 4; set model.rotary_original_length",
+    ),
+    ({"model": {"token_types": 2}}, "config.model.token_types: 2 needs model.family=bert"),
+    ({"model": {"next_sentence": True}}, "config.model.next_sentence: True needs model.family=bert"),
+    (bert(next_sentence=True), "config.model.token_types: 0; model.next_sentence needs at least 2"),
+    ({"model": {"family": "bert"}}, "config.data.objective: next_token; model.family=bert needs masked"),
+    ({"data": {"objective": "masked"}}, "config.data.objective: masked; model.family=gpt needs next_token"),
+    (
+        bert(next_sentence=True, token_types=2),
+        "config.data.pairs: False; model.next_sentence is True, and the two must agree",
+    ),
+    ({"data": {"pairs": True}}, "config.data.pairs: True; model.next_sentence is False, and the two must agree"),
+    (
+        {"data": {"mask_random_rate": 0.3}},
+        "config.data.mask_random_rate: 0.3 and data.mask_token_rate 0.8 add up to more than 1",
+    ),
+    ({"data": {"separator": ""}}, "config.data.separator: '' is empty; accepted: None, or the text between documents"),
+    ({"data": {"source": "files"}}, "config.data.files: () is empty; data.source=files needs at least one glob"),
+    ({"data": {"source": "tfds"}}, "config.data.tfds_name: None; data.source=tfds needs a name or data.tfds_dir"),
+    ({"mesh": {"fsdp": None}}, "config.mesh: at most one of data, fsdp, tensor may be None (fill)"),
+    (
+        {"train": {"batch_rows": 16, "micro_batches": 3}},
+        "config.train.micro_batches: 3 does not divide train.batch_rows 16",
+    ),
+    ({"train": {"steps": 50}}, "config.optimizer.warmup_steps: 100 is more than train.steps 50"),
+]
+
+# (field, text on the command line, the message)
+WRONG_TEXT = [
+    ("model.num_layer", "2", "config.model.num_layer: no such field; did you mean num_layers?"),
+    ("modl.num_layers", "2", "config.modl: no such field; did you mean model?"),
+    ("model", "2", "config.model: is a section; set one of family, num_layers, "),
+    ("seed.value", "2", "config.seed: is a value, not a section; there is nothing inside it to set"),
+    ("model.num_layers", "2.0", "config.model.num_layers: '2.0' is not an integer"),
+    ("model.num_layers", "none", "config.model.num_layers: 'none' is not an integer"),
+    ("model.window", "many", "config.model.window: 'many' is not an integer or none"),
+    ("model.dropout", "high", "config.model.dropout: 'high' is not a number"),
+    ("model.dropout", "nan", "config.model.dropout: nan; accepted: 0.0 to 0.999"),
+    ("model.use_bias", "maybe", "config.model.use_bias: 'maybe' is not true or false"),
+    ("model.dtype", "float16", "config.model.dtype: 'float16' is not one of float32, bfloat16"),
+    ("data.separator", r"\x", r"config.data.separator: '\\x' has a broken escape (truncated \xXX escape)"),
+    ("data.tokenizer", "", "config.data.tokenizer: '' is not one of bytes, chars, bpe"),
+]
+
+# (field, text, the value it becomes)
+TEXT = [
+    ("model.num_layers", "6", 6),
+    ("train.steps", "1_000_000", 1_000_000),
+    ("optimizer.learning_rate", "3e-4", 3e-4),
+    ("optimizer.learning_rate", "1", 1.0),
+    ("model.use_bias", "false", False),
+    ("model.use_bias", "True", True),
+    ("model.use_bias", "0", False),
+    ("model.num_kv_heads", "none", None),
+    ("model.num_kv_heads", "None", None),
+    ("model.num_kv_heads", "2", 2),
+    ("optimizer.clip_norm", "null", None),
+    ("mesh.data", "none", None),
+    ("data.files", "a.txt", ("a.txt",)),
+    ("data.files", "a.txt,b/*.gz", ("a.txt", "b/*.gz")),
+    ("data.files", "('a.txt', \"b.txt\")", ("a.txt", "b.txt")),
+    ("data.files", "", ()),
+    ("data.separator", r"\n\n", "\n\n"),
+    ("data.separator", "—é\\t", "—é\t"),
+    ("data.separator", "none", None),
+    ("workdir", "none", "none"),
+    ("workdir", "C:\\new", "C:\\new"),
+    ("seed", "7", 7),
+]
+
+
+def field(config, dotted):
+    for name in dotted.split("."):
+        config = getattr(config, name)
+    return config
+
+
+@pytest.mark.parametrize("mapping, message", WRONG, ids=lambda x: x[:60] if isinstance(x, str) else "")
+def test_every_wrong_config_is_one_line(mapping, message):
+    containers = [dict] if "model.1:" in message else [dict, ml_collections.ConfigDict]  # the latter: string keys only
+    for container in containers:
+        with pytest.raises(ConfigError) as caught:
+            from_mapping(container(mapping))
+        assert str(caught.value).startswith(message)
+        assert str(caught.value) == message or message.endswith(", ")
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name, text, message", WRONG_TEXT)
+def test_every_wrong_override_is_one_line(name, text, message):
+    with pytest.raises(ConfigError) as caught:
+        from_mapping({}, {name: text})
+    assert str(caught.value).startswith(message)
+    assert str(caught.value) == message or message.endswith(", ")
+
+
+def test_an_override_inside_something_that_is_no_section():
+    with pytest.raises(ConfigError, match=r"^config.model: 3 is not a section of fields$"):
+        from_mapping({"model": 3}, {"model.num_layers": "2"})
+
+
+@pytest.mark.parametrize("name, text, value", TEXT)
+def test_overrides_are_read_by_the_type_of_their_field(name, text, value):
+    got = field(from_mapping({}, {name: text}), name)
+    assert got == value and type(got) is type(value)
+
+
+def test_overrides_win_and_leave_the_mapping_alone():
+    mapping = {"model": {"num_layers": 2, "width": 64}}
+    config = from_mapping(mapping, {"model.num_layers": "3"})
+    assert (config.model.num_layers, config.model.width) == (3, 64)
+    assert mapping == {"model": {"num_layers": 2, "width": 64}}
+
+
+def test_numbers_are_strict_but_an_int_is_a_float():
+    got = from_mapping({"optimizer": {"learning_rate": 1}}).optimizer.learning_rate
+    assert got == 1.0 and isinstance(got, float)
+
+
+@pytest.mark.parametrize("files", ["a.txt", ["a.txt"], ("a.txt",)])
+def test_files_select_their_source(files):
+    data = from_mapping({"data": {"files": files}}).data
+    assert (data.files, data.source) == (("a.txt",), "files")
+    mapping = {"data": {"files": files, "source": "tfds", "tfds_name": "lm1b"}}
+    assert from_mapping(mapping).data.source == "tfds"
+
+
+def test_a_config_dict_with_references_and_placeholders():
+    c = ml_collections.ConfigDict()
+    c.model = ml_collections.ConfigDict({"width": 64, "num_heads": 2})
+    c.model.head_width = c.model.get_ref("width") // 2
+    c.model.num_kv_heads = ml_collections.config_dict.placeholder(int)
+    c.data = {"files": ("a", "b")}
+    config = from_mapping(c)
+    assert (config.model.head_width, config.model.num_kv_heads, config.data.files) == (32, None, ("a", "b"))
+
+
+def test_defaults_are_a_config():
+    assert from_mapping({}) == Config()
+    assert from_mapping(ml_collections.ConfigDict()) == Config()
+
+
+def test_to_dict_and_back_through_json():
+    config = from_mapping(
+        {"model": {"window": 3, "family": "bert"}, "data": {"objective": "masked", "files": ["a", "b"]}, "seed": 3}
+    )
+    assert from_mapping(json.loads(json.dumps(configs.to_dict(config)))) == config
+
+
+def test_configs_are_frozen_and_hashable():
+    config = Config()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.seed = 1  # type: ignore[misc]
+    assert hash(config) == hash(Config())
+
+
+def test_diff_names_every_leaf_that_differs():
+    old, new = configs.to_dict(Config()), configs.to_dict(from_mapping({"model": {"window": 3}, "seed": 1}))
+    assert configs.diff(old, new) == ["model.window: None -> 3", "seed: 0 -> 1"]
+    assert configs.diff(old, old) == []
+    assert configs.diff({}, {"a": {"b": 1}}) == ["a.b: None -> 1"]
+    assert configs.diff({"a": {"b": 1}}, {"a": 3}) == ["a: {'b': 1} -> 3"]
+
+
+def test_derived_sizes():
+    cfg = ModelConfig(width=96, num_heads=6)
+    assert (cfg.kv_heads, cfg.head_size, cfg.mlp_size, cfg.gated, cfg.causal) == (6, 16, 384, False, True)
+    cfg = ModelConfig(width=96, num_heads=6, num_kv_heads=2, head_width=8, mlp_width=7, family="bert")
+    assert (cfg.kv_heads, cfg.head_size, cfg.mlp_size, cfg.causal) == (2, 8, 7, False)
+    assert ModelConfig(width=768, num_heads=12, activation="swiglu").mlp_size == 2048
+    assert ModelConfig(width=96, num_heads=6, activation="geglu").mlp_size == 256  # 8/3 * 96 is 256 exactly
+    assert ModelConfig(width=100, num_heads=5, activation="geglu").mlp_size == 320  # 266.7, rounded up to 64
+
+
+def test_what_the_config_accepts_is_what_the_functions_have():
+    kinds = typing.get_type_hints(ModelConfig)
+    assert set(typing.get_args(kinds["activation"])) == set(ACTIVATIONS)
+    assert set(typing.get_args(kinds["attention"])) == {"auto", *IMPLEMENTATIONS}
+    for activation, (_, gated) in ACTIVATIONS.items():
+        assert ModelConfig(activation=activation).gated == gated
+
+
+# Its own trainer says what the tokenizer needs.
+UNBOUNDED = {"tokenizer_vocab"}
+
+
+def test_every_number_has_a_wrong_value_in_the_table():
+    messages = "\n".join(message for _, message in WRONG)
+    sections = {name: kind for name, kind in typing.get_type_hints(Config).items() if dataclasses.is_dataclass(kind)}
+    for section, cls in sections.items():
+        for name, kind in typing.get_type_hints(cls).items():
+            if kind in (int, float, int | None, float | None) and name not in UNBOUNDED:
+                accepted = [line for line in messages.split("\n") if line.startswith(f"config.{section}.{name}: ")]
+                assert any("; accepted: " in line for line in accepted), f"{section}.{name}"
