@@ -88,7 +88,11 @@ def pretrain(parsed: Parsed) -> loop.Result:
         mesh=mesh,
         flops_per_token=flops,
         bytes_per_token=bytes_per_token(config, corpus.validation),
-        final_fields={"params_non_embedding": counts.non_embedding, "flops_6nd_per_token": six_n(config.model)},
+        final_fields={
+            "params_non_embedding": counts.non_embedding,
+            "flops_6nd_per_token": six_n(config.model),
+            "compressed_bits_per_byte": compressed(corpus.validation),
+        },
         fingerprint=_fingerprint(config),
         resume_command=resume_command(parsed),
         log=log,
@@ -214,8 +218,13 @@ def print_codes(split: Split, values: dict[str, float], log) -> None:
     """Bits per byte of the model beside gzip's and xz's on the same held-out bytes."""
     if "bits_per_byte" not in values or not split.compressed:
         return
-    others = ", ".join(f"{name} {8 * size / split.num_bytes:.3f}" for name, size in split.compressed.items())
+    others = ", ".join(f"{name} {bits:.3f}" for name, bits in compressed(split).items())
     log(f"bits per byte on {split.num_bytes} held-out bytes: this model {values['bits_per_byte']:.3f}, {others}")
+
+
+def compressed(split: Split) -> dict[str, float]:
+    """Bits per byte that general compressors need for the split's text."""
+    return {name: 8 * size / split.num_bytes for name, size in split.compressed.items()}
 
 
 def resume_command(parsed: Parsed) -> str:

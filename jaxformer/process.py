@@ -57,13 +57,14 @@ def program(function: Callable[[], int | None]) -> None:
     """Runs a program's main function; what a user can mend ends in one line on standard error and exit code 2."""
     from jaxformer.records import RecordError
     from jaxformer.training.checkpoint import CheckpointError
+    from jaxformer.training.report import TrainingDiverged
 
     try:
         code = function()
-    except (ConfigError, ProgramError, RecordError, CheckpointError) as error:
+    except (ConfigError, ProgramError, RecordError, CheckpointError, TrainingDiverged) as error:
         sys.stdout.flush()
         print(f"error: {error}", file=sys.stderr)
-        code = 2
+        code = 3 if isinstance(error, TrainingDiverged) else 2
     except BrokenPipeError:  # the reader of our output went away: `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1

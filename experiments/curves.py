@@ -1,0 +1,76 @@
+"""Draw the loss curves of runs from their records.
+
+    python -m experiments.curves --workdir=runs/gpt_tiny --out=curve.png
+    python -m experiments.curves --workdir=runs/a --workdir=runs/b --label=narrow --label=wide --out=curve.svg
+"""
+
+import math
+from pathlib import Path
+
+from jaxformer import records
+from jaxformer.command_line import parser
+from jaxformer.config import ConfigError
+from jaxformer.process import program
+
+# Okabe and Ito's colours, told apart by colour-blind readers; the markers tell them apart in black and white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKERS = "osD^vP"
+COMPRESSORS = {"gzip -9": (0, (4, 2)), "xz -9": (0, (1, 1))}
+
+
+def main() -> None:
+    """Held-out and training loss against training tokens; bits per byte where the records have them."""
+    arguments = parser(__doc__, "curves")
+    arguments.add_argument("--workdir", action="append", required=True, help="directory of a run; may be repeated")
+    arguments.add_argument("--label", action="append", help="name in the legend, one for each workdir")
+    arguments.add_argument("--out", required=True, type=Path, help="figure to write: .png, .svg or .pdf")
+    options = arguments.parse_args()
+    labels = options.label or [Path(workdir).name for workdir in options.workdir]
+    if len(labels) != len(options.workdir):
+        raise ConfigError(f"--label: {len(labels)} given for {len(options.workdir)} workdirs; accepted: one for each")
+    for workdir in options.workdir:
+        if not (Path(workdir) / "records.jsonl").is_file():
+            raise ConfigError(f"--workdir: {workdir} has no records.jsonl")
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    unit = "nats per token"
+    for index, (workdir, label) in enumerate(zip(options.workdir, labels, strict=True)):
+        found = records.latest(records.load(Path(workdir) / "records.jsonl"))
+        evals = [r for r in found if r["kind"] == "eval"]
+        # Training loss is in nats per token; the ratio of the last evaluation turns it into bits per byte.
+        factor = evals[-1]["bits_per_byte"] / evals[-1]["loss"] if evals and "bits_per_byte" in evals[-1] else 1.0
+        unit = "bits per byte" if factor != 1.0 else unit
+        colour = COLOURS[index % len(COLOURS)]
+        steps = [r for r in found if r["kind"] == "train"]
+        losses = [factor * float(r["loss"]) for r in steps]
+        axes.plot([r["tokens"] for r in steps], losses, color=colour, alpha=0.35, lw=1)
+        axes.errorbar(
+            [r["tokens"] for r in evals],
+            [factor * r["loss"] for r in evals],
+            yerr=[1.96 * factor * r["loss_stderr"] for r in evals],
+            color=colour, marker=MARKERS[index % len(MARKERS)], capsize=3, label=f"{label}, held out (95 % interval)",
+        )  # fmt: skip
+        finals = [r for r in found if r["kind"] == "final"] if factor != 1.0 else []
+        for name, level in (finals[-1].get("compressed_bits_per_byte", {}) if finals else {}).items():
+            axes.axhline(level, color="0.3", ls=COMPRESSORS[name], lw=1, label=f"{name} on the same bytes: {level:.2f}")
+        if evals:
+            last = factor * evals[-1]["loss"]
+            axes.annotate(f"{last:.2f}", (evals[-1]["tokens"], last), xytext=(4, 6), textcoords="offset points")
+            top = max(factor * float(r["loss"]) for r in evals) * 1.8
+            if math.isfinite(top):
+                axes.set_ylim(top=top)
+    axes.set(xlabel="training tokens", ylabel=f"loss, {unit}")
+    axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False, fontsize=9)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(options.out, dpi=150)
+    print(options.out)
+
+
+if __name__ == "__main__":
+    program(main)

@@ -1,0 +1,179 @@
+"""Every bad input ends in one line, exit code 2, and nothing written over. The lines stand in bad_input.md."""
+
+import errno
+import itertools
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from jaxformer.process import program
+
+TABLE = Path(__file__).parent / "bad_input.md"
+TINY = [
+    "--config.model.num_layers=1", "--config.model.width=16", "--config.model.num_heads=2",
+    "--config.model.context_length=16", "--config.data.tokenizer=bytes", "--config.train.steps=4",
+    "--config.train.batch_rows=8", "--config.train.steps_per_dispatch=2", "--config.optimizer.warmup_steps=0",
+    "--config.compilation_cache=false",
+]  # fmt: skip
+
+
+def expected() -> dict[str, str]:
+    """case -> line, from the table."""
+    rows = re.findall(r"^\| ([^|]+?) \| `(.+)` \|$", TABLE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(rows) > 20
+    return dict(rows)
+
+
+class Place:
+    """A folder with a text file, and the programs run inside it."""
+
+    def __init__(self, folder: Path, monkeypatch, capsys):
+        self.folder, self.monkeypatch, self.capsys = folder, monkeypatch, capsys
+        self.text = folder / "text.txt"
+        self.text.write_text("All happy families are alike. " * 100)
+        self.config = folder / "config.py"
+        self.config.write_text(
+            "from ml_collections import ConfigDict\ndef get_config():\n    return ConfigDict({'data': {}})\n"
+        )
+
+    def run(self, name: str, *flags: str) -> tuple[int, str]:
+        """Runs experiments/NAME.py; its exit code and the last line of standard error, the folder's name left out."""
+        module = __import__(f"experiments.{name}", fromlist=["main"])
+        self.monkeypatch.setattr("sys.argv", [f"{name}.py", *flags])
+        with pytest.raises(SystemExit) as end:
+            program(module.main)
+        captured = self.capsys.readouterr()
+        lines = [line for line in captured.err.splitlines() if line.startswith("error:")]
+        assert len(lines) <= 1 and "Traceback" not in captured.err
+        line = (lines or [""])[0].replace(str(self.folder), "DIR").replace(str(Path.cwd()), "HERE")
+        return int(end.value.code or 0), line.replace(str(Path.home()), "HOME")
+
+    def pretrain(self, *flags: str, workdir: str = "run") -> tuple[int, str]:
+        """Runs pretrain on the folder's text in a tiny size."""
+        given = any("data.files" in flag or "data.source" in flag for flag in flags)
+        files = [] if given else [f"--config.data.files={self.text}"]
+        cache = f"--config.data.cache_dir={self.folder / 'cache'}"
+        base = [f"--config={self.config}", f"--config.workdir={self.folder / workdir}", cache, *files, *TINY]
+        return self.run("pretrain", *base, *flags)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch, capsys):
+    return Place(tmp_path, monkeypatch, capsys)
+
+
+def write(place: Place, name: str, content: bytes) -> str:
+    (place.folder / name).write_bytes(content)
+    return f"--config.data.files={place.folder / name}"
+
+
+# case -> what provokes it. Those that take more than flags are functions below.
+FLAGS = {
+    "misspelt field": ["--config.model.num_layer=2"],
+    "unknown field": ["--config.model.zzz=2"],
+    "unknown section": ["--config.modle.width=2"],
+    "unknown flag": ["--verbose"],
+    "override without a value": ["--config.model.width"],
+    "wrong type": ["--config.train.steps=many"],
+    "wrong choice": ["--config.optimizer.name=sgd"],
+    "out of range": ["--config.model.dropout=1.5"],
+    "heads not dividing the width": ["--config.model.num_heads=3"],
+    "key/value heads not dividing the heads": ["--config.model.num_heads=4", "--config.model.num_kv_heads=3"],
+    "objective of the other family": ["--config.model.family=bert"],
+    "mesh not matching the devices": ["--config.mesh.data=3"],
+    "batch not dividing over the devices": ["--config.train.batch_rows=12"],
+    "micro-batches not dividing the batch": ["--config.train.micro_batches=3"],
+    "vocabulary smaller than the tokenizer's": ["--config.model.vocab_size=100"],
+    "unknown TFDS name": ["--config.data.source=tfds", "--config.data.tfds_name=mnis"],
+}
+
+
+@pytest.mark.parametrize("case", FLAGS)
+def test_flags(place, case):
+    code, line = place.pretrain(*FLAGS[case])
+    assert (code, line) == (2, expected()[case])
+    assert not (place.folder / "run" / "manifest.json").exists()
+
+
+def test_config_file(place):
+    assert place.run("pretrain", "--config=configs/gpt_tny.py") == (2, expected()["no such config file"])
+
+
+TEXTS = {
+    "missing text file": None,
+    "empty text file": b"",
+    "undecodable text file": b"caf\xe9 " * 50,
+    "corpus shorter than one row": b"short",
+}
+
+
+@pytest.mark.parametrize("case", TEXTS)
+def test_texts(place, case):
+    content = TEXTS[case]
+    flag = f"--config.data.files={place.folder / 'none.txt'}" if content is None else write(place, "bad.txt", content)
+    assert place.pretrain(flag) == (2, expected()[case])
+    assert not (place.folder / "run" / "manifest.json").exists()
+
+
+def test_workdirs(place):
+    (place.folder / "foreign").mkdir()
+    (place.folder / "foreign" / "thesis.tex").write_text("mine")
+    assert place.pretrain(workdir="foreign") == (2, expected()["foreign workdir"])
+    assert [p.name for p in (place.folder / "foreign").iterdir()] == ["thesis.tex"]
+    assert place.pretrain(workdir="text.txt/run") == (2, expected()["unwritable workdir"])
+    for name in ("evaluate", "generate", "fill_mask"):
+        extra = {"evaluate": [], "generate": ["--prompt=a"], "fill_mask": ["--text=[MASK]"]}[name]
+        assert place.run(name, f"--workdir={place.folder / 'none'}", *extra) == (2, expected()["no run in the workdir"])
+
+
+@pytest.mark.slow
+def test_runs(place):
+    """What needs a run that is there: another config, a long prompt, the wrong family, damaged checkpoints."""
+    assert place.pretrain() == (0, "")
+    before = sorted((p, p.read_bytes()) for p in (place.folder / "run").rglob("*") if p.is_file())
+    assert place.pretrain("--config.model.width=32", "--config.seed=1") == (2, expected()["workdir of another config"])
+    other = place.folder / "other.txt"
+    other.write_text("All unhappy families are unhappy in their own way. " * 100)
+    text = place.text.read_text()
+    place.text.write_text(other.read_text())
+    assert mask_hex(place.pretrain()) == (2, mask_hex((2, expected()["workdir trained on other text"]))[1])
+    place.text.write_text(text)
+    run = f"--workdir={place.folder / 'run'}"
+    assert place.run("generate", run, f"--prompt={'x' * 40}") == (2, expected()["prompt longer than the context"])
+    assert place.run("fill_mask", run, "--text=[MASK]") == (2, expected()["fill_mask on a GPT"])
+    assert sorted((p, p.read_bytes()) for p in (place.folder / "run").rglob("*") if p.is_file()) == before
+
+    steps = list((place.folder / "run" / "checkpoints").iterdir())
+    assert steps
+    for step in steps:
+        shutil.rmtree(step / "params")
+    assert place.pretrain() == (2, expected()["no sound checkpoint"])
+
+
+def mask_hex(outcome: tuple[int, str]) -> tuple[int, str]:
+    return outcome[0], re.sub(r"\b[0-9a-f]{16}\b", "HASH", outcome[1])
+
+
+@pytest.mark.slow
+def test_full_disk(place, monkeypatch):
+    """A save that meets a full disk: one line, and the older checkpoint is as it was."""
+    from jaxformer.training import checkpoint
+
+    real, saves = checkpoint.Checkpoints._open, itertools.count()
+
+    def failing(self):
+        if next(saves):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(self)
+
+    monkeypatch.setattr(checkpoint.Checkpoints, "_open", failing)
+    assert place.pretrain("--config.checkpoint.save_every_steps=2") == (2, expected()["full disk while saving"])
+    monkeypatch.undo()
+
+
+def test_table_is_complete():
+    """Every row of the table is asserted by a test here."""
+    source = Path(__file__).read_text(encoding="utf-8")
+    assert [case for case in expected() if f'"{case}"' not in source] == []

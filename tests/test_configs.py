@@ -1,0 +1,83 @@
+"""Every config builds, and its real train step runs once: small ones for real, large ones in shapes only."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.command_line import load_file, parse_config, parser
+from jaxformer.config import from_mapping
+from jaxformer.modules import make_model
+from jaxformer.scaling.flops import count_parameters
+from jaxformer.training.optim import make_optimizer, make_schedule
+from jaxformer.training.state import state_shapes
+from jaxformer.training.step import train_step
+from jaxformer.types import Batch
+
+CONFIGS = sorted(p for p in (Path(__file__).parent.parent / "configs").glob("*.py") if p.name != "__init__.py")
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_builds_and_steps_once(path):
+    """The train step of the config as it is traces, and gives the state back in the shapes it took."""
+    config = from_mapping(load_file(str(path)))
+    config = replace(config, model=replace(config.model, vocab_size=config.model.vocab_size or 4096))
+    model = make_model(config.model, config.loss)
+    optimizer = make_optimizer(config.optimizer, config.train.steps, model.specs)
+    shape = (config.train.batch_rows, config.model.context_length)
+    ids, weights = jax.ShapeDtypeStruct(shape, jnp.int32), jax.ShapeDtypeStruct(shape, jnp.float32)
+    pair = (ids, jax.ShapeDtypeStruct(shape[:1], jnp.int32)) if config.data.pairs else (None, None)
+    state = state_shapes(model, optimizer)
+    after, metrics = jax.eval_shape(
+        lambda s, b: train_step(
+            s,
+            b,
+            model=model,
+            optimizer=optimizer,
+            schedule=make_schedule(config.optimizer, config.train.steps),
+            micro_batches=config.train.micro_batches,
+            clip_norm=config.optimizer.clip_norm,
+        ),
+        state,
+        Batch(ids, ids, weights, ids, ids, *pair),
+    )
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
+    assert metrics.loss.shape == ()
+
+
+def test_sizes():
+    """The published shapes have the published numbers of parameters (their vocabularies rounded up here)."""
+    # GPT-2 has 124,439,808 with 50,257 entries; BERT with both heads 110,106,428 with 30,522.
+    sizes = {
+        "gpt2_124m.py": 124_439_808 + (50_304 - 50_257) * 768,
+        "llama_1b.py": 1_107_363_840,
+        "bert_base.py:512": 110_106_428 + (30_592 - 30_522) * (768 + 1),
+    }
+    for name, size in sizes.items():
+        config = from_mapping(load_file(f"configs/{name}"))
+        assert count_parameters(config.model).total == size, name
+
+
+def test_argument():
+    assert from_mapping(load_file("configs/bert_base.py:512")).model.context_length == 512
+
+
+def test_overrides_by_equals_and_by_space():
+    argv = ["--config=configs/gpt_tiny.py", "--config.model.num_layers", "2", "--config.optimizer.clip_norm=none"]
+    parsed = parse_config(parser("", "test"), argv)
+    assert parsed.config.model.num_layers == 2
+    assert parsed.config.optimizer.clip_norm is None
+    assert parsed.config.workdir == "runs/gpt_tiny"
+    assert parsed.overrides == ["model.num_layers: 4 -> 2", "optimizer.clip_norm: 1.0 -> None"]
+
+
+def test_a_batch_dimension_is_never_a_parameter():
+    """No config's vocabulary is smaller than the tokenizer it asks for."""
+    for path in CONFIGS:
+        config = from_mapping(load_file(str(path)))
+        if config.model.vocab_size is not None:
+            assert config.model.vocab_size >= config.data.tokenizer_vocab, path.name
+            assert np.remainder(config.model.vocab_size, 64) == 0

@@ -1,0 +1,157 @@
+"""The whole way, config to run: real text in, records and checkpoints out; meshes agree; kills change nothing."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformer import main, records
+from jaxformer.command_line import Parsed
+from jaxformer.config import MeshConfig, from_mapping
+from jaxformer.sharding import make_mesh
+from jaxformer.training.checkpoint import list_steps
+
+ROOT = Path(__file__).parent.parent
+TEXT = "\f".join(f"Document {i}: " + " ".join(str(i * j) for j in range(40)) for i in range(60))
+
+
+def tiny(folder: Path, **sections):
+    """A config small enough to train in a second, on a text written into `folder`."""
+    (folder / "text.txt").write_text(TEXT)
+    tree = {
+        "workdir": str(folder / "run"),
+        "compilation_cache": False,
+        "model": {"num_layers": 2, "width": 32, "num_heads": 8, "context_length": 32, "positions": "rotary"},
+        "data": {
+            "files": (str(folder / "text.txt"),),
+            "separator": "\f",
+            "tokenizer": "bytes",
+            "cache_dir": str(folder / "cache"),
+        },
+        "optimizer": {"learning_rate": 1e-2, "warmup_steps": 2},
+        "train": {"steps": 8, "batch_rows": 16, "steps_per_dispatch": 2, "eval_every_steps": 4, "log_every_steps": 1},
+    }
+    for name, fields in sections.items():
+        tree[name] = {**tree.get(name, {}), **fields}
+    return from_mapping(tree)
+
+
+def parsed(config):
+    return Parsed(config, [], "config.py", {}, None)
+
+
+def losses(workdir) -> list[float]:
+    return [r["loss"] for r in records.latest(records.load(Path(workdir) / "records.jsonl", "train"))]
+
+
+BERT = {
+    "model": {"family": "bert", "token_types": 2, "next_sentence": True, "block": "post_norm", "context_length": 64},
+    "data": {"objective": "masked", "pairs": True},
+}
+
+
+@pytest.mark.parametrize("family", ["gpt", "bert"])
+def test_a_run_learns_and_is_described(family, tmp_path, capsys):
+    config = tiny(tmp_path, **(BERT if family == "bert" else {}))
+    result = main.pretrain(parsed(config))
+    assert (result.status, result.step) == ("finished", 8)
+    found = records.load(tmp_path / "run" / "records.jsonl")
+    evals = [r for r in found if r["kind"] == "eval"]
+    assert [r["step"] for r in evals] == [4, 8]
+    assert evals[-1]["loss"] < np.log(256)
+    final = found[-1]
+    assert final["kind"] == "final" and final["flops"] > 0 and final["tokens"] == 8 * 16 * config.model.context_length
+    out = capsys.readouterr().out
+    assert "resume:" in out
+    assert ("gzip -9" in out) == (family == "gpt")
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["config"]["model"]["vocab_size"] == 320
+    run = main.open_run(tmp_path / "run")
+    assert run.step == 8 and run.tokenizer.decode(run.tokenizer.encode("né")) == "né"
+    # Measuring the checkpoint gives what the run measured.
+    again = main.evaluate(tmp_path / "run")
+    np.testing.assert_allclose(again["loss"], final["loss"], rtol=1e-5)
+
+
+def test_meshes_agree(tmp_path):
+    """8x1x1, 2x2x2, 1x8x1 and 1x1x8 devices and one device give one loss curve within float32 rounding."""
+    curves = {}
+    for shape in [(8, 1, 1), (2, 2, 2), (1, 8, 1), (1, 1, 8)]:
+        name = "x".join(map(str, shape))
+        config = replace(tiny(tmp_path), workdir=str(tmp_path / name), mesh=MeshConfig(*shape))
+        main.pretrain(parsed(config))
+        curves[name] = losses(tmp_path / name)
+    one = replace(tiny(tmp_path), workdir=str(tmp_path / "one"), mesh=MeshConfig(1, 1, 1))
+    devices = jax.devices()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(main, "make_mesh", lambda mesh: make_mesh(mesh, devices[:1]))
+        main.pretrain(parsed(one))
+    expected = losses(tmp_path / "one")
+    assert len(expected) == 8
+    for name, curve in curves.items():
+        np.testing.assert_allclose(curve, expected, rtol=2e-5, err_msg=name)
+
+
+def test_a_run_goes_on_only_with_its_own_config(tmp_path):
+    config = tiny(tmp_path)
+    main.pretrain(parsed(config))
+    steps = list_steps(tmp_path / "run" / "checkpoints")
+    main.pretrain(parsed(replace(config, mesh=MeshConfig(2, 4, 1))))  # where it runs may change
+    assert list_steps(tmp_path / "run" / "checkpoints") == steps
+
+
+SHORT = [
+    "--config.data.max_train_bytes=400000", "--config.data.tokenizer=bytes", "--config.model.num_layers=2",
+    "--config.model.width=64", "--config.train.steps=60", "--config.train.steps_per_dispatch=3",
+    "--config.train.eval_every_steps=15", "--config.train.eval_rows=24", "--config.optimizer.warmup_steps=5",
+    "--config.checkpoint.save_every_steps=6",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt_tiny", "bert_tiny"])
+def test_kills_change_nothing(name, tmp_path):
+    """kill -9 at ten random moments, started again each time: the last checkpoint equals an undisturbed run's."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "JAX_NUM_CPU_DEVICES": "1"}
+
+    def start(workdir: str) -> subprocess.Popen:
+        command = [sys.executable, "-m", "experiments.pretrain", f"--config=configs/{name}.py", *SHORT]
+        command.append(f"--config.workdir={tmp_path / workdir}")
+        with open(tmp_path / f"{workdir}.log", "a") as log:
+            return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
+
+    began = time.monotonic()
+    assert start("undisturbed").wait() == 0, (tmp_path / "undisturbed.log").read_text()[-2000:]
+    whole = time.monotonic() - began
+    dice = random.Random(name)
+    killed = 0
+    while killed < 10:
+        process = start("killed")
+        try:
+            process.wait(dice.uniform(0.15, 1.0) * whole)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            killed += 1
+            continue
+        break  # it finished before its time came
+    assert start("killed").wait() == 0, (tmp_path / "killed.log").read_text()[-2000:]
+    assert killed >= 3
+    last = Path("checkpoints") / "60" / "meta" / "metadata"
+    kept = [leaves(tmp_path / workdir / last) for workdir in ("undisturbed", "killed")]
+    assert kept[0] == kept[1]
+    assert losses(tmp_path / "undisturbed") == losses(tmp_path / "killed")
+
+
+def leaves(path: Path) -> dict:
+    """Checksums of every array of a checkpoint, optimizer included."""
+    return json.loads(path.read_text())["leaves"]
