@@ -24,7 +24,7 @@ SAMPLE_BYTES = 30_000_000  # of the training text, evenly spread, that a BPE is 
 COMPRESS_BYTES = 32_000_000  # held-out text above this is not compressed for comparison: xz -9 does 2 MB/s
 PIECE = 1 << 16  # characters the tokenizer is given at once: one long document also keeps all cores busy
 BATCH = 1 << 20  # characters of one call; while it runs each token takes some hundred bytes
-_LINE_START = re.compile(r"\n(?=\S)")
+_LINE_END = re.compile(r"(?<=\S)(?=[\r\n])")
 
 
 def build(data: DataConfig, folder: Path, bar: Bar) -> None:
@@ -61,13 +61,13 @@ def build(data: DataConfig, folder: Path, bar: Bar) -> None:
 def pieces(text: str) -> Iterator[str]:
     """Cuts a text into pieces of about PIECE characters that tokenise to the same ids as the whole.
 
-    Cuts are before a line that is not indented, where our BPE always ends a token; a text with no such line for
-    4 * PIECE characters is cut anywhere.
+    Cuts are before the end of a line with no space before it, where our BPE always ends a token; a text with no such
+    place for 4 * PIECE characters is cut anywhere.
     """
     begin = 0
     while len(text) - begin > PIECE:
         limit = begin + 4 * PIECE
-        match = _LINE_START.search(text, begin + PIECE - 1, limit)
+        match = _LINE_END.search(text, begin + PIECE, limit)
         end = match.end() if match else min(limit, len(text))
         yield text[begin:end]
         begin = end

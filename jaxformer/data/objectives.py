@@ -132,10 +132,9 @@ def documents(tokens: np.ndarray, separator_id: int) -> tuple[np.ndarray, np.nda
 
 
 def word_heads(tokens: np.ndarray, settings: Masking) -> np.ndarray:
-    """[R, T] int: the column in which the word of each token begins; special tokens are words of their own."""
-    special = settings.special[tokens]
-    opens = settings.word_starts[tokens] | special
-    opens[:, 1:] |= (settings.word_ends[tokens] | special)[:, :-1]
+    """[R, T] int: the column in which the word of each token begins; a word ends at a special token at the latest."""
+    opens = settings.word_starts[tokens]
+    opens[:, 1:] |= (settings.word_ends | settings.special)[tokens[:, :-1]]
     opens[:, 0] = True
     return _distance(opens)[0]
 

@@ -140,19 +140,17 @@ def _decoded(path: Path, field: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, field: str) -> Iterator[IO[bytes]]:
+def _opened(path: Path, field: str) -> Iterator[Any]:
     open_: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
-    if path.suffix == ".zst":
-        open_ = _zstandard(path, field).open
     try:
         file = open_(path, "rb")
     except OSError as error:
         raise ConfigError(f"config.{field}: {path}: {error.strerror}") from None
     with file:
-        yield file
+        yield _Zstandard(file, _zstandard(path, field)) if path.suffix == ".zst" else file
 
 
-def _read(file: IO[bytes], path: Path, field: str) -> bytes:
+def _read(file: Any, path: Path, field: str) -> bytes:
     try:
         return file.read(BLOCK_BYTES)
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
@@ -161,6 +159,31 @@ def _read(file: IO[bytes], path: Path, field: str) -> bytes:
         if type(error).__name__ != "ZstdError":  # known by name, for zstandard need not be installed
             raise
         raise ConfigError(f"config.{field}: {path}: cannot be read ({error})") from None
+
+
+class _Zstandard:
+    """Reads a .zst file to its end; the library's own reader takes a file that was cut off for a shorter one."""
+
+    def __init__(self, file: IO[bytes], library: Any):
+        self._file, self._library = file, library
+        self._frame = library.ZstdDecompressor().decompressobj()
+        self._begun = False
+
+    def read(self, size: int) -> bytes:
+        """Some bytes, none at the end; `size` is of the compressed ones, not more than it."""
+        out = b""
+        while not out:
+            block = self._frame.unused_data if self._frame.eof else b""
+            block = block or self._file.read(min(size, 1 << 16))
+            if not block:
+                if self._begun and not self._frame.eof:
+                    raise EOFError("the compressed file ends too early")
+                return b""
+            if self._frame.eof:
+                self._frame = self._library.ZstdDecompressor().decompressobj()
+            self._begun = True
+            out = self._frame.decompress(block)
+        return out
 
 
 def _zstandard(path: Path, field: str) -> Any:

@@ -35,7 +35,7 @@ def documents(data: DataConfig, split: str) -> Iterator[str]:
     if data.text_field not in builder.info.features:
         raise ConfigError(
             f"config.data.text_field: {data.text_field!r} is not a feature of {directory}; "
-            f"it has {', '.join(builder.info.features)}"
+            f"it has {', '.join(sorted(builder.info.features))}"
         )
     field = f"data.tfds_{split}_split"
     wanted = data.tfds_train_split if split == "train" else data.tfds_validation_split

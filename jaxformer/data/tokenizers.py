@@ -37,8 +37,8 @@ SPECIALS = {
 _NAMES = [names[0] for names in SPECIALS.values()]
 
 # A word with the space before it; up to three digits; a run of other signs; a line end with the indentation after it
-# (one token starts a line of code; 7 % fewer tokens than a token for each); spaces. Never splits what the next piece of
-# a long document would join: see `corpus.pieces`.
+# (one token starts a line of code; 7 % fewer tokens than a token for each); spaces. A line end
+# never joins a sign before it, which `ingest.pieces` relies on.
 _WORDS = (
     r"(?<=\p{L})'(?:[sdmt]|ll|ve|re)(?!\p{L})"
     r"| ?[\p{L}\p{M}]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{M}\p{N}]+"

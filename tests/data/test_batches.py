@@ -51,6 +51,19 @@ def test_a_batch_is_a_function_of_seed_and_step(make_split, vocabulary, data):
         one[-1]
 
 
+def test_order_and_offset_depend_on_the_seed(make_split, vocabulary):
+    def firsts(split, rows):
+        """First token of each row of the first epoch, under ten seeds."""
+        made = [Batches(split, vocabulary, DataConfig(), rows=rows, context_length=16, seed=seed) for seed in range(10)]
+        return {tuple(batches[0].tokens[:, 0].tolist()) for batches in made}, made[0].rows_per_epoch
+
+    whole = make_split([1000])
+    orders = {tuple(np.argsort(row).tolist()) for row in firsts(whole, firsts(whole, 1)[1])[0]}
+    assert len(orders) == 10
+    offsets, rows = firsts(make_split([30]), 1)  # one window, 15 offsets
+    assert rows == 1 and len(offsets) > 3
+
+
 @pytest.mark.parametrize("hosts", [2, 3, 6])
 def test_hosts_together_have_the_batch_of_one(make_split, vocabulary, data, hosts):
     """Through several epochs, whose borders fall inside batches."""

@@ -5,7 +5,7 @@ import pytest
 
 from jaxformer.config import DataConfig
 from jaxformer.data import tokenizers
-from jaxformer.data.objectives import WORDS_PER_TOKEN, corrupt, documents, masked, masking, next_token
+from jaxformer.data.objectives import WORDS_PER_TOKEN, corrupt, documents, masked, masking, next_token, word_heads
 from jaxformer.data.shuffle import noise
 
 
@@ -177,6 +177,14 @@ def test_whole_words_are_selected_together(code):
     assert not settings.special[tokens[weights == 1]].any()
     assert (corrupt(tokens, bits, dataclasses.replace(settings, whole_word=False))[1] != weights).any()
     assert within((corrupted[weights == 1] == settings.mask_id).sum(), (weights == 1).sum(), 0.8)
+
+
+def test_a_word_does_not_go_on_behind_a_special_token(code):
+    tokenizer, _ = code
+    (piece,) = tokenizer.encode("self")
+    tokens = np.array([[piece, piece, tokenizer.sep_id, piece, piece]], np.int32)
+    heads = word_heads(tokens, masking(tokenizer, DataConfig(whole_word=True)))
+    assert heads[0, [0, 1, 3, 4]].tolist() == [0, 0, 3, 3]
 
 
 def test_neighbouring_words_are_selected_apart(code):
