@@ -108,17 +108,14 @@ class Tokenizer:
         return ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """[n] int32 ids of each text, computed on all cores."""
-        try:
-            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        except (UnicodeEncodeError, TypeError):
-            for text in texts:
-                try:
-                    text.encode()
-                except UnicodeEncodeError as error:
-                    sign = ascii(text[error.start])
-                    raise ConfigError(f"text: character {error.start}, {sign}, has no UTF-8 form") from None
-            raise
+        """[n] int32 ids of each text, computed on all cores; ConfigError for text that has no UTF-8 form."""
+        for text in texts:
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                sign = ascii(text[error.start])
+                raise ConfigError(f"text: character {error.start}, {sign}, has no UTF-8 form") from None
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
     def decode(self, ids: Iterable[int], *, skip_specials: bool = True) -> str:
