@@ -181,3 +181,32 @@ def crop(mask: Mask, queries: int, keys: int, query_slice: slice, key_slice: sli
         key_index=cut(k, key_slice, -1),
         dense=allowed,
     )
+
+
+def check_shapes(mask: Mask, batch: int, heads: int, queries: int, keys: int) -> None:
+    """Whether the mask fits a [B, H, T, S] problem; an axis of size 1 stands for all.
+
+    Raises:
+      ValueError: a field of another shape, or segments on one side only.
+    """
+    rows = {
+        "prefix": (batch,),
+        "keys": (batch, keys),
+        "query_segments": (batch, queries),
+        "key_segments": (batch, keys),
+    }
+    for name, accepted in rows.items():
+        _check_shape(name, getattr(mask, name), accepted, len(accepted))
+    _check_shape("query_index", mask.query_index, (batch, queries), 1)
+    _check_shape("key_index", mask.key_index, (batch, keys), 1)
+    _check_shape("dense", mask.dense, (batch, heads, queries, keys), 0)
+    if (mask.query_segments is None) != (mask.key_segments is None):
+        raise ValueError("Mask: query_segments and key_segments come together; one of them is None")
+
+
+def _check_shape(name: str, x: Array | None, accepted: tuple[int, ...], min_rank: int) -> None:
+    if x is None:
+        return
+    pairs = zip(x.shape[::-1], accepted[::-1], strict=False)
+    if not min_rank <= x.ndim <= len(accepted) or any(size not in (1, full) for size, full in pairs):
+        raise ValueError(f"Mask: {name} has shape {x.shape}; accepted: what broadcasts to {accepted}")

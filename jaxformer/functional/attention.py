@@ -48,7 +48,8 @@ def attention(
       computed in float32 (float64 for float64 inputs).
 
     Raises:
-      ValueError: shapes that disagree, H not a multiple of G, an unknown implementation.
+      ValueError: shapes that disagree, H not a multiple of G, a soft cap or dropout rate out of range, an unknown
+        implementation.
       TypeError: a mask array that is not bool.
 
     Source: Vaswani et al. 2017, section 3.2.1; grouped heads, Ainslie et al. 2023; soft cap, Gemma 2 report 2024.
@@ -57,11 +58,11 @@ def attention(
     >>> attention(x, x, x, masks.causal()).shape
     (1, 3, 2, 4)
     """
-    _check(query, key, value, dropout_rate)
     if mask is not None and not isinstance(mask, masks.Mask):
         if mask.dtype != jnp.bool_:
             raise TypeError(f"attention: mask has dtype {mask.dtype}; accepted: bool, or a Mask")
         mask = masks.dense(mask)
+    _check(query, key, value, mask, bias, soft_cap, dropout_rate)
     if implementation == "auto" or return_weights:
         implementation = "xla"
     if implementation not in IMPLEMENTATIONS:
@@ -83,7 +84,7 @@ def attention(
     )
 
 
-def _check(query: Array, key: Array, value: Array, dropout_rate: float) -> None:
+def _check(query, key, value, mask, bias, soft_cap, dropout_rate) -> None:
     for name, array in (("query", query), ("key", key), ("value", value)):
         if array.ndim != 4:
             raise ValueError(f"attention: {name} has shape {array.shape}; accepted: 4 axes [B, T, H, K]")
@@ -93,5 +94,14 @@ def _check(query: Array, key: Array, value: Array, dropout_rate: float) -> None:
         raise ValueError(f"attention: query {query.shape} and key {key.shape} differ in batch or head width")
     if query.shape[2] % key.shape[2]:
         raise ValueError(f"attention: {query.shape[2]} query heads are not a multiple of {key.shape[2]} key heads")
+    scores = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
+    if mask is not None:
+        masks.check_shapes(mask, *scores)
+    if bias is not None and not callable(bias):
+        pairs = zip(bias.shape[::-1], scores[::-1], strict=False)
+        if bias.ndim > 4 or any(size not in (1, full) for size, full in pairs):
+            raise ValueError(f"attention: bias has shape {bias.shape}; accepted: what broadcasts to {scores}")
+    if soft_cap is not None and not soft_cap > 0.0:
+        raise ValueError(f"attention: soft_cap {soft_cap}; accepted: None, or a number above 0")
     if not 0.0 <= dropout_rate < 1.0:
         raise ValueError(f"attention: dropout_rate {dropout_rate}; accepted: 0 <= rate < 1")

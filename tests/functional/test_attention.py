@@ -1,0 +1,114 @@
+"""Attention, every combination of its options: who is not seen has exactly no influence; float64 references."""
+
+import attention_cases as cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy_reference as reference
+import pytest
+from attention_cases import BATCH, HEADS, LONG, SHORT, WIDTH, bias_cases, mask_cases
+
+from jaxformer import masks
+from jaxformer.functional.attention import attention
+from jaxformer.kernels import xla
+
+
+def rows_of(length):
+    """The queries whose gradients are looked at: all, or those around the seams of the blocks."""
+    block = xla.QUERY_BLOCK
+    return np.arange(length) if length < 20 else np.array([0, 7, block - 1, block, block + 1, length - 1])
+
+
+def check_laws_and_reference(length, mask, bias, groups, soft_cap, dropout):
+    """In float64: the value against the reference, and exactly zero gradients wherever attending is not allowed."""
+    described, allowed = mask_cases(length)[mask]
+    added, added_reference = bias_cases(length)[bias]
+    allowed = np.broadcast_to(allowed, (BATCH, HEADS, length, length))
+    rows = rows_of(length)
+    with jax.enable_x64(True):
+        arrays = cases.inputs(length, groups, jnp.float64)
+
+        def attend(query, key, value):
+            rng = jax.random.key(1) if dropout else None
+            return attention(query, key, value, described, bias=added, soft_cap=soft_cap, dropout_rate=dropout, rng=rng)
+
+        out, backward = jax.vjp(attend, *arrays)
+        cotangents = np.zeros((len(rows), *out.shape))
+        cotangents[np.arange(len(rows)), :, rows] = np.random.default_rng(5).normal(size=(BATCH, HEADS, WIDTH)) + 3
+        d_query, d_key, d_value = (np.asarray(d) for d in jax.vmap(backward)(jnp.array(cotangents)))
+
+    assert all(np.isfinite(x).all() for x in (out, d_query, d_key, d_value))
+    nothing = ~allowed.any(axis=-1)  # [B, H, T]: queries that see no key
+    assert (np.moveaxis(np.asarray(out), 2, 1)[nothing] == 0).all()
+    by_group = allowed.reshape(BATCH, groups, HEADS // groups, length, length).any(axis=2)
+    for number, t in enumerate(rows):
+        others = np.delete(d_query[number], t, axis=1)
+        assert (others == 0).all(), "a query's output depends on another query"
+        seen = np.moveaxis(by_group[:, :, t], 1, 2)  # [B, S, G]
+        assert (d_key[number][~seen] == 0).all() and (d_value[number][~seen] == 0).all(), f"query {t} leaks"
+        if not dropout:
+            assert (d_value[number][seen] != 0).any(axis=-1).all(), f"query {t} does not see all it may"
+    if not dropout:
+        query, key, value = (np.asarray(x) for x in arrays)
+        options = {"allowed": allowed, "bias": added_reference, "soft_cap": soft_cap}
+        # 1e-6: ALiBi's slopes are float32 numbers, all else is float64.
+        tolerance = 1e-6 if bias == "alibi" else 1e-12
+        np.testing.assert_allclose(out, reference.attention(query, key, value, **options), atol=tolerance)
+
+
+@pytest.mark.parametrize("case", cases.pairwise(), ids=lambda case: "-".join(map(str, case)))
+def test_laws_and_reference(case):
+    check_laws_and_reference(SHORT, *case)
+
+
+@pytest.mark.parametrize("case", [c for c in cases.pairwise() if "causal" in c[0]], ids=lambda c: "-".join(map(str, c)))
+def test_laws_and_reference_in_blocks(case):
+    check_laws_and_reference(LONG, *case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [SHORT, LONG])
+@pytest.mark.parametrize("mask", cases.AXES["mask"])
+def test_laws_and_reference_of_every_combination(length, mask):
+    for case in cases.PRODUCT:
+        if case[0] == mask:
+            check_laws_and_reference(length, *case)
+
+
+@pytest.mark.parametrize("length", [SHORT, LONG])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+def test_what_is_not_seen_changes_nothing_bitwise(length, dtype):
+    """Compiled, in the dtypes that train: new content after a query, or in another document, leaves its bits alone."""
+    mask, allowed = mask_cases(length)["causal_segments"]
+
+    @jax.jit
+    def attend(query, key, value):
+        return attention(query, key, value, mask)
+
+    query, key, value = cases.inputs(length, 2, dtype)
+    before = np.asarray(attend(query, key, value).astype(jnp.float32))
+    for t in rows_of(length):
+        hidden = jnp.array(~allowed[:, 0, t], dtype)[:, :, None, None] * 100
+        after = np.asarray(attend(query, key + hidden, value - hidden).astype(jnp.float32))
+        np.testing.assert_array_equal(after[:, t], before[:, t])
+        assert length - 1 == t or not np.array_equal(after, before)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+def test_a_query_without_keys_gives_zeros_and_finite_gradients(dtype):
+    query, key, value = cases.inputs(SHORT, 2, dtype)
+    mask = masks.padding(jnp.array([[False] * SHORT, [True] * SHORT]))
+
+    @jax.jit
+    def value_and_grads(query, key, value):
+        def total(*arrays):
+            out = attention(*arrays, mask, soft_cap=2.0)
+            return jnp.sum(jnp.square(out.astype(jnp.float32)) + out), out
+
+        return jax.grad(total, argnums=(0, 1, 2), has_aux=True)(query, key, value)
+
+    grads, out = value_and_grads(query, key, value)
+    assert not np.asarray(out[0]).any() and np.asarray(out[1]).all()
+    for grad in grads:
+        assert np.isfinite(grad.astype(jnp.float32)).all() and not np.asarray(grad[0]).any()
+        assert np.asarray(grad[1]).any()

@@ -1,0 +1,222 @@
+"""Attention: peers, the blocked path, returned weights, dropout, dtypes, and what is refused."""
+
+import functools
+
+import attention_cases as cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy_reference as reference
+import pytest
+from attention_cases import BATCH, HEADS, LONG, SHORT, WIDTH, bias_cases, mask_cases
+
+from jaxformer import masks
+from jaxformer.functional.attention import attention
+from jaxformer.kernels import xla
+
+JAX_NN = {
+    "plain": ({}, lambda m: {}),
+    "causal": ({"mask": masks.causal()}, lambda m: {"is_causal": True}),
+    "window": ({"mask": masks.causal() & masks.window(4)}, lambda m: {"is_causal": True, "local_window_size": (3, 0)}),
+    "two_sided_window": ({"mask": masks.window(4)}, lambda m: {"local_window_size": (3, 3)}),
+    "array": ("array", lambda m: {"mask": m}),
+}
+
+
+@pytest.mark.parametrize("name, groups", [*((name, 2) for name in JAX_NN), ("causal", HEADS), ("causal", 1)])
+def test_jax_nn_agrees(name, groups):
+    """Values, and gradients by query, key, value and bias (in float32: jax.nn has no wider softmax)."""
+    ours, theirs = JAX_NN[name]
+    array = np.array(mask_cases(SHORT)["array"][1])
+    array[..., 0] = True  # jax.nn gives a query without keys the mean of all values
+    ours = {"mask": jnp.array(array)} if ours == "array" else ours
+
+    arrays = [*cases.inputs(SHORT, groups, jnp.float32), jnp.array(bias_cases(SHORT)["array"][1], jnp.float32)[None]]
+    weight = jnp.array(np.random.default_rng(1).normal(size=(BATCH, SHORT, HEADS, WIDTH)), jnp.float32)
+
+    def loss(function, query, key, value, bias, **options):
+        return jnp.sum(function(query, key, value, bias=bias, **options) * weight)
+
+    values_and_grads = [
+        jax.jit(jax.value_and_grad(functools.partial(loss, function, **options), argnums=(0, 1, 2, 3)))(*arrays)
+        for function, options in ((attention, ours), (jax.nn.dot_product_attention, theirs(jnp.array(array))))
+    ]
+    for got, wanted in zip(*map(jax.tree.leaves, values_and_grads), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mask", ["causal", "causal_window_segments_padding", "causal_array"])
+@pytest.mark.parametrize("bias", ["none", "alibi", "array"])
+def test_blocks_of_queries_equal_the_whole(mask, bias, monkeypatch):
+    with jax.enable_x64(True):
+        arrays = cases.inputs(LONG, 2, jnp.float64)
+
+        def run():
+            out, backward = jax.vjp(
+                lambda *a: attention(*a, mask_cases(LONG)[mask][0], bias=bias_cases(LONG)[bias][0]), *arrays
+            )
+            return out, *backward(jnp.cos(out))
+
+        blocked = run()
+        monkeypatch.setattr(xla, "QUERY_BLOCK", LONG)
+        for got, wanted in zip(blocked, run(), strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-13)
+
+
+def score_shapes(function, *arrays):
+    """The last two axes of every array of rank 4 or more in the jaxpr, inner calls included."""
+    shapes, todo = set(), [jax.make_jaxpr(function)(*arrays).jaxpr]
+    while todo:
+        jaxpr = todo.pop()
+        for equation in jaxpr.eqns:
+            shapes |= {v.aval.shape[-2:] for v in equation.outvars if len(getattr(v.aval, "shape", ())) >= 4}
+            todo += [getattr(p, "jaxpr", p) for p in jax.tree.leaves(list(equation.params.values()), is_leaf=is_jaxpr)
+                     if is_jaxpr(p)]  # fmt: skip
+    return shapes
+
+
+def is_jaxpr(x):
+    return hasattr(x, "eqns") or hasattr(getattr(x, "jaxpr", None), "eqns")
+
+
+def test_long_causal_attention_never_holds_a_square_of_scores():
+    length, block = 4 * xla.QUERY_BLOCK, xla.QUERY_BLOCK
+    query, key, value = (jax.ShapeDtypeStruct((1, length, 2, 4), jnp.float32),) * 3
+    segments = jnp.zeros((1, length), int)
+
+    def widest(mask):
+        shapes = score_shapes(lambda *a: attention(*a, mask), query, key, value)
+        return {t: max(s for t2, s in shapes if t2 == t) for t, _ in shapes if t in (block, length)}
+
+    assert widest(masks.causal() & masks.segments(segments))[block] == length
+    assert (length, length) not in score_shapes(lambda *a: attention(*a, masks.causal()), query, key, value)
+    assert widest(masks.causal() & masks.window(17))[block] == block + 16
+
+
+@pytest.mark.parametrize("queries, keys", [(1, 6), (5, 3), (3, 7)])
+def test_cross_attention(queries, keys):
+    rng = np.random.default_rng(0)
+    query, key, value = (
+        rng.normal(size=s) for s in [(BATCH, queries, 4, 3), (BATCH, keys, 2, 3), (BATCH, keys, 2, 5)]
+    )  # values wider than keys
+    sides = np.array([[0] * queries, [1] * queries]), np.array([[0] * (keys - 1) + [1], [1] * keys])
+    allowed = (sides[0][:, :, None] == sides[1][:, None, :])[:, None]
+    with jax.enable_x64(True):
+        out = attention(*map(jnp.array, (query, key, value)), masks.segments(*map(jnp.array, sides)), scale=0.3)
+    assert out.shape == (BATCH, queries, 4, 5)
+    np.testing.assert_allclose(
+        out, reference.attention(query, key, value, allowed=allowed, scale=0.3), rtol=1e-12, atol=1e-14
+    )
+
+
+@pytest.mark.parametrize("length", [SHORT, LONG])
+def test_returned_weights(length):
+    mask, allowed = mask_cases(length)["causal_padding"]
+    with jax.enable_x64(True):
+        query, key, value = cases.inputs(length, 2, jnp.float64)
+        out, weights = attention(query, key, value, mask, soft_cap=3.0, return_weights=True)
+        alone = attention(query, key, value, mask, soft_cap=3.0)
+    query, key, value, weights = (np.asarray(x) for x in (query, key, value, weights))
+    sees = np.broadcast_to(allowed.any(axis=-1), (BATCH, HEADS, length))
+    np.testing.assert_allclose(weights.sum(axis=-1), sees.astype(float), rtol=1e-12)
+    np.testing.assert_allclose(
+        weights, reference.attention_weights(query, key, allowed=allowed, soft_cap=3.0), atol=1e-12
+    )
+    np.testing.assert_allclose(out, np.einsum("bhts,bshk->bthk", weights, np.repeat(value, 2, axis=2)), atol=1e-12)
+    np.testing.assert_allclose(out, alone, atol=1e-12)
+
+
+def test_returned_weights_are_float32_whatever_the_values_are():
+    out, weights = attention(*cases.inputs(SHORT, 2, jnp.bfloat16), masks.causal(), return_weights=True)
+    assert (out.dtype, weights.dtype) == (jnp.bfloat16, jnp.float32)
+    np.testing.assert_allclose(weights.sum(axis=-1), 1, rtol=1e-6)
+
+
+def test_dropout_keeps_the_stated_share_and_scales_the_rest():
+    query, key, value = cases.inputs(64, HEADS, jnp.float32)
+    plain = attention(query, key, value, return_weights=True)[1]
+    rate = 0.3
+    out, weights = attention(query, key, value, dropout_rate=rate, rng=jax.random.key(3), return_weights=True)
+    kept = np.asarray(weights) != 0
+    n = kept.size
+    assert abs(kept.mean() - (1 - rate)) < 5 * np.sqrt(rate * (1 - rate) / n)
+    np.testing.assert_allclose(np.asarray(weights)[kept], np.asarray(plain)[kept] / (1 - rate), rtol=1e-5)
+    np.testing.assert_allclose(out, np.einsum("bhts,bshk->bthk", weights, value), atol=1e-5)
+    again = attention(query, key, value, dropout_rate=rate, rng=jax.random.key(3))
+    np.testing.assert_allclose(out, again, rtol=1e-6)
+    assert not np.allclose(out, attention(query, key, value, dropout_rate=rate, rng=jax.random.key(4)))
+
+
+def test_dropout_without_rng_or_rate_is_none():
+    arrays = cases.inputs(SHORT, 2, jnp.float32)
+    plain = attention(*arrays)
+    np.testing.assert_array_equal(plain, attention(*arrays, dropout_rate=0.5))
+    np.testing.assert_array_equal(plain, attention(*arrays, rng=jax.random.key(0)))
+
+
+def test_every_block_and_head_drops_differently():
+    length, block = 2 * xla.QUERY_BLOCK, xla.QUERY_BLOCK
+    query = key = jnp.zeros((1, length, 2, 2))
+    value = jnp.zeros((1, length, 2, length)).at[:, jnp.arange(length), :, jnp.arange(length)].set(1.0)
+    out = np.asarray(attention(query, key, value, masks.causal(), dropout_rate=0.5, rng=jax.random.key(0)))
+    kept = out[0, :, :, :] != 0  # values are one-hot: the output is the weights, [T, H, S]
+    first, second = kept[block - 1, :, :block], kept[length - 1, :, :block]
+    assert 0.3 < (first == second).mean() < 0.7 and 0.3 < (first[0] == first[1]).mean() < 0.7
+
+
+@pytest.mark.parametrize("length", [SHORT, LONG])
+def test_bfloat16_is_close_to_float64(length):
+    """Scores and softmax are wide: what is lost is the rounding of inputs, weights and outputs (2^-9 each)."""
+    arrays = cases.inputs(length, 2, jnp.bfloat16)
+    mask, allowed = mask_cases(length)["causal_segments"]
+    out = jax.jit(lambda *a: attention(*a, mask))(*arrays)
+    assert out.dtype == jnp.bfloat16
+    wanted = reference.attention(*(np.asarray(a, np.float64) for a in arrays), allowed=allowed)
+    np.testing.assert_allclose(np.asarray(out, np.float64), wanted, atol=4 * 2**-9 * np.abs(arrays[2]).max().item())
+
+
+def test_huge_scores_do_not_overflow():
+    query, key, value = cases.inputs(SHORT, HEADS, jnp.float32)
+    out, backward = jax.vjp(lambda q: attention(q, key, value), query * 1e30)
+    best = np.argmax(np.einsum("bthk,bshk->bhts", query, key), axis=-1)
+    wanted = np.take_along_axis(np.moveaxis(np.asarray(value), 2, 1), best[..., None], axis=2)
+    np.testing.assert_allclose(np.moveaxis(np.asarray(out), 2, 1), wanted, rtol=1e-6)
+    assert np.isfinite(backward(out)[0]).all()
+
+
+def test_under_vmap():
+    query, key, value = cases.inputs(SHORT, 2, jnp.float32)
+    mapped = jax.vmap(lambda *a: attention(*(x[None] for x in a), masks.causal())[0])(query, key, value)
+    np.testing.assert_allclose(mapped, attention(query, key, value, masks.causal()), rtol=1e-6)
+
+
+X = jnp.zeros((2, 3, 4, 6))
+WRONG = [
+    (dict(query=X[0]), r"query has shape \(3, 4, 6\); accepted: 4 axes"),
+    (dict(value=X[:, :2]), r"key \(2, 3, 4, 6\) and value \(2, 2, 4, 6\) differ in batch, length or heads"),
+    (dict(query=X[:1]), r"query \(1, 3, 4, 6\) and key \(2, 3, 4, 6\) differ in batch or head width"),
+    (dict(query=X[..., :5]), "differ in batch or head width"),
+    (dict(key=X[:, :, :3], value=X[:, :, :3]), "4 query heads are not a multiple of 3 key heads"),
+    (dict(implementation="flash"), "implementation 'flash'; accepted: auto, xla"),
+    (dict(dropout_rate=1.0), "dropout_rate 1.0; accepted: 0 <= rate < 1"),
+    (dict(soft_cap=0.0), "soft_cap 0.0; accepted: None, or a number above 0"),
+    (dict(bias=jnp.zeros((3, 3, 3))), r"bias has shape \(3, 3, 3\); accepted: what broadcasts to \(2, 4, 3, 3\)"),
+    (dict(mask=jnp.ones((2, 3, 3), bool)), r"dense has shape \(2, 3, 3\); accepted: what broadcasts to \(2, 4, 3, 3\)"),
+    (dict(mask=masks.padding(jnp.ones((2, 4)))), r"keys has shape \(2, 4\); accepted: what broadcasts to \(2, 3\)"),
+    (dict(mask=masks.padding(jnp.ones(3))), r"keys has shape \(3,\)"),
+    (dict(mask=masks.segments(jnp.ones((3, 3)))), r"query_segments has shape \(3, 3\)"),
+    (dict(mask=masks.prefix(jnp.ones((2, 3), int))), r"prefix has shape \(2, 3\); accepted: what broadcasts to \(2,\)"),
+    (dict(mask=masks.Mask(query_segments=jnp.ones((2, 3)))), "query_segments and key_segments come together"),
+    (dict(mask=masks.Mask(key_index=jnp.arange(4))), r"key_index has shape \(4,\)"),
+]
+
+
+@pytest.mark.parametrize("change, message", WRONG, ids=lambda x: x if isinstance(x, str) else "")
+def test_wrong_arguments_are_named(change, message):
+    with pytest.raises(ValueError, match=message):
+        attention(**{"query": X, "key": X, "value": X, **change})
+
+
+def test_a_mask_that_is_not_bool_is_refused():
+    with pytest.raises(TypeError, match="mask has dtype float32; accepted: bool, or a Mask"):
+        attention(X, X, X, jnp.ones((3, 3)))
