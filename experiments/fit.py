@@ -1,0 +1,214 @@
+"""Scaling laws of a table of losses, with intervals:
+
+    python -m experiments.fit --csv runs.csv --n params --d tokens --loss loss --out fit/
+
+writes fit/fit.json and figures (PNG and SVG). `--c COLUMN` (training FLOP) may stand for --n or --d, or beside both;
+D = C / 6N. With one of --n, --d, --c alone it fits the power law of that variable. The published table of Hoffmann et
+al. (2022), as Besiroglu et al. (2024) fitted it:
+
+    python -m experiments.fit --csv table.csv --n "Model Size" --c "Training FLOP" --loss loss \\
+        --drop-highest-loss 5 --out fit/
+"""
+
+import argparse
+import hashlib
+import json
+import math
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from jaxformer.config import ConfigError
+from jaxformer.scaling import fit, plotting
+from jaxformer.scaling.table import Table
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        raise ConfigError(message)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the program; returns its exit status: 0, or 2 after one line on stderr, with nothing written."""
+    try:
+        args = _arguments().parse_args(argv)
+        out = _writable(args.out)
+        table = Table.from_csv(
+            args.csv,
+            n=args.n,
+            d=args.d,
+            c=args.c,
+            loss=args.loss,
+            cluster=args.cluster,
+            flops_constant=args.flops_constant,
+        ).drop_highest_loss(args.drop_highest_loss)
+        settings = fit.Settings(
+            delta=args.delta,
+            replicates=args.bootstrap,
+            seed=args.seed,
+            resampling=args.resampling,
+            budgets=tuple(args.budget),
+            holdout=args.holdout,
+        )
+        if not args.no_figures:
+            plotting.matplotlib()
+        result = fit.fit_table(table, settings)
+    except ConfigError as error:
+        print(f"experiments.fit: {error}", file=sys.stderr)
+        return 2
+    command = shlex.join(["python", "-m", "experiments.fit", *(sys.argv[1:] if argv is None else argv)])
+    result["settings"] |= {
+        "command": command,
+        "columns": {"N": args.n, "D": args.d, "C": args.c, "loss": args.loss, "cluster": args.cluster},
+        "drop_highest_loss": args.drop_highest_loss,
+        "sha256": hashlib.sha256(Path(args.csv).read_bytes()).hexdigest(),
+    }
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        written = [] if args.no_figures else _figures(table, result, out)
+        text = json.dumps(_finite(result), indent=1, allow_nan=False) + "\n"
+        temporary = out / "fit.json.tmp"
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(out / "fit.json")
+    except OSError as error:
+        print(f"experiments.fit: {error.filename or out}: {(error.strerror or str(error)).lower()}", file=sys.stderr)
+        return 2
+    print(summary(result))
+    print(f"\nwrote {out / 'fit.json'}" + (f" and {len(written)} figures beside it" if written else ""))
+    return 0
+
+
+def summary(result: dict[str, Any]) -> str:
+    """The result as text for a terminal."""
+    settings = result["settings"]
+    derived = "".join(f"; {name} from C = {settings['flops_constant']:g} N D" for name in settings["derived"])
+    lines = [f"{settings['source']}: {settings['rows']} rows{derived}"]
+    if "parametric" in result:
+        lines += _parametric_lines(result)
+    else:
+        for name, law in result["power_laws"].items():
+            lines += [f"{name}:", *_law_lines(law)]
+    if result.get("outliers"):
+        shown = [f"{o['where']} (z = {o['z']:+.1f})" for o in result["outliers"][:8]]
+        more = len(result["outliers"]) - len(shown)
+        lines.append("")
+        lines.append(f"likely outliers, more than {fit.OUTLIER_Z:g} robust standard deviations off the law:")
+        lines.append("  " + ", ".join(shown) + (f" and {more} more, see fit.json" if more else ""))
+        lines += _drop_hint(result["outliers"])
+    lines += [f"note: {line}" for line in result["warnings"]]
+    return "\n".join(lines)
+
+
+def _parametric_lines(result: dict[str, Any]) -> list[str]:
+    law, optimal = result["parametric"], result["optimal"]
+    lines = ["", f"{law['law']}   (95% intervals from {result['settings']['replicates']} bootstrap replicates)"]
+    lines += [f"  {name:<6}{_text(law[name])}" for name in ("E", "A", "B", "alpha", "beta")]
+    low, high = law["profile"]["ci95"]
+    lines.append(f"  E by profile likelihood: {low:.4f} to {high:.4f}")
+    lines += ["", "compute-optimal size and tokens, N ~ C^a, D ~ C^b"]
+    names = {"optimal": "law", "isoflop": "iso-FLOP parabolas", "envelope": "envelope"}
+    for part, name in names.items():
+        found = result[part]
+        if "skipped" in found:
+            lines.append(f"  {name:<20}{_reason(found, result)}")
+        else:
+            lines.append(f"  {name:<20}a = {_text(found['a'])}")
+            lines.append(f"  {'':<20}b = {_text(found['b'])}")
+    for row in optimal["budgets"]:
+        far = f", {row['extrapolation']:g} times the table's largest" if row["extrapolation"] > 1 else ""
+        lines.append(f"  at C = {row['C']:.3g} FLOP{far}:")
+        lines += [f"    {key:<6}{_text(row[key])}" for key in ("N", "D", "D/N", "loss")]
+    held = result["holdout"]
+    lines.append("")
+    if "skipped" in held:
+        lines.append(f"largest budgets held out: {_reason(held, result)}")
+    else:
+        lines.append(f"{len(held['rows'])} rows above {held['fitted_up_to']:.3g} FLOP, predicted from the "
+                     f"{held['fitted_rows']} below: off by {100 * held['mean_abs_error']:.2f}% on average, "
+                     f"{100 * held['max_abs_error']:.2f}% at most")  # fmt: skip
+    return lines
+
+
+def _law_lines(law: dict[str, Any]) -> list[str]:
+    lines = []
+    for fitted in (law["with_floor"], law["without_floor"]):
+        if "skipped" in fitted:
+            lines.append(f"  {fitted['skipped']}")
+        else:
+            lines.append(f"  {fitted['law']}")
+            lines += [f"    {name:<6}{_text(fitted[name])}" for name in ("E", "A", "alpha") if name in fitted]
+    return lines
+
+
+def _reason(part: dict[str, Any], result: dict[str, Any]) -> str:
+    return "not done: " + part["skipped"].removeprefix(f"{result['settings']['source']}: ")
+
+
+def _drop_hint(outliers: list[dict[str, Any]]) -> list[str]:
+    high = sum(outlier["z"] > 0 for outlier in outliers)
+    return [f"  {high} of them are too high; --drop-highest-loss K leaves out the K highest losses"] if high else []
+
+
+def _text(quantity: dict[str, Any]) -> str:
+    if quantity["value"] is None:
+        return f"not pinned by these data: {quantity['why']}"
+    low, high = quantity["ci95"]
+    return f"{quantity['value']:<10.4g}[{low:.4g}, {high:.4g}]"
+
+
+def _figures(table: Table, result: dict[str, Any], out: Path) -> list[Path]:
+    from jaxformer.scaling import figures
+
+    return plotting.save(figures.draw(table, result), out)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity and no NaN: absent is None."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _writable(path: str) -> Path:
+    """The output folder, checked before the work: it or its nearest existing parent must be a writable folder."""
+    out = Path(path)
+    nearest = out
+    while not nearest.exists() and nearest != nearest.parent:
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        raise ConfigError(f"--out: {nearest} is a file; accepted: a folder to write into")
+    if not os.access(nearest, os.W_OK):
+        raise ConfigError(f"--out: {nearest} is not writable")
+    return out
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = _Parser(prog="experiments.fit", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--csv", required=True, metavar="FILE", help="table; any usual delimiter, header line first")
+    parser.add_argument("--n", metavar="COLUMN", help="parameters")
+    parser.add_argument("--d", metavar="COLUMN", help="training tokens")
+    parser.add_argument("--c", metavar="COLUMN", help="training FLOP")
+    parser.add_argument("--loss", required=True, metavar="COLUMN", help="final loss, nats per token")
+    parser.add_argument("--cluster", metavar="COLUMN", help="rows with the same entry are resampled together")
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder for fit.json and the figures")
+    parser.add_argument("--drop-highest-loss", type=int, default=0, metavar="K", help="leave out the K highest losses")
+    parser.add_argument("--budget", type=float, nargs="+", action="extend", default=[], metavar="C",
+                        help="FLOP to split best between N and D (default: the largest, and ten times it)")  # fmt: skip
+    parser.add_argument("--holdout", type=int, default=1, metavar="K", help="largest budgets to predict (default 1)")
+    parser.add_argument("--flops-constant", type=float, default=6.0, metavar="K", help="C = K N D (default 6)")
+    parser.add_argument(
+        "--delta", type=float, default=1e-3, help="of Huber's function on log-residuals (default 0.001)"
+    )
+    parser.add_argument("--bootstrap", type=int, default=1000, metavar="R", help="replicates (default 1000)")
+    parser.add_argument("--resampling", default="weights", help="weights (default) or rows, see scaling/bootstrap.py")
+    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default 0)")
+    parser.add_argument("--no-figures", action="store_true", help="write fit.json only")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""Everything a table of losses says about scaling, as one JSON-ready dict: `fit_table`.
+
+Every number comes as {"value", "ci95", "stderr"}. Where the data cannot pin it, "value" is None and "why" is a clause
+that finishes the sentence "not pinned by these data: ...".
+
+>>> size, tokens = (axis.ravel() for axis in np.meshgrid(np.geomspace(1e6, 3e7, 6), np.geomspace(2e7, 2e9, 7)))
+>>> noise = np.exp(0.005 * np.random.default_rng(0).normal(size=42))
+>>> table = Table.of(n=size, d=tokens, loss=(1.8 + 480 * size**-0.35 + 2000 * tokens**-0.37) * noise)
+>>> fit = fit_table(table, Settings(replicates=200, budgets=(1e18,)))
+>>> low, high = fit["parametric"]["alpha"]["ci95"]
+>>> low < 0.35 < high, fit["outliers"], fit["optimal"]["budgets"][0]["extrapolation"]
+(True, [], 2.78)
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jaxformer.config import ConfigError
+from jaxformer.scaling import bootstrap, isoflop, laws, optimum
+from jaxformer.scaling.law_fit import Settings, fit_law, fit_power_law
+from jaxformer.scaling.table import Table
+
+__all__ = ["Settings", "Table", "find_outliers", "fit_law", "fit_power_law", "fit_table", "predict_largest"]
+
+Floats = np.ndarray
+
+OUTLIER_Z = 4.0
+_CURVE_POINTS, _CURVE_REPLICATES = 40, 200
+
+
+def fit_table(table: Table, settings: Settings | None = None) -> dict[str, Any]:
+    """Fits everything the table allows.
+
+    Args:
+      table: with N, D and C for Chinchilla's three approaches; with one of them for its power law alone.
+      settings: see `Settings`.
+
+    Returns:
+      "parametric" (E, A, B, alpha, beta; how the search went), "profile" of E, "optimal" (a, b, and N, D, loss at the
+      budgets), "isoflop", "envelope", "power_laws", "holdout", "outliers", "residuals", "warnings" (lines), "settings".
+      A part that the table does not allow is {"skipped": why}.
+
+    Raises:
+      ConfigError: too few rows or sizes for L(N, D) (says how many are needed), or budgets whose parabolas all open
+        downward.
+    """
+    settings = settings or Settings()
+    warnings = [line for line in [bootstrap.cluster_warning(table.clusters)] if line]
+    out: dict[str, Any] = {}
+    if len(table.known) == 3:
+        price = optimum.Price.of(table)
+        out |= _parametric(table, settings, price)
+        how = settings.budget_tolerance, settings.replicates, settings.seed, price
+        out["isoflop"] = _or_skip(isoflop.parabolas, table, *how)
+        out["envelope"] = _or_skip(isoflop.envelope, table, *how)
+        out["holdout"] = _or_skip(predict_largest, table, settings)
+        warnings += [f"iso-FLOP: {line}" for line in out["isoflop"].get("left_out", [])]
+    out["power_laws"] = _frontiers(table, settings)
+    if "parametric" not in out and all("skipped" in law["with_floor"] for law in out["power_laws"].values()):
+        raise ConfigError(next(iter(out["power_laws"].values()))["with_floor"]["skipped"])
+    out["warnings"] = warnings
+    out["settings"] = dataclasses.asdict(settings) | {
+        "rows": len(table),
+        "huber": "sum over rows, on log-residuals",
+        "flops_constant": table.flops_constant,
+        "derived": list(table.derived),
+        "clusters": None if table.clusters is None else len(set(table.clusters)),
+        "source": table.source,
+    }
+    return out
+
+
+def find_outliers(residuals: Floats, params: int) -> tuple[Floats, Floats]:
+    """Indices of rows whose log-residual is over 4 robust standard deviations off, worst first, and every row's z."""
+    centred = residuals - np.median(residuals)
+    scale = laws.robust_scale(residuals, params)
+    z = centred / max(scale, 1e-9)
+    index = np.flatnonzero(np.abs(z) > OUTLIER_Z)
+    return index[np.argsort(-np.abs(z[index]))], z
+
+
+def predict_largest(table: Table, settings: Settings) -> dict[str, Any]:
+    """Fits L(N, D) without the largest budgets and predicts them.
+
+    Without groups of equal budgets, a budget is a tenth of the rows, in the order of C.
+
+    Returns:
+      "rows": [{"row", "N", "D", "C", "measured", "predicted", "ci95", "error"}], error = predicted / measured - 1;
+      "mean_abs_error", "max_abs_error"; "best": the error at the held-out row of lowest loss; "fitted_rows".
+
+    Raises:
+      ConfigError: nothing is to be held out, or too little is left.
+    """
+    if settings.holdout == 0:
+        raise ConfigError("nothing was to be held out (holdout 0)")
+    groups = isoflop.budget_groups(table.c, settings.budget_tolerance)
+    groups = groups or np.array_split(np.argsort(table.c, kind="stable"), 10)
+    if settings.holdout >= len(groups):
+        raise ConfigError(f"{table.source}: {len(groups)} budgets; holdout {settings.holdout} leaves none to fit")
+    held = np.sort(np.concatenate(groups[-settings.holdout :]))
+    rest = table.take(np.setdiff1d(np.arange(len(table)), held))
+    test = table.take(held)
+    found = laws.estimate(laws.Law(("N", "D")), [rest.n, rest.d], rest.loss, delta=settings.delta,
+                          where=f"{table.source} without its largest budgets")  # fmt: skip
+    drawn = bootstrap.weights(len(rest), settings.replicates, seed=settings.seed, clusters=rest.clusters,
+                              resampling=settings.resampling)  # fmt: skip
+    thetas = laws.replicate(found, [rest.n, rest.d], rest.loss, drawn)
+    predicted = found.predict(found.theta[None], [test.n, test.d])[0]
+    low, high = np.quantile(found.predict(thetas, [test.n, test.d]), [0.025, 0.975], axis=0)
+    error = predicted / test.loss - 1
+    columns = zip(test.rows, test.n, test.d, test.c, test.loss, predicted, low, high, error, strict=True)
+    keys = ("N", "D", "C", "measured", "predicted")
+    rows = [
+        {"row": int(row), **{k: float(v) for k, v in zip(keys, values, strict=True)}, "ci95": [float(lo), float(hi)],
+         "error": float(off)} for row, *values, lo, hi, off in columns
+    ]  # fmt: skip
+    return {
+        "rows": rows,
+        "mean_abs_error": float(np.abs(error).mean()),
+        "max_abs_error": float(np.abs(error).max()),
+        "best": float(error[test.loss.argmin()]),
+        "fitted_rows": len(rest),
+        "fitted_up_to": float(rest.c.max()),
+    }
+
+
+def _parametric(table: Table, settings: Settings, price: optimum.Price) -> dict[str, Any]:
+    found, thetas, parameters = fit_law(laws.Law(("N", "D")), table, settings)
+    value, values = found.natural(found.theta[None]), found.natural(thetas)
+    residuals = np.log(table.loss / found.predict(found.theta[None], [table.n, table.d])[0])
+    flagged, z = find_outliers(residuals, len(found.theta))
+    top = float(table.c.max())
+    best, drawn = optimum.exponents(value), optimum.exponents(values)
+    optimal: dict[str, Any] = {k: bootstrap.quantity(float(best[k][0]), drawn[k], max_width=0.5) for k in ("a", "b")}
+    optimal["flops_per_parameter_token"] = float(np.exp(price.log_flops[0])) if price.is_constant else None
+    optimal["budgets"] = []
+    for budget in settings.budgets or (top, 10 * top):
+        at, spread = optimum.allocate(value, budget, price), optimum.allocate(values, budget, price)
+        row: dict[str, Any] = {k: bootstrap.quantity(float(at[k][0]), spread[k], max_ratio=10.0) for k in at}
+        optimal["budgets"].append({"C": float(budget), "extrapolation": float(f"{budget / top:.3g}"), **row})
+    reach = np.geomspace(table.c.min(), max([top, *(row["C"] for row in optimal["budgets"])]), _CURVE_POINTS)
+    optimal["curve"] = _curve(
+        value, {name: column[:_CURVE_REPLICATES] for name, column in values.items()}, reach, price
+    )
+    return {
+        "parametric": parameters,
+        "optimal": optimal,
+        "outliers": [
+            {"row": int(table.rows[i]), "where": table.names[i], "loss": float(table.loss[i]), "z": float(z[i]),
+             "predicted": float(table.loss[i] * np.exp(-residuals[i]))} for i in flagged
+        ],
+        "residuals": {"row": table.rows.tolist(), "log": residuals.tolist(), "z": z.tolist(),
+                      "scale": laws.robust_scale(residuals, len(found.theta))},
+    }  # fmt: skip
+
+
+def _curve(
+    value: dict[str, Floats], values: dict[str, Floats], budgets: Floats, price: optimum.Price
+) -> dict[str, Any]:
+    """Optimal N, D and loss along the budgets, with the 95% band of each: what the figures draw."""
+    out: dict[str, Any] = {"C": budgets.tolist()}
+    middle = [optimum.allocate(value, budget, price) for budget in budgets]
+    spread = [optimum.allocate(values, budget, price) for budget in budgets]
+    for key in ("N", "D", "loss"):
+        band = np.quantile([at[key] for at in spread], [0.025, 0.975], axis=1)
+        out[key] = [float(at[key][0]) for at in middle]
+        out[f"{key}_low"], out[f"{key}_high"] = band.tolist()
+    return out
+
+
+def _frontiers(table: Table, settings: Settings) -> dict[str, Any]:
+    """L(N), L(D), L(C): the power laws of the rows that nobody beats with less of that variable."""
+    alone = len(table.known) == 1
+    out = {}
+    for name in table.known:
+        chosen = np.arange(len(table)) if alone else np.sort(isoflop.lowest(table.column(name), table.loss))
+        part = dataclasses.replace(table.take(chosen), source=f"{table.source}, L({name})", clusters=None)
+        fits = {}
+        for key, floor in (("with_floor", True), ("without_floor", False)):
+            fits[key] = _or_skip(_parameters, laws.Law((name,), floor), part, settings)
+        out[f"L({name})"] = {"rows": part.rows.tolist(), "points": "all rows" if alone else "frontier", **fits}
+    return out
+
+
+def _parameters(law: laws.Law, table: Table, settings: Settings) -> dict[str, Any]:
+    return fit_law(law, table, settings)[2]
+
+
+def _or_skip(function: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
+    """The part of the result, or why this table does not allow it."""
+    try:
+        return function(*args)
+    except isoflop.NoMinimumError:
+        raise
+    except ConfigError as error:
+        return {"skipped": str(error)}

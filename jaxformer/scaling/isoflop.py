@@ -1,0 +1,225 @@
+"""Chinchilla's first two approaches: the envelope of all runs, and a parabola through each budget's runs.
+
+Both read the compute-optimal size straight off the measured losses and then fit N ~ C^a, D ~ C^b through it. Neither
+needs the law L(N, D); both know only the sizes that were tried. A parabola in log N is symmetric and the true curve
+is not, so sizes that reach further on one side of the optimum than on the other move the vertex.
+
+>>> c = np.repeat([1e15, 2e15, 4e15], 5)
+>>> n = np.sqrt(c / 120) * np.tile([0.25, 0.5, 1, 2, 4], 3)
+>>> found = parabolas(Table.of(n=n, c=c, loss=2 + 0.05 * np.log(n / np.sqrt(c / 120)) ** 2))
+>>> round(found["a"]["value"], 3), [round(budget["D/N"], 1) for budget in found["budgets"]]
+(0.5, [20.0, 20.0, 20.0])
+"""
+
+from typing import Any
+
+import numpy as np
+
+from jaxformer.config import ConfigError
+from jaxformer.scaling import bootstrap
+from jaxformer.scaling.optimum import Price
+from jaxformer.scaling.table import Table
+
+Floats = np.ndarray
+
+_SIZES_PER_BUDGET = 4
+_BUDGETS = 3
+
+
+class NoMinimumError(ConfigError):
+    """A parabola that opens downward: these losses have no optimum to read off."""
+
+
+def budget_groups(c: Floats, tolerance: float = 0.05) -> list[Floats]:
+    """Rows that share a budget: indices per group, ascending in C; [] if the budgets do not fall into groups.
+
+    Sorted budgets closer than `tolerance` belong together; a group wider than three tolerances is a continuum, in
+    which case there are no groups at all.
+
+    >>> [group.tolist() for group in budget_groups(np.array([1e15, 4e15, 1.01e15, 4.1e15]))]
+    [[0, 2], [1, 3]]
+    >>> budget_groups(np.geomspace(1.0, 10.0, 200))
+    []
+    """
+    order = np.argsort(c, kind="stable")
+    log_c = np.log(c[order])
+    groups = np.split(order, np.flatnonzero(np.diff(log_c) > tolerance) + 1)
+    if any(np.ptp(np.log(c[group])) > 3 * tolerance for group in groups):
+        return []
+    return groups if any(len(group) > 1 for group in groups) else []
+
+
+def lowest(x: Floats, loss: Floats) -> Floats:
+    """Rows nobody beats with less: no other row of the same or smaller x has a lower loss. Ascending in x.
+
+    >>> lowest(np.array([1.0, 2.0, 2.0, 4.0]), np.array([3.0, 2.5, 2.0, 2.2])).tolist()
+    [0, 2]
+    """
+    order = np.lexsort((loss, x))
+    best = np.minimum.accumulate(loss[order])
+    first = np.concatenate([[True], loss[order][1:] < best[:-1]])
+    return order[first]
+
+
+def opens_upward(log_n: Floats, loss: Floats, where: str) -> Floats:
+    """Coefficients [c0, c1, c2] of the least-squares parabola c0 + c1 x + c2 x^2 in x = log N.
+
+    Raises:
+      ConfigError: fewer than four different sizes.
+      NoMinimumError: the parabola opens downward.
+    """
+    if len(np.unique(log_n)) < _SIZES_PER_BUDGET:
+        raise ConfigError(
+            f"{where}: {len(np.unique(log_n))} different sizes; a parabola needs at least {_SIZES_PER_BUDGET}"
+        )
+    coefficients = np.polynomial.polynomial.polyfit(log_n, loss, 2)
+    if not coefficients[2] > 0:
+        raise NoMinimumError(f"{where}: the parabola through its {len(loss)} runs opens downward, so it has no minimum")
+    return coefficients
+
+
+def parabolas(
+    table: Table, tolerance: float = 0.05, replicates: int = 1000, seed: int = 0, price: Price | None = None
+) -> dict[str, Any]:
+    """Approach 2: per budget the vertex of a parabola in log N, then power laws through the vertices.
+
+    Intervals come from refitting to the fitted parabolas plus residuals drawn from all budgets together (relative to
+    the loss, enlarged for the three parameters each parabola used up): the design is small and was chosen, so rows
+    are not resampled.
+
+    Returns:
+      {"budgets": [{"C", "N", "D", "D/N", "loss", "N_ci95", "parabola", "centre", "rows"}], "a", "b",
+      "left_out": [lines]}; loss = c0 + c1 x + c2 x^2 at x = log N - centre.
+
+    Raises:
+      ConfigError: no groups of equal budgets, fewer than 3 budgets with a minimum inside the sizes tried.
+      NoMinimumError: the parabola of every budget opens downward.
+    """
+    groups = budget_groups(table.c, tolerance)
+    if not groups:
+        raise ConfigError(f"{table.source}: the budgets do not fall into groups within {100 * tolerance:g}%; "
+                          "iso-FLOP parabolas need runs of several sizes at the same C")  # fmt: skip
+    price = price or Price.of(table)
+    kept, left_out, noise, downward = [], [], [], 0
+    for group in groups:
+        budget = float(np.median(table.c[group]))
+        where = f"budget {budget:.3g} FLOPs"
+        log_n, loss = np.log(table.n[group]), table.loss[group]
+        centre = float(log_n.mean())
+        try:
+            coefficients = opens_upward(log_n - centre, loss, where)
+        except ConfigError as error:
+            left_out.append(str(error))
+            downward += isinstance(error, NoMinimumError)
+            continue
+        vertex = centre - 0.5 * coefficients[1] / coefficients[2]
+        if not log_n.min() < vertex < log_n.max():
+            side = "smaller" if vertex <= log_n.min() else "larger"
+            left_out.append(f"{where}: its minimum lies outside the sizes tried; add {side} ones")
+            continue
+        hat = np.linalg.pinv(np.vander(log_n - centre, 3, increasing=True))
+        fitted = np.vander(log_n - centre, 3, increasing=True) @ coefficients
+        noise.append((loss - fitted) / fitted * np.sqrt(len(loss) / max(len(loss) - 3, 1)))
+        kept.append((budget, group, centre, coefficients, hat, fitted))
+    if len(kept) < _BUDGETS:
+        kind = NoMinimumError if downward and downward == len(groups) else ConfigError
+        reasons = f" ({'; '.join(left_out)})" if left_out else ""
+        raise kind(
+            f"{table.source}: {len(kept)} of {len(groups)} budgets have a minimum inside the sizes tried; "
+            f"approach 2 needs at least {_BUDGETS}{reasons}"
+        )
+    rng = np.random.default_rng(seed)
+    pool = np.concatenate(noise)
+    budgets, log_c, vertices, drawn = [], [], [], []
+    for budget, group, centre, coefficients, hat, fitted in kept:
+        again = (fitted * (1 + rng.choice(pool, size=(replicates, len(fitted))))) @ hat.T
+        with np.errstate(divide="ignore", invalid="ignore"):
+            moved = np.where(again[:, 2] > 0, centre - 0.5 * again[:, 1] / again[:, 2], np.nan)
+        vertex = centre - 0.5 * coefficients[1] / coefficients[2]
+        tokens = np.log(budget) - price.per_token(np.array(vertex))
+        low, high = np.exp(np.nanquantile(moved, [0.025, 0.975])) if np.isfinite(moved).any() else (np.nan, np.nan)
+        budgets.append({
+            "C": budget, "N": float(np.exp(vertex)), "D": float(np.exp(tokens)), "D/N": float(np.exp(tokens - vertex)),
+            "loss": float(coefficients[0] - 0.25 * coefficients[1] ** 2 / coefficients[2]),
+            "N_ci95": [float(low), float(high)], "parabola": [float(v) for v in coefficients], "centre": centre,
+            "rows": [int(row) for row in table.rows[group]],
+        })  # fmt: skip
+        log_c.append(np.log(budget))
+        vertices.append(vertex)
+        drawn.append(moved)
+    out = _slopes(np.array(log_c), np.array(vertices), np.stack(drawn, -1), price)
+    return {"budgets": budgets, **out, "left_out": left_out}
+
+
+def envelope(
+    table: Table, tolerance: float = 0.05, replicates: int = 1000, seed: int = 0, price: Price | None = None
+) -> dict[str, Any]:
+    """Approach 1: the run of lowest loss at every budget (without groups: the runs on the frontier), then power laws.
+
+    Intervals come from resampling rows and reading the envelope off again, so they know that another size might have
+    won; they do not know the sizes between those tried.
+
+    Returns:
+      {"budgets": [{"C", "N", "D", "D/N", "loss", "rows"}], "a", "b"}.
+
+    Raises:
+      ConfigError: fewer than four runs on the envelope, or all of one size.
+    """
+    price = price or Price.of(table)
+    groups = budget_groups(table.c, tolerance)
+    index = np.arange(len(table))
+    if groups:
+        budget_of = np.empty(len(table))
+        for group in groups:
+            budget_of[group] = np.median(table.c[group])
+    else:
+        budget_of = table.c
+
+    def winners(present: Floats) -> Floats:
+        if not groups:
+            return present[lowest(budget_of[present], table.loss[present])]
+        order = present[np.lexsort((table.loss[present], budget_of[present]))]
+        return order[np.concatenate([[True], np.diff(budget_of[order]) > 0])]
+
+    best = winners(index)
+    if len(best) < _BUDGETS + 1:
+        raise ConfigError(f"{table.source}: {len(best)} runs on the envelope; approach 1 needs at least {_BUDGETS + 1}")
+    if len(np.unique(table.n[best])) < 2:
+        raise ConfigError(f"{table.source}: every run on the envelope has N = {table.n[best[0]]:.4g}; "
+                          "approach 1 needs budgets at which different sizes win")  # fmt: skip
+    counts = bootstrap.weights(len(table), replicates, seed=seed, clusters=table.clusters, resampling="rows")
+    a, b = np.full(replicates, np.nan), np.full(replicates, np.nan)
+    log_n, log_c = np.log(table.n), np.log(budget_of)
+    for r in range(replicates):
+        chosen = winners(np.flatnonzero(counts[r]))
+        if len(np.unique(log_c[chosen])) > 1:
+            a[r], b[r] = _line(log_c[chosen], log_n[chosen], price)
+    value = _line(log_c[best], log_n[best], price)
+    budgets = [
+        {"C": float(budget_of[i]), "N": float(table.n[i]), "D": float(table.d[i]), "loss": float(table.loss[i]),
+         "D/N": float(table.d[i] / table.n[i]), "rows": [int(table.rows[i])]} for i in best
+    ]  # fmt: skip
+    return {
+        "budgets": budgets,
+        "a": bootstrap.quantity(value[0], a, max_width=0.5),
+        "b": bootstrap.quantity(value[1], b, max_width=0.5),
+    }
+
+
+def _line(log_c: Floats, log_n: Floats, price: Price) -> tuple[float, float]:
+    """Least-squares slopes of log N and log D over log C."""
+    x = log_c - log_c.mean()
+    log_d = log_c - price.per_token(log_n)
+    return float(x @ log_n / (x @ x)), float(x @ log_d / (x @ x))
+
+
+def _slopes(log_c: Floats, vertices: Floats, drawn: Floats, price: Price) -> dict[str, Any]:
+    """The two exponents with intervals; drawn: [R, budgets] vertices of the replicates."""
+    value = _line(log_c, vertices, price)
+    x = log_c - log_c.mean()
+    tokens = log_c - price.per_token(drawn)
+    a, b = drawn @ x / (x @ x), tokens @ x / (x @ x)
+    return {
+        "a": bootstrap.quantity(value[0], a, max_width=0.5),
+        "b": bootstrap.quantity(value[1], b, max_width=0.5),
+    }

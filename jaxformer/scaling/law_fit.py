@@ -1,0 +1,125 @@
+"""One law on one table: point estimate, bootstrap replicates, an interval for every parameter, the profile of E."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from jaxformer.config import ConfigError
+from jaxformer.scaling import bootstrap, laws
+from jaxformer.scaling.table import Table
+
+Floats = np.ndarray
+
+_MAX_RATIO = {"E": 2.0, "A": 1000.0, "B": 1000.0, "alpha": 3.0, "beta": 3.0}
+_WORTHLESS = 1e-3  # E below this share of the lowest loss is no irreducible loss
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to fit.
+
+    Attributes:
+      delta: of Huber's function on log-residuals.
+      replicates: bootstrap replicates.
+      seed: of the bootstrap.
+      resampling: "weights" or "rows", see `bootstrap`.
+      budgets: FLOPs at which the compute-optimal N and D are wanted; the top of the table and ten times it if empty.
+      holdout: how many of the largest budgets are left out and predicted; 0: none.
+      budget_tolerance: relative difference under which two budgets are one.
+    """
+
+    delta: float = 1e-3
+    replicates: int = 1000
+    seed: int = 0
+    resampling: str = "weights"
+    budgets: tuple[float, ...] = ()
+    holdout: int = 1
+    budget_tolerance: float = 0.05
+
+    def __post_init__(self):
+        for name, low in (("delta", 0.0), ("budget_tolerance", 0.0)):
+            if not low < getattr(self, name) < 1:
+                raise ConfigError(f"{name}: {getattr(self, name)}; accepted: a number between 0 and 1")
+        if self.replicates < 100:
+            raise ConfigError(f"replicates: {self.replicates}; accepted: 100 or more (95% intervals need their tails)")
+        if self.holdout < 0:
+            raise ConfigError(f"holdout: {self.holdout}; accepted: 0 or more")
+        if self.resampling not in bootstrap.RESAMPLING:
+            raise ConfigError(f"resampling: {self.resampling!r}; accepted: {', '.join(bootstrap.RESAMPLING)}")
+        for budget in self.budgets:
+            if not 0 < budget < float("inf"):
+                raise ConfigError(f"budget: {budget}; accepted: FLOPs above 0")
+
+
+def fit_law(law: laws.Law, table: Table, settings: Settings) -> tuple[laws.Estimate, Floats, dict[str, Any]]:
+    """One law on every row of a table: the estimate, its replicates theta [R, P], and the parameters with intervals."""
+    xs = [table.column(name) for name in law.variables]
+    found = laws.estimate(law, xs, table.loss, delta=settings.delta, where=table.source)
+    drawn = bootstrap.weights(
+        len(table), settings.replicates, seed=settings.seed, clusters=table.clusters, resampling=settings.resampling
+    )
+    thetas = laws.replicate(found, xs, table.loss, drawn)
+    value, values = found.natural(found.theta[None]), found.natural(thetas)
+    low, high = laws.EXPONENT_RANGE
+    stuck = {name: (values[name] <= low * 1.001) | (values[name] >= high * 0.999) for name in values if name[0] in "ab"}
+    parameters: dict[str, Any] = {}
+    for name in law.names:
+        doubt, at_bound, bound = None, None, ""
+        if name == "E":
+            floors, statistic, cut = laws.profile_floor(found, xs, table.loss, drawn, thetas)
+            if statistic[0] < cut:
+                doubt = "its profile is flat down to zero"
+            elif statistic[-1] < cut:
+                doubt = "its profile is flat up to the lowest loss"
+            at_bound, bound = values["E"] < _WORTHLESS * table.loss.min(), "zero"
+        else:
+            exponent = {"A": "alpha", "B": "beta"}.get(name, name)
+            at_bound, bound = stuck[exponent], f"{exponent} = {low} or {high}"
+        parameters[name] = bootstrap.quantity(
+            float(value[name][0]), values[name], max_ratio=_MAX_RATIO[name], at_bound=at_bound, bound=bound, doubt=doubt
+        )
+    parameters["law"] = str(law)
+    parameters["objective"] = found.value
+    parameters["starts"] = {"tried": found.num_starts, "reached_best": found.num_reached}
+    if law.floor:
+        parameters["profile"] = {
+            "E": floors.tolist(),
+            "cut": cut,
+            "statistic": np.minimum(statistic, 1e6).tolist(),
+            "ci95": _crossings(floors, statistic, cut),
+        }
+    return found, thetas, parameters
+
+
+def _crossings(x: Floats, statistic: Floats, cut: float) -> list[float]:
+    """Where the statistic's root, drawn as straight pieces, crosses the cut; the end of x where it does not."""
+    root, level = np.sqrt(statistic), np.sqrt(cut)
+    inside = np.flatnonzero(root < level)
+    if not len(inside):
+        return [float(x[statistic.argmin()])] * 2
+    ends = []
+    for edge, step in ((inside[0], -1), (inside[-1], 1)):
+        out = edge + step
+        if 0 <= out < len(x):
+            share = (level - root[edge]) / (root[out] - root[edge])
+            ends.append(float(x[edge] + share * (x[out] - x[edge])))
+        else:
+            ends.append(float(x[edge]))
+    return ends
+
+
+def fit_power_law(
+    x: ArrayLike, loss: ArrayLike, *, variable: str = "N", floor: bool = True, settings: Settings | None = None
+) -> dict[str, Any]:
+    """L = E + A / x^alpha, or without E, over all the points given; `variable` ("N", "D", "C") is only its name.
+
+    >>> x = np.geomspace(1e6, 1e9, 10)
+    >>> fit = fit_power_law(x, 2 + 50 * x**-0.3, variable="D")
+    >>> fit["law"], round(fit["alpha"]["value"], 4)
+    ('L = E + A / D^alpha', 0.3)
+    """
+    n, d, c = (x if variable == name else None for name in ("N", "D", "C"))
+    table = Table.of(loss=loss, n=n, d=d, c=c)
+    return fit_law(laws.Law((variable,), floor), table, settings or Settings())[2]

@@ -1,0 +1,110 @@
+"""Where to spend a budget: the size N and the tokens D of lowest loss at C FLOPs, under a fitted law.
+
+With the usual C = 6 N D the answer is closed: N = G (C/6)^a, D = (C/6)^b / G with a = beta / (alpha + beta),
+b = alpha / (alpha + beta), G = (alpha A / (beta B))^(1 / (alpha + beta)) (Hoffmann et al. 2022, equation 4). A table
+that counts FLOPs exactly (attention and head included) has another price per token at every size; then the price is
+interpolated over log N and the minimum searched along the budget.
+
+>>> law = {"E": 1.69, "A": 406.4, "alpha": 0.34, "B": 410.7, "beta": 0.28}
+>>> best = allocate({name: np.array([value]) for name, value in law.items()}, 5.76e23, Price.constant(6.0))
+>>> f"{best['N'][0]:.1e} {best['D'][0]:.1e} {best['loss'][0]:.3f}"
+'3.2e+10 3.0e+12 1.931'
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxformer.scaling.table import Table
+
+Floats = np.ndarray
+
+_GRID_POINTS = 1200
+
+
+@dataclass(frozen=True)
+class Price:
+    """FLOPs per training token as a function of N.
+
+    Attributes:
+      log_n, log_flops: [K] knots, N ascending; one knot means `flops = constant * N`.
+    """
+
+    log_n: Floats
+    log_flops: Floats
+
+    @classmethod
+    def constant(cls, flops_constant: float) -> "Price":
+        """C = flops_constant * N * D."""
+        return cls(np.zeros(1), np.log([flops_constant]))
+
+    @classmethod
+    def of(cls, table: Table) -> "Price":
+        """The price in a table's own N, D and C; constant where C / (N D) varies by less than 1 %."""
+        ratio = np.log(table.c / (table.n * table.d))
+        if table.derived or np.ptp(ratio) < 0.01:
+            return cls.constant(float(np.exp(np.median(ratio))))
+        sizes = np.unique(table.n)
+        if len(sizes) == 1:
+            return cls.constant(float(np.exp(np.median(ratio))))
+        flops = [np.median(np.log(table.c / table.d)[table.n == size]) for size in sizes]
+        return cls(np.log(sizes), np.array(flops))
+
+    @property
+    def is_constant(self) -> bool:
+        """True if C is a constant times N times D."""
+        return len(self.log_n) == 1
+
+    def per_token(self, log_n: Floats) -> Floats:
+        """log FLOPs per token; beyond the knots the slope of the last two goes on."""
+        if self.is_constant:
+            return self.log_flops[0] + (log_n - self.log_n[0])
+        slopes = np.diff(self.log_flops) / np.diff(self.log_n)
+        inside = np.interp(log_n, self.log_n, self.log_flops)
+        below = np.minimum(log_n - self.log_n[0], 0.0) * slopes[0]
+        above = np.maximum(log_n - self.log_n[-1], 0.0) * slopes[-1]
+        return inside + below + above
+
+
+def allocate(law: dict[str, Floats], budget: float, price: Price) -> dict[str, Floats]:
+    """Compute-optimal N, D, loss and tokens per parameter at `budget` FLOPs.
+
+    Args:
+      law: E, A, alpha, B, beta, [R] each.
+
+    Returns:
+      "N", "D", "loss", "D/N", [R] each.
+    """
+    floor, a, alpha, b, beta = (law[name] for name in ("E", "A", "alpha", "B", "beta"))
+    middle = (np.log(alpha * a / (beta * b)) + beta * (np.log(budget) - price.log_flops[0])) / (alpha + beta)
+    if price.is_constant:
+        log_n = middle
+    else:
+        log_n = _search(law, budget, price)
+    log_d = np.log(budget) - price.per_token(log_n)
+    loss = floor + a * np.exp(-alpha * log_n) + b * np.exp(-beta * log_d)
+    return {"N": np.exp(log_n), "D": np.exp(log_d), "loss": loss, "D/N": np.exp(log_d - log_n)}
+
+
+def exponents(law: dict[str, Floats]) -> dict[str, Floats]:
+    """a and b of N ~ C^a, D ~ C^b with C proportional to N D."""
+    total = law["alpha"] + law["beta"]
+    return {"a": law["beta"] / total, "b": law["alpha"] / total}
+
+
+def _search(law: dict[str, Floats], budget: float, price: Price) -> Floats:
+    """log N of the lowest loss on a grid along the budget, refined by a parabola through the three lowest points."""
+    low = price.log_n[0] - 12.0
+    grid = np.linspace(low, max(price.log_n[-1], np.log(budget) / 2) + 12.0, _GRID_POINTS)
+    log_d = np.log(budget) - price.per_token(grid)
+    out = np.empty(len(law["A"]))
+    for i in range(len(out)):
+        size = np.log(law["A"][i]) - law["alpha"][i] * grid
+        tokens = np.log(law["B"][i]) - law["beta"][i] * log_d
+        total = np.logaddexp(size, tokens)
+        best = int(np.clip(total.argmin(), 1, len(grid) - 2))
+        before, at, after = total[best - 1 : best + 2]
+        bend = before - 2 * at + after
+        shift = 0.5 * (before - after) / bend if bend > 0 else 0.0
+        out[i] = grid[best] + shift * (grid[1] - grid[0])
+    return out

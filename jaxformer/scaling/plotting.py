@@ -1,0 +1,112 @@
+"""How every figure is drawn and saved. matplotlib (extra `scaling`) is imported when the first one is.
+
+Every figure reads in black and white: colour runs along `cividis`, whose lightness rises evenly and which colour-blind
+eyes see in order, and whatever must be told apart also differs in marker or dash. Axes name their unit.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxformer.config import ConfigError
+
+UNITS = {"N": "parameters N", "D": "training tokens D", "C": "training compute C (FLOP)"}
+_MARKERS = "osD^vPX<>p"
+_DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)))
+STYLE = {
+    "font.size": 10.0,
+    "axes.titlesize": 11.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "0.9",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.6,
+    "legend.frameon": False,
+    "legend.fontsize": 9.0,
+    "svg.hashsalt": "jaxformer",
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+}
+
+
+def matplotlib() -> Any:
+    """The package, its parts imported; raises ConfigError, saying what to install, if it is not there."""
+    try:
+        import matplotlib as package
+        import matplotlib.figure
+        import matplotlib.ticker
+    except ImportError:
+        raise ConfigError("figures need matplotlib: pip install 'jaxformer[scaling]', or ask for no figures") from None
+    return package
+
+
+def save(figures: Mapping[str, Any], directory: str | Path) -> list[Path]:
+    """Writes NAME.png (150 dots per inch) and NAME.svg of each; returns the paths. The files hold no date."""
+    paths = []
+    with matplotlib().rc_context(STYLE):
+        for name, figure in figures.items():
+            for suffix, metadata in (("png", {}), ("svg", {"Date": None})):
+                path = Path(directory) / f"{name}.{suffix}"
+                figure.savefig(path, dpi=150, metadata=metadata, bbox_inches="tight")
+                paths.append(path)
+    return paths
+
+
+def panel(rows: int = 1) -> tuple[Any, Any]:
+    """A figure of one panel, or of several above each other (side by side they would be too small on a phone)."""
+    figure = matplotlib().figure.Figure(figsize=(6.4, 4.2 if rows == 1 else 3.4 * rows), layout="constrained")
+    return figure, figure.subplots(rows, 1)
+
+
+def shade(share: float) -> Any:
+    """A colour of `cividis`: 0 dark blue to 1 light yellow."""
+    return matplotlib().colormaps["cividis"](share)
+
+
+def line_style(i: int, count: int) -> dict[str, Any]:
+    """Colour and dash of the i-th of `count` lines."""
+    return {"color": shade(0.9 * i / max(count - 1, 1)), "linestyle": _DASHES[i % len(_DASHES)]}
+
+
+def marker(i: int) -> str:
+    """Marker of the i-th series."""
+    return _MARKERS[i % len(_MARKERS)]
+
+
+def loss_ticks(axis: Any) -> None:
+    """Plain, evenly spaced numbers on a logarithmic loss axis, which rarely spans a decade."""
+    ticker = matplotlib().ticker
+    axis.set_major_locator(ticker.MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(ticker.NullFormatter())
+
+
+def size_bar(figure: Any, axes: Any, shades: Any, logs: np.ndarray, name: str) -> None:
+    """A colour bar whose numbers are sizes, not logarithms."""
+    ticker = matplotlib().ticker
+    bar = figure.colorbar(shades, ax=axes, pad=0.01)
+    low, high = logs.min(), logs.max()
+    steps = (1,) if high - low > 4 else (1, 3) if high - low > 1.5 else (1, 2, 5)
+    marks = [k + np.log10(step) for k in range(math.floor(low), math.ceil(high) + 1) for step in steps]
+    marks = [mark for mark in marks if low <= mark <= high] or [low, high]
+    bar.ax.yaxis.set_major_locator(ticker.FixedLocator(marks))
+    bar.ax.yaxis.set_minor_locator(ticker.NullLocator())
+    bar.ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: count(10**value)))
+    bar.set_label(UNITS[name])
+
+
+def count(value: float) -> str:
+    """A number of parameters or tokens in short.
+
+    >>> count(44e6), count(1.5e9)
+    ('44M', '1.5B')
+    """
+    for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= unit:
+            return f"{value / unit:.3g}{name}"
+    return f"{value:.3g}"

@@ -1,0 +1,247 @@
+"""One self-contained HTML page about one or more fits: figures, tables with intervals, commands, manifest.
+
+The page holds its figures (SVG), needs no network and no script, and reads at any width. It is fed plain dicts.
+
+>>> quantity = {"value": 0.3478, "ci95": [0.31, 0.39], "stderr": 0.02}
+>>> interval(quantity), interval({"value": None, "why": "its profile is flat down to zero", "ci95": [0, 1]})
+('0.3478 [0.31, 0.39]', 'not pinned: its profile is flat down to zero')
+>>> html = page("A ladder", {"all parameters": {"parametric": {"alpha": quantity, "law": "L"}, "warnings": []}}, {})
+>>> html.count("<html"), "0.3478" in html
+(1, True)
+"""
+
+import base64
+import html
+import io
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxformer.scaling import plotting
+
+_CAPTIONS = {
+    "loss_compute": "Every run's loss against its compute, shaded by size; the line is the law at its best size.",
+    "isoflop": "Runs of equal compute, the parabola through them, and its minimum (approach 2).",
+    "optimum": "The size and tokens of lowest loss at a budget: law (3), envelope (1) and parabolas (2). "
+    "Bars are 95% intervals of the parabolas' minima.",
+    "residuals": "What the law misses, in percent of the loss.",
+    "holdout": "The largest budgets, left out of the fit and predicted from the smaller ones.",
+    "profile": "The likelihood-ratio statistic with E held at each value and everything else refitted.",
+    "learning_rate": "Final loss against peak learning rate at each size.",
+    "training": "Loss while training.",
+}
+_STYLE = """
+:root { color-scheme: light; }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 72rem; padding: 1rem; color: #1a1a1a; background: #fff;
+       font: 16px/1.5 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; overflow-wrap: break-word; }
+h1 { font-size: 1.7rem; line-height: 1.2; margin: .5rem 0 1rem; }
+h2 { font-size: 1.25rem; margin: 2.2rem 0 .6rem; padding-bottom: .2rem; border-bottom: 1px solid #ccc; }
+p, ul { max-width: 44rem; }
+.summary { padding: .6rem 1rem; border-left: 4px solid #333; background: #f4f4f4; max-width: none; }
+.summary p { margin: .2rem 0; max-width: none; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; margin: .4rem 0; }
+th, td { text-align: left; padding: .28rem .9rem .28rem 0; border-bottom: 1px solid #e2e2e2; vertical-align: top; }
+th { font-weight: 600; }
+td.number { white-space: nowrap; }
+td.why { color: #444; font-style: italic; }
+.caption { color: #444; font-size: .92rem; margin: .8rem 0 .2rem; }
+.figures { display: grid; gap: 1.4rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); }
+figure { margin: 0; } figure img { width: 100%; height: auto; display: block; }
+figcaption { font-size: .9rem; color: #444; }
+pre { background: #f4f4f4; padding: .6rem .8rem; overflow-x: auto; font-size: .85rem; white-space: pre-wrap;
+      overflow-wrap: anywhere; }
+@media (max-width: 45rem) {
+  body { padding: .7rem; font-size: 15px; }
+  table.wide, table.wide tbody, table.wide tr { display: block; }
+  table.wide tr.head { display: none; }
+  table.wide tr { border-bottom: 1px solid #999; padding: .35rem 0; }
+  table.wide td { display: flex; border: 0; padding: .05rem 0; white-space: normal; }
+  table.wide td:empty { display: none; }
+  table.wide td::before { content: attr(data-label); flex: 0 0 8.5rem; color: #444; font-style: normal; }
+}
+"""
+
+
+def page(
+    title: str,
+    fits: Mapping[str, Mapping[str, Any]],
+    figures: Mapping[str, str],
+    *,
+    summary: Sequence[str] = (),
+    captions: Mapping[str, str] | None = None,
+    notes: Sequence[str] = (),
+    tables: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    commands: Sequence[str] = (),
+    manifest: Mapping[str, Any] | None = None,
+) -> str:
+    """The page as text.
+
+    Args:
+      title: heading.
+      fits: how N and C are counted ("all parameters, 6ND") -> result of `fit.fit_table`. The first is the headline; the
+        exponents are given under each.
+      figures: name -> SVG text, or a `data:` address (`embed` makes either); shown in this order.
+      summary: lines at the top.
+      captions: name -> caption, beside those known for the figures of `figures.draw`.
+      notes: paragraphs of what was done and what it does not show.
+      tables: heading -> rows, plain dicts of the same keys; a dict with "ci95" in a cell is a number with its interval.
+      commands: exact command lines.
+      manifest: versions, devices, data, seeds; printed as JSON.
+    """
+    name, first = next(iter(fits.items()))
+    known = {**_CAPTIONS, **(captions or {})}
+    parts = [f"<h1>{html.escape(title)}</h1>"]
+    if summary:
+        parts.append('<div class="summary">' + "".join(f"<p>{html.escape(line)}</p>" for line in summary) + "</div>")
+    parts += [f"<p>{html.escape(note)}</p>" for note in notes]
+    if figures:
+        parts.append("<h2>Figures</h2>")
+        parts.append('<div class="figures">')
+        parts += [_figure(key, picture, known.get(key, key)) for key, picture in figures.items()]
+        parts.append("</div>")
+    parts += _fit_tables(name, first)
+    if len(fits) > 1:
+        parts.append("<h2>Exponents under each way of counting</h2>")
+        parts.append(table([{"counting": key, **_exponents(fit)} for key, fit in fits.items()]))
+    for heading, rows in (tables or {}).items():
+        parts += [f"<h2>{html.escape(heading)}</h2>", table(rows)]
+    warnings = [line for fit in fits.values() for line in fit.get("warnings", [])]
+    if warnings:
+        parts.append("<h2>Notes of the fit</h2><ul>")
+        parts += [f"<li>{html.escape(line)}</li>" for line in dict.fromkeys(warnings)] + ["</ul>"]
+    if commands:
+        parts += ["<h2>Commands</h2>", f"<pre>{html.escape(chr(10).join(commands))}</pre>"]
+    if manifest:
+        text = json.dumps(manifest, indent=1, default=str, ensure_ascii=False)
+        parts += ["<h2>Manifest</h2>", f"<pre>{html.escape(text)}</pre>"]
+    head = (
+        f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{html.escape(title)}</title><style>{_STYLE}</style>"
+    )
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n' + "\n".join(parts) + "\n</body></html>\n"
+
+
+def write(path: str | os.PathLike, text: str) -> Path:
+    """Writes a page whole or not at all; returns its path."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+    return path
+
+
+def embed(figure: Any) -> str:
+    """A matplotlib figure as SVG text, for `page`."""
+    buffer = io.StringIO()
+    with plotting.matplotlib().rc_context(plotting.STYLE):
+        figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None})
+    return buffer.getvalue()
+
+
+def interval(quantity: Mapping[str, Any], number: Callable[[float], str] = "{:.4g}".format) -> str:
+    """A number with its 95 % interval as text, or why there is none."""
+    if quantity["value"] is None:
+        return f"not pinned: {quantity['why']}"
+    low, high = quantity["ci95"]
+    return f"{number(quantity['value'])} [{number(low)}, {number(high)}]"
+
+
+def table(rows: Sequence[Mapping[str, Any]], caption: str | None = None) -> str:
+    """An HTML table of plain dicts, the keys of the first as header; on a narrow screen a wide one becomes a list."""
+    title = f'<p class="caption">{html.escape(caption)}</p>' if caption else ""
+    if not rows:
+        return f"{title}<p>none</p>"
+    header = "".join(f"<th>{html.escape(str(key))}</th>" for key in rows[0])
+    body = "".join("<tr>" + "".join(_cell(key, row.get(key)) for key in rows[0]) + "</tr>" for row in rows)
+    kind = ' class="wide"' if len(rows[0]) > 2 else ""
+    return f'{title}<div class="scroll"><table{kind}><tr class="head">{header}</tr>{body}</table></div>'
+
+
+def _cell(key: str, value: Any) -> str:
+    """One cell; in columns called N and D numbers are written 48.1M, 34.6B."""
+    text, kind = "" if value is None else str(value), ""
+    number = plotting.count if key in ("N", "D") else "{:.4g}".format
+    if isinstance(value, Mapping) and "ci95" in value:
+        text, kind = interval(value, number), "number" if value["value"] is not None else "why"
+    elif isinstance(value, float):
+        text, kind = number(value), "number"
+    if text.startswith("L = "):
+        shown = _law(text)
+    else:
+        shown = html.escape(text)
+    return f'<td class="{kind}" data-label="{html.escape(key, quote=True)}">{shown}</td>'
+
+
+def _law(text: str) -> str:
+    """A law's formula with its exponents raised."""
+    text = html.escape(text).replace("^alpha", "<sup>&alpha;</sup>").replace("^beta", "<sup>&beta;</sup>")
+    return f'<span style="white-space: nowrap">{text}</span>'
+
+
+def _figure(name: str, picture: str, caption: str) -> str:
+    if not picture.startswith("data:"):
+        picture = "data:image/svg+xml;base64," + base64.b64encode(picture.encode()).decode()
+    text = html.escape(caption, quote=True)
+    return (
+        f'<figure id="{html.escape(name)}"><img src="{picture}" alt="{text}"><figcaption>{text}</figcaption></figure>'
+    )
+
+
+def _fit_tables(name: str, fit: Mapping[str, Any]) -> list[str]:
+    out = []
+    if "parametric" in fit:
+        law = fit["parametric"]
+        rows = [
+            {"parameter": key, "value [95% interval]": law[key]}
+            for key in ("E", "A", "B", "alpha", "beta")
+            if key in law
+        ]
+        out += [f"<h2>The law {_law(law['law'])}</h2>", table(rows, f"N and C counted as: {name}")]
+        if "profile" in law:
+            low, high = law["profile"]["ci95"]
+            out.append(f"<p>E by profile likelihood: {low:.4g} to {high:.4g} nats per token.</p>")
+    if "optimal" in fit:
+        rows = [
+            {"C (FLOP)": row["C"], "of the largest run": f"{row['extrapolation']:g} x", "N": row["N"], "D": row["D"],
+             "tokens/parameter": row["D/N"], "loss": row["loss"]} for row in fit["optimal"]["budgets"]
+        ]  # fmt: skip
+        out += ["<h2>Compute-optimal size and tokens</h2>", table(rows)]
+        ways = [
+            ("3, the law", fit["optimal"]),
+            ("2, iso-FLOP parabolas", fit["isoflop"]),
+            ("1, envelope", fit["envelope"]),
+        ]
+        done = [
+            {"approach": way, "a (N ~ C^a)": part["a"], "b (D ~ C^b)": part["b"]} for way, part in ways if "a" in part
+        ]
+        out.append(table(done, "exponents, by Chinchilla's three approaches"))
+        out += [f"<p>Approach {way}: {html.escape(part['skipped'])}.</p>" for way, part in ways if "skipped" in part]
+    if "rows" in fit.get("holdout", {}):
+        keys = ("N", "D", "C", "measured", "predicted")
+        rows = [
+            {**{key: row[key] for key in keys}, "95% interval": "{:.4g} to {:.4g}".format(*row["ci95"]),
+             "off by": f"{100 * row['error']:+.2f}%"} for row in fit["holdout"]["rows"]
+        ]  # fmt: skip
+        out += ["<h2>Largest budgets, predicted from the smaller ones</h2>", table(rows)]
+    laws = fit.get("power_laws", {})
+    if laws:
+        rows = [
+            {"law": part[key]["law"], "over": f"{len(part['rows'])} points, {part['points']}", "E": part[key].get("E"),
+             "A": part[key]["A"], "alpha": part[key]["alpha"]}
+            for part in laws.values() for key in ("with_floor", "without_floor") if "skipped" not in part[key]
+        ]  # fmt: skip
+        out += ["<h2>Power laws in one variable</h2>", table(rows)] if rows else []
+    if fit.get("outliers"):
+        rows = [{"row": o["row"], "loss": o["loss"], "predicted": o["predicted"], "z": o["z"]} for o in fit["outliers"]]
+        out += ["<h2>Likely outliers</h2>", table(rows, "rows over 4 robust standard deviations off the law")]
+    return out
+
+
+def _exponents(fit: Mapping[str, Any]) -> dict[str, Any]:
+    law, optimal = fit["parametric"], fit["optimal"]
+    return {"alpha": law["alpha"], "beta": law["beta"], "a (N ~ C^a)": optimal["a"], "b (D ~ C^b)": optimal["b"]}

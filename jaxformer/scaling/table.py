@@ -1,0 +1,219 @@
+"""The table a law is fitted to: one row per trained model, with its size N, tokens D, compute C and loss.
+
+>>> table = Table.of(n=[1e6, 2e6], c=[6e15, 6e15], loss=[3.1, 3.0])
+>>> table.d.tolist(), table.derived
+([1000000000.0, 500000000.0], ('D',))
+>>> Table.of(n=[1e6, -2e6], d=[1e9, 1e9], loss=[3.1, 3.0])
+Traceback (most recent call last):
+...
+jaxformer.config.ConfigError: table: row 2, N: -2000000.0; accepted: a number above 0
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from jaxformer.config import ConfigError
+from jaxformer.scaling.csv_reader import Rows
+
+Floats = np.ndarray
+
+
+@dataclass(frozen=True)
+class Table:
+    """Measured losses. Arrays are [I], float64, finite and positive.
+
+    Attributes:
+      loss: nats per token (the laws do not care, the irreducible term comes in the same unit).
+      n, d, c: parameters, training tokens, training FLOPs, under whatever convention the user counts; NaN throughout
+        if they were not given and cannot be derived.
+      rows: number of each row in its source, from 1.
+      clusters: label of each row for the bootstrap (a seed, a size, a trunk), or None: every row on its own.
+      known: which of "N", "D", "C" there are: one, or all three.
+      derived: which of "C" and "D" came from C = flops_constant * N * D rather than from the source.
+      flops_constant: FLOPs per parameter and token in that relation.
+      source: what messages call the table.
+      names: how messages call each row, "row 3 (line 4)".
+    """
+
+    loss: Floats
+    n: Floats
+    d: Floats
+    c: Floats
+    rows: Floats
+    clusters: list[str] | None = None
+    known: tuple[str, ...] = ("N", "D", "C")
+    derived: tuple[str, ...] = ()
+    flops_constant: float = 6.0
+    source: str = "table"
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        loss: ArrayLike,
+        n: ArrayLike | None = None,
+        d: ArrayLike | None = None,
+        c: ArrayLike | None = None,
+        clusters: Sequence[Any] | None = None,
+        flops_constant: float = 6.0,
+        source: str = "table",
+        names: Sequence[str] | None = None,
+        titles: Mapping[str, str] | None = None,
+    ) -> "Table":
+        """A table of the given columns; of N, D and C the third is derived from two.
+
+        Args:
+          names: how messages call each row; "row 1", ... if not given.
+          titles: how messages call the columns; the keys are "N", "D", "C", "loss".
+
+        Raises:
+          ConfigError: no variable, columns of different lengths, a value that is not a positive finite number.
+        """
+        names = tuple(names) if names is not None else tuple(f"row {i + 1}" for i in range(np.size(loss)))
+        given = {"N": n, "D": d, "C": c, "loss": loss}
+        columns = {}
+        for key, values in given.items():
+            if values is None:
+                continue
+            column = np.asarray(values, np.float64)
+            title = (titles or {}).get(key, key)
+            if column.shape != (len(names),):
+                raise ConfigError(f"{source}: {title} has {column.size} values and there are {len(names)} rows")
+            bad = ~(np.isfinite(column) & (column > 0))
+            if bad.any():
+                first = int(bad.argmax())
+                raise ConfigError(f"{source}: {names[first]}, {title}: {column[first]}; accepted: a number above 0")
+            columns[key] = column
+        if len(columns) < 2:
+            raise ConfigError(f"{source}: neither N nor D nor C; a fit needs at least one of them")
+        derived: tuple[str, ...] = ()
+        if "N" in columns and "C" in columns and "D" not in columns:
+            columns["D"], derived = columns["C"] / (flops_constant * columns["N"]), ("D",)
+        elif "N" in columns and "D" in columns and "C" not in columns:
+            columns["C"], derived = flops_constant * columns["N"] * columns["D"], ("C",)
+        elif "D" in columns and "C" in columns and "N" not in columns:
+            columns["N"], derived = columns["C"] / (flops_constant * columns["D"]), ("N",)
+        known = tuple(key for key in ("N", "D", "C") if key in columns)
+        n_, d_, c_ = (columns.get(key, np.full(len(names), np.nan)) for key in ("N", "D", "C"))
+        labels = None if clusters is None else [str(label) for label in clusters]
+        return cls(columns["loss"], n_, d_, c_, np.arange(1, len(names) + 1), labels, known, derived, flops_constant,
+                   source, names)  # fmt: skip
+
+    @classmethod
+    def from_csv(
+        cls,
+        path: str | os.PathLike,
+        *,
+        loss: str,
+        n: str | None = None,
+        d: str | None = None,
+        c: str | None = None,
+        cluster: str | None = None,
+        flops_constant: float = 6.0,
+    ) -> "Table":
+        """Reads named columns of a CSV file, see `csv_reader` for what is understood.
+
+        Raises:
+          ConfigError: one line for a missing file or column, and for a cell that is not a positive finite number.
+        """
+        rows = Rows.from_file(path)
+        wanted = {"N": n, "D": d, "C": c, "loss": loss}
+        columns = {key: rows.column(name) for key, name in wanted.items() if name is not None}
+        titles = {key: f"column {rows.header[rows.find(name)]!r}" for key, name in wanted.items() if name is not None}
+        return cls.of(
+            n=columns.get("N"),
+            d=columns.get("D"),
+            c=columns.get("C"),
+            loss=columns["loss"],
+            clusters=None if cluster is None else rows.texts(cluster),
+            flops_constant=flops_constant,
+            source=str(path),
+            names=[rows.where(i) for i in range(len(rows.cells))],
+            titles=titles,
+        )
+
+    @classmethod
+    def from_records(
+        cls,
+        records: Sequence[Mapping[str, Any]],
+        *,
+        loss: str = "loss",
+        n: str | None = "params",
+        d: str | None = "tokens",
+        c: str | None = "flops",
+        cluster: str | None = None,
+        flops_constant: float = 6.0,
+        source: str = "records",
+    ) -> "Table":
+        """Takes fields of run records (`jaxformer.records`, kind "final").
+
+        Raises:
+          ConfigError: no records, a record without the field, or a value that is not a positive finite number.
+        """
+        if not records:
+            raise ConfigError(f"{source}: no records")
+        wanted = {"n": n, "d": d, "c": c, "loss": loss}
+        columns = {
+            key: [_value(record, field, i, source) for i, record in enumerate(records)]
+            for key, field in wanted.items()
+            if field is not None
+        }
+        clusters = None if cluster is None else [_field(r, cluster, i, source) for i, r in enumerate(records)]
+        return cls.of(
+            n=columns.get("n"),
+            d=columns.get("d"),
+            c=columns.get("c"),
+            loss=columns["loss"],
+            clusters=clusters,
+            flops_constant=flops_constant,
+            source=source,
+            names=[f"record {i + 1}" for i in range(len(records))],
+        )
+
+    def __len__(self) -> int:
+        return len(self.loss)
+
+    def column(self, name: str) -> Floats:
+        """[I] of "N", "D" or "C"."""
+        return {"N": self.n, "D": self.d, "C": self.c}[name]
+
+    def take(self, index: Floats) -> "Table":
+        """The table of some rows; index: booleans [I] or integers."""
+        index = np.arange(len(self))[index]
+        columns = {k: getattr(self, k) for k in ("loss", "n", "d", "c", "rows")}
+        arrays = {k: column[index] for k, column in columns.items()}
+        clusters = None if self.clusters is None else [self.clusters[i] for i in index]
+        return dataclasses.replace(self, **arrays, clusters=clusters, names=tuple(self.names[i] for i in index))
+
+    def drop_highest_loss(self, count: int) -> "Table":
+        """Without the `count` rows of highest loss (Besiroglu et al. 2024 leave five out).
+
+        Raises:
+          ConfigError: count is negative or leaves nothing.
+        """
+        if not 0 <= count < len(self):
+            raise ConfigError(
+                f"drop-highest-loss: {count}; accepted: 0 to {len(self) - 1}, one less than {self.source} has rows"
+            )
+        order = np.argsort(self.loss, kind="stable")
+        return self.take(np.sort(order[: len(self) - count]))
+
+
+def _field(record: Mapping[str, Any], field: str, i: int, source: str) -> Any:
+    if field not in record:
+        raise ConfigError(f"{source}: record {i + 1} lacks {field}; it has {', '.join(sorted(record))}")
+    return record[field]
+
+
+def _value(record: Mapping[str, Any], field: str, i: int, source: str) -> float:
+    value = _field(record, field, i, source)
+    if isinstance(value, bool) or not isinstance(value, int | float):  # records write nan as a string
+        raise ConfigError(f"{source}: record {i + 1}, {field}: {value!r}; accepted: a number above 0")
+    return float(value)
