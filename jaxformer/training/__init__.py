@@ -1,0 +1,1 @@
+"""Training: receives batches and a `Model`, returns a state and records."""

@@ -1,0 +1,157 @@
+"""Where arrays live: one mesh, one table from logical axes to mesh axes, and the shardings that follow from them.
+
+>>> mesh = make_mesh(MeshConfig(), devices=jax.devices()[:1])
+>>> dict(mesh.shape)
+{'data': 1, 'fsdp': 1, 'tensor': 1}
+>>> from jaxformer.specs import zeros
+>>> param_shardings({"w": ParamSpec((4, 8), ("embed", "mlp"), zeros)}, mesh)["w"].spec
+PartitionSpec()
+"""
+
+import difflib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxformer.config import ConfigError, MeshConfig
+from jaxformer.specs import ParamSpec, is_spec
+from jaxformer.types import Array
+
+AXES = ("data", "fsdp", "tensor")
+
+# THE rule table: logical axis -> the mesh axes it is split over. None: never split.
+RULES: dict[str, tuple[str, ...] | None] = {
+    "rows": ("data", "fsdp"),  # of a batch
+    "vocab": ("tensor",),
+    "embed": ("fsdp",),
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "mlp": ("tensor",),
+    "head_width": None,
+    "layers": None,
+    "positions": None,
+    "types": None,
+    "norm": None,
+}
+# Arrays up to this many numbers stay whole where a dimension does not divide; above it that is an error.
+LARGE = 2**20
+# Fewer key/value heads than devices is usual (multi-query): then every device keeps them all, whatever the size.
+MAY_REPLICATE = frozenset({"kv_heads"})
+
+
+def make_mesh(mesh: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """The mesh with axes ("data", "fsdp", "tensor"), over `devices` (None: all there are).
+
+    Raises:
+      ConfigError: the axes do not multiply to the number of devices.
+    """
+    devices = jax.devices() if devices is None else list(devices)
+    sizes = [mesh.data, mesh.fsdp, mesh.tensor]
+    known = math.prod(n for n in sizes if n is not None)
+    shape = tuple(len(devices) // known if n is None else n for n in sizes)
+    if math.prod(shape) != len(devices):
+        wanted = " x ".join(f"{name} {'fill' if n is None else n}" for name, n in zip(AXES, sizes, strict=True))
+        accepted = f"a divisor of {len(devices)}" if None in sizes else f"a product of {len(devices)}"
+        raise ConfigError(
+            f"config.mesh: {wanted} makes {known}, but the number of devices is {len(devices)}; accepted: {accepted}"
+        )
+    # The shape goes by position because its keyword was renamed in jax 0.11. Auto by name: the default, Explicit,
+    # raises on an einsum over a split dimension.
+    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+
+
+def partition(shape: Sequence[int], axes: Sequence[str | None], mesh: Mesh, name: str = "array") -> P:
+    """The PartitionSpec of one array by the rule table; mesh axes of size 1 are left out.
+
+    A mesh axis is used once per array, by the first dimension that asks for it and divides. A dimension that does
+    not divide stays whole.
+
+    Raises:
+      ConfigError: `axes` holds a name the table lacks, or the array is large and would stay whole along a mesh axis.
+    """
+    entries: list[Any] = []
+    used: set[str] = set()
+    failed: dict[str, str] = {}
+    for size, axis in zip(shape, axes, strict=True):
+        wanted = tuple(a for a in _rule(axis, name) if mesh.shape[a] > 1 and a not in used)
+        parts = math.prod(mesh.shape[a] for a in wanted)
+        if size % parts:
+            if axis not in MAY_REPLICATE:
+                failed.update({a: f"{axis} {size}" for a in wanted})
+            wanted = ()
+        used.update(wanted)
+        entries.append(wanted if len(wanted) > 1 else wanted[0] if wanted else None)
+    for mesh_axis, what in failed.items():
+        if mesh_axis not in used and math.prod(shape) > LARGE:
+            raise ConfigError(
+                f"config.mesh.{mesh_axis}: {mesh.shape[mesh_axis]} does not divide {what} of {name}, so all "
+                f"{math.prod(shape)} numbers of it would be on every device; accepted: a divisor of {what.split()[-1]}"
+            )
+    while entries and entries[-1] is None:
+        entries.pop()
+    return P(*entries)
+
+
+def param_shardings(specs: Any, mesh: Mesh) -> Any:
+    """The tree of NamedSharding of the parameters. Errors as in `partition`."""
+
+    def sharding(path, spec: ParamSpec) -> NamedSharding:
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        return NamedSharding(mesh, partition(spec.shape, spec.axes, mesh, name))
+
+    return jax.tree_util.tree_map_with_path(sharding, specs, is_leaf=is_spec)
+
+
+def batch_sharding(mesh: Mesh, leading: int = 0) -> NamedSharding:
+    """Rows over all data-parallel devices; `leading` unsplit dimensions stand before the rows."""
+    return NamedSharding(mesh, P(*[None] * leading, RULES["rows"]))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The whole array on every device."""
+    return NamedSharding(mesh, P())
+
+
+def check_batch(rows: int, micro_batches: int, mesh: Mesh) -> None:
+    """Raises ConfigError if the rows of a micro-batch do not divide over the data-parallel devices."""
+    devices = row_shards(mesh)
+    if rows % (micro_batches * devices):
+        raise ConfigError(
+            f"config.train.batch_rows: {rows} in micro-batches of {rows / micro_batches:g} rows does not divide over "
+            f"{devices} devices (mesh.data {mesh.shape['data']} x mesh.fsdp {mesh.shape['fsdp']}); "
+            f"accepted: multiples of {micro_batches * devices}"
+        )
+
+
+def row_shards(mesh: Mesh) -> int:
+    """Into how many parts the rows of a batch are split."""
+    return math.prod(mesh.shape[a] for a in RULES["rows"] or ())
+
+
+def host_rows(rows: int, mesh: Mesh) -> np.ndarray:
+    """Which of the `rows` global rows of a batch this process must bring, ascending; all of them on one host."""
+    local = batch_sharding(mesh).addressable_devices_indices_map((rows,))
+    return np.unique(np.concatenate([np.arange(rows)[index] for index in local.values() if index is not None]))
+
+
+def constrain(x: Array, *axes: str | None) -> Array:
+    """Pins the layout of an activation inside jit, by logical axis names; does nothing where no mesh is set."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return x
+    return jax.lax.with_sharding_constraint(x, P(*[_rule(axis, "an activation") or None for axis in axes]))
+
+
+def _rule(axis: str | None, name: str) -> tuple[str, ...]:
+    if axis is None:
+        return ()
+    if axis not in RULES:
+        near = difflib.get_close_matches(axis, RULES, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"accepted: {', '.join(RULES)}"
+        raise ConfigError(f"{name}: logical axis {axis!r} has no rule in sharding.RULES; {hint}")
+    return RULES[axis] or ()

@@ -1,0 +1,275 @@
+"""Checkpoints: saved in the background, verified when read, never trusted. The only file that imports orbax.
+
+A step's directory holds four items:
+
+  params   the parameters, as the nested dict they are
+  ema      their moving average, if there is one
+  state    the rest of the state, flat: path -> array
+  meta     JSON: step, fingerprint of the config, and shape, dtype and checksum of every leaf
+
+Orbax itself neither verifies what it reads nor falls back: a flipped byte restores silently wrong.
+"""
+
+import errno
+import logging
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxformer.config import CheckpointConfig
+from jaxformer.training.checkpoint_layout import (
+    CheckpointError,
+    UnsoundError,
+    compare,
+    describe,
+    items_of,
+    list_steps,
+    read_meta,
+    seal,
+    state_of,
+)
+from jaxformer.training.checksum import checksums
+from jaxformer.training.state import TrainState, state_bytes
+from jaxformer.types import Params
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+      directory: made when first saved to.
+      cfg: how many are kept.
+      fingerprint: of the config, stored with each.
+      warn: prints a line; standard error by default.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        cfg: CheckpointConfig,
+        fingerprint: str = "",
+        warn: Callable[[str], None] | None = None,
+    ):
+        self.directory = Path(directory).absolute()
+        self._cfg, self._fingerprint = cfg, fingerprint
+        self._warn = warn or (lambda text: print(text, file=sys.stderr, flush=True))
+        self._unsound: list[int] = []
+        self._saved: int | None = None  # newest step known to be sound
+        self._writing: int | None = None
+        self._manager: Any = None
+        self._starting: threading.Thread | None = None
+
+    def steps(self) -> list[int]:
+        """Steps that have a directory, sound or not, ascending."""
+        return list_steps(self.directory)
+
+    def start(self) -> None:
+        """Begins to load orbax on a thread, so that neither the start of the run nor the first save waits for it."""
+        self._starting = threading.Thread(target=_orbax, daemon=True)
+        self._starting.start()
+
+    def save(self, step: int, state: TrainState) -> None:
+        """Saves; returns when the arrays are copied out of the devices, so that the state may be donated.
+
+        Does nothing if `step` is the one saved or restored last. Waits for the previous save first.
+
+        Raises:
+          CheckpointError: this or the previous save failed (a full disk); the older checkpoints are as they were.
+        """
+        if step in (self._saved, self._writing):
+            return
+        self.wait()
+        self._remove_unsound()
+        ocp = _orbax()
+        items = items_of(state)
+        meta = seal({"step": step, "fingerprint": self._fingerprint, "leaves": describe(items)})
+        args = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
+        self._writing = step
+        try:
+            manager = self._open()
+            _check_space(self.directory, state)
+            manager.save(step, args=ocp.args.Composite(**args, meta=ocp.args.JsonSave(meta)), force=True)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def wait(self) -> None:
+        """Waits until the last save is on disk. Raises CheckpointError if it failed."""
+        if self._writing is None:
+            return
+        try:
+            self._manager.wait_until_finished()
+        except Exception as error:
+            raise self._failed(error) from error
+        self._saved, self._writing = self._writing, None
+
+    def restore(self, abstract: TrainState) -> tuple[TrainState, int] | None:
+        """The newest sound checkpoint and its step; None if there is no checkpoint at all.
+
+        An unsound one (a byte flipped, a file gone or cut short, an empty directory) is named in one line on
+        standard error, and the next older one is tried. Nothing is deleted: that waits for the next save.
+
+        Args:
+          abstract: shapes, dtypes and shardings, as `state.abstract_state` gives them; any mesh will do.
+
+        Raises:
+          CheckpointError: none is sound, or a sound one holds arrays of other shapes or dtypes.
+        """
+        wanted = items_of(abstract)
+        for step in reversed(self.steps()):
+            try:
+                meta, found = _read(self.directory / str(step), wanted)
+            except UnsoundError as reason:
+                self._unsound.append(step)
+                self._warn(f"checkpoint {self.directory / str(step)} is not sound: {reason}; trying an older one")
+                continue
+            if meta["step"] != step:
+                raise CheckpointError(f"checkpoint {self.directory / str(step)} holds step {meta['step']}")
+            self._saved = step
+            return state_of(found, abstract), step
+        if self._unsound:
+            raise CheckpointError(f"no checkpoint in {self.directory} is sound; {len(self._unsound)} were tried")
+        return None
+
+    def close(self) -> None:
+        """Waits for the last save and lets go of orbax's threads. Raises as `wait`."""
+        try:
+            self.wait()
+        finally:
+            if self._manager is not None:
+                self._manager.close()
+                self._manager = None
+
+    def _open(self) -> Any:
+        if self._manager is None:
+            ocp = _orbax()
+            from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
+
+            # max_to_keep with best_fn would delete the newest checkpoint where it is not among the best.
+            policies: list[Any] = [keep.LatestN(self._cfg.keep)]
+            if self._cfg.keep_every_steps is not None:
+                policies.append(keep.EveryNSteps(self._cfg.keep_every_steps))
+            options = ocp.CheckpointManagerOptions(
+                preservation_policy=keep.AnyPreservationPolicy(policies), cleanup_tmp_directories=True
+            )
+            self._manager = ocp.CheckpointManager(self.directory, options=options)
+        return self._manager
+
+    def _remove_unsound(self) -> None:
+        """Clears the way for newer saves; only once a sound state exists in memory to be saved."""
+        for step in self._unsound:
+            if jax.process_index() == 0:
+                self._warn(f"deleting the unsound checkpoint {self.directory / str(step)}")
+                shutil.rmtree(self.directory / str(step))
+        if self._unsound and jax.process_count() > 1:
+            from jax.experimental import multihost_utils
+
+            multihost_utils.sync_global_devices("jaxformer: unsound checkpoints deleted")
+        if self._unsound and self._manager is not None:
+            self._manager.reload()
+        self._unsound = []
+
+    def _failed(self, error: BaseException) -> CheckpointError:
+        step, self._writing = self._writing, None
+        sound = [s for s in self.steps() if s != step]
+        rest = f"older checkpoints are intact: {', '.join(map(str, sound))}" if sound else "there is no older one"
+        return CheckpointError(f"checkpoint of step {step} in {self.directory} not written: {_reason(error)}; {rest}")
+
+
+def restore_params(
+    directory: str | Path, abstract: Params, *, average: bool | None = None, step: int | None = None
+) -> tuple[Params, int]:
+    """The parameters alone, of the newest sound checkpoint, verified; safe while the run is still writing.
+
+    Args:
+      directory: of the checkpoints.
+      abstract: tree of ShapeDtypeStruct; leaves without a sharding go to the first device.
+      average: True for the moving average, False for the parameters, None for the average where there is one.
+      step: that step only.
+
+    Raises:
+      CheckpointError: no sound checkpoint, other shapes or dtypes, or no average.
+    """
+    directory = Path(directory).absolute()
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    abstract = jax.tree.map(
+        lambda x: x if x.sharding is not None else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), abstract
+    )
+    reasons = []
+    for found in reversed(list_steps(directory) if step is None else [step]):
+        path = directory / str(found)
+        try:
+            has_average = any(name.startswith("ema.") for name in read_meta(path)["leaves"])
+            if average and not has_average:
+                raise CheckpointError(f"checkpoint {path} has no moving average of the weights")
+            item = "ema" if has_average and average is not False else "params"
+            return _read(path, {item: abstract})[1][item], found
+        except UnsoundError as reason:
+            reasons.append(str(reason))
+            print(f"checkpoint {path} is not sound: {reason}", file=sys.stderr, flush=True)
+    raise CheckpointError(
+        f"no checkpoint in {directory} is sound; {len(reasons)} were tried"
+        if reasons
+        else f"no checkpoint in {directory}"
+    )
+
+
+def _orbax() -> Any:
+    import orbax.checkpoint as ocp
+
+    logger = logging.getLogger("absl")
+    if _not_orbax not in logger.filters:
+        logger.addFilter(_not_orbax)
+    return ocp
+
+
+def _not_orbax(record: logging.LogRecord) -> bool:
+    """Drops orbax's log: of one failed write it prints 250 lines, and the exception says it all."""
+    return "orbax" not in record.pathname
+
+
+def _check_space(directory: Path, state: TrainState) -> None:
+    """Raises OSError where the state would not fit, before anything is written: the clean way to fill a disk.
+
+    Numbers compress by a tenth or so, hence the 0.8. Someone else may still fill the disk in mid-save.
+    """
+    free = shutil.disk_usage(directory).free
+    if jax.process_index() == 0 and free < 0.8 * state_bytes(state):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _read(path: Path, wanted: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The meta and the `wanted` items of one step, verified."""
+    meta = read_meta(path)
+    compare(path, meta["leaves"], wanted)
+    ocp = _orbax()
+    try:
+        with ocp.StandardCheckpointer() as reader:
+            found = {name: reader.restore(path / name, abstract) for name, abstract in wanted.items()}
+        jax.block_until_ready(found)
+    except Exception as error:  # a damaged file surfaces as any of a dozen types
+        raise UnsoundError(f"cannot be read ({_reason(error)})") from None
+    wrong = [name for name, value in checksums(found).items() if value != meta["leaves"][name][2]]
+    if wrong:
+        raise UnsoundError(
+            f"checksum of {wrong[0]} differs" + (f" (and of {len(wrong) - 1} more)" if wrong[1:] else "")
+        )
+    return meta, found
+
+
+def _reason(error: BaseException) -> str:
+    """One short line of what went wrong, the operating system's word for it where there is one."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.errno in (errno.ENOSPC, errno.EDQUOT):
+            return "no space left on the disk"
+        seen = seen.__cause__ or seen.__context__
+    text = " ".join(str(error).split())
+    if "No space left" in text or "RESOURCE_EXHAUSTED" in text:
+        return "no space left on the disk"
+    return (text[:160] + " ...") if len(text) > 160 else text or type(error).__name__

@@ -1,0 +1,81 @@
+"""Evaluation on a held-out split, and what a run decides from it."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+import jax
+import numpy as np
+
+from jaxformer import records
+from jaxformer.training import metrics
+from jaxformer.types import Batch, Params, Sums
+
+SPLIT = "validation"
+
+
+class Batches(Protocol):
+    """Random access to batches: `batches[step]` holds this host's rows as numpy arrays."""
+
+    def __getitem__(self, step: int, /) -> Batch:
+        """The batch of a step."""
+
+
+class EvalBatches(Batches, Protocol):
+    """A held-out split: as many batches as it takes, rows beyond its end having weight 0."""
+
+    def __len__(self) -> int:
+        """Number of batches."""
+
+
+def evaluate(
+    evaluate_batch: Callable[[Params, Batch], Sums],
+    place_batch: Callable[[Batch], Batch],
+    params: Params,
+    batches: EvalBatches,
+    count: int | None = None,
+) -> dict[str, metrics.Estimate]:
+    """The model's metrics over the first `count` batches (None: all), with standard errors over rows.
+
+    Args:
+      evaluate_batch, place_batch: of `step.Steps`, or `step.compile_eval` and `step.place_batch`.
+      params: the parameters.
+      batches: the held-out split.
+      count: how many batches.
+    """
+    count = len(batches) if count is None else min(count, len(batches))
+    found: list[Sums] = []
+
+    def read(index: int) -> Batch:
+        return place_batch(batches[index])
+
+    with ThreadPoolExecutor(1) as reader:
+        coming = [reader.submit(read, 0)] if count else []
+        for index in range(count):
+            batch = coming.pop().result()
+            if index + 1 < count:
+                coming.append(reader.submit(read, index + 1))
+            found.append(evaluate_batch(params, batch))
+            if index:  # one batch behind, so that the device never waits and batches do not pile up on it
+                found[-2] = jax.device_get(found[-2])
+    return metrics.collect(jax.device_get(found))
+
+
+def evaluations_before(path: Path, step: int) -> dict[int, float]:
+    """step -> loss of the evaluations that a run had made when it stood at `step`."""
+    if not path.exists():
+        return {}
+    found = records.latest(records.load(path, "eval"))
+    return {r["step"]: float(r["loss"]) for r in found if r["step"] <= step and r["split"] == SPLIT}
+
+
+def stops_early(losses: list[float], patience: int | None) -> bool:
+    """True if none of the last `patience` losses is better than the best before them.
+
+    >>> stops_early([3.0, 2.0, 2.5, 2.1], 2), stops_early([3.0, 2.0, 2.5, 1.9], 2)
+    (True, False)
+    """
+    if patience is None or len(losses) <= patience:
+        return False
+    return not np.nanmin([np.inf, *losses[-patience:]]) < np.nanmin([np.inf, *losses[:-patience]])

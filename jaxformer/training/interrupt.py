@@ -1,0 +1,58 @@
+"""SIGTERM and Ctrl-C: the first asks the loop to stop, a second Ctrl-C ends the process at once."""
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+
+
+class StopSignal:
+    """While entered, notes SIGTERM and SIGINT in `requested` (the signal's name, or None) instead of dying of them.
+
+    Python runs signal handlers only between two of its own instructions, and a dispatch can take minutes. So the
+    bytes that the interpreter's C handler writes for each signal are read by a thread, which also is what makes a
+    second Ctrl-C work at any time. Outside the main thread, where Python handles no signals, it does nothing.
+
+    Args:
+      tell: prints a line, when the first signal comes.
+    """
+
+    def __init__(self, tell: Callable[[str], None]):
+        self.requested: str | None = None
+        self._tell = tell
+        self._before: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> "StopSignal":
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._before[number] = signal.signal(number, lambda *_: None)
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        if not self._before:
+            return
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        self._before = {}
+        signal.set_wakeup_fd(self._wakeup)
+        self._writer.close()  # ends the thread's read
+        self._thread.join()
+        self._reader.close()
+
+    def _watch(self) -> None:
+        while received := self._reader.recv(1):
+            number = received[0]
+            if number not in (signal.SIGTERM, signal.SIGINT):
+                continue
+            if self.requested is None:
+                self.requested = signal.Signals(number).name
+                self._tell(f"{self.requested}: finishing this dispatch, then saving (Ctrl-C now: exit at once)")
+            elif number == signal.SIGINT:
+                os._exit(130)

@@ -1,0 +1,270 @@
+"""The loop: it only schedules. What a step is, what is saved and what is told is said elsewhere.
+
+Updates are dispatched in chunks. Where chunks end is a function of the configuration and the step alone
+(`next_boundary`), and evaluations, saves and stops happen only there. So a run that was killed at any moment and
+started again executes the very dispatches of one that was not, and ends in the same bits.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxformer.config import Config
+from jaxformer.specs import count_params, is_spec
+from jaxformer.training import metrics
+from jaxformer.training.checkpoint import Checkpoints
+from jaxformer.training.evaluate import SPLIT, Batches, EvalBatches, evaluate, evaluations_before, stops_early
+from jaxformer.training.interrupt import StopSignal
+from jaxformer.training.optim import make_optimizer
+from jaxformer.training.progress import Progress
+from jaxformer.training.report import Reporter
+from jaxformer.training.state import TrainState, averaged
+from jaxformer.training.step import StepMetrics, Steps, compile_steps
+from jaxformer.types import Model
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended.
+
+    Attributes:
+      status: "finished", "stopped_early" (no better evaluation for long enough) or "interrupted" (a signal).
+      step: updates made in all.
+      state: the last one, on the devices.
+      evaluation: of the whole held-out split, see `metrics.evaluation`; None if interrupted.
+      seconds: that this process trained and evaluated.
+    """
+
+    status: Literal["finished", "stopped_early", "interrupted"]
+    step: int
+    state: TrainState
+    evaluation: dict[str, float] | None
+    seconds: float
+
+
+def next_boundary(step: int, config: Config) -> int:
+    """Where the chunk that begins after `step` updates ends.
+
+    >>> from jaxformer.config import from_mapping
+    >>> config = from_mapping({"train": {"steps": 25, "steps_per_dispatch": 10, "eval_every_steps": 12},
+    ...                        "optimizer": {"warmup_steps": 0}})
+    >>> [next_boundary(step, config) for step in (0, 10, 11, 12, 20, 24)]
+    [10, 12, 12, 20, 24, 25]
+    """
+    periods = [config.train.steps_per_dispatch, config.train.eval_every_steps, config.checkpoint.save_every_steps]
+    return min(config.train.steps, *(step - step % period + period for period in periods if period is not None))
+
+
+def train(
+    model: Model,
+    batches: Batches,
+    eval_batches: EvalBatches,
+    config: Config,
+    *,
+    workdir: str | Path,
+    mesh: Mesh,
+    flops_per_token: float | None = None,
+    bytes_per_token: float | None = None,
+    final_fields: Mapping[str, Any] | None = None,
+    fingerprint: str = "",
+    resume_command: str | None = None,
+    log: Callable[[str], None] = print,
+    bar: bool | None = None,
+) -> Result:
+    """Trains `model` to `config.train.steps`, going on from the newest sound checkpoint in `workdir` if there is one.
+
+    Writes `workdir`/records.jsonl and `workdir`/checkpoints/; the caller has made sure that the directory belongs to
+    this configuration.
+
+    Args:
+      model: specs, init, loss, weights; its metrics hold "loss", nats per token.
+      batches: training batches; batches[step] are this host's rows, see `sharding.host_rows`.
+      eval_batches: the held-out split, in batches of train.batch_rows rows.
+      config: train, optimizer, checkpoint, seed and tensorboard are read here.
+      workdir: exists.
+      mesh: of `sharding.make_mesh`.
+      flops_per_token: forward and backward, for the utilisation and the final record.
+      bytes_per_token: bytes of the held-out split / tokens predicted in it; None: no bits per byte.
+      final_fields: more fields for the final record, and better ones for `params_non_embedding`.
+      fingerprint: of the configuration, kept in every checkpoint.
+      resume_command: printed when a signal ends the run.
+      log: prints a line.
+      bar: a progress bar (True), plain lines (False), or a bar where stderr is a terminal (None).
+
+    Raises:
+      TrainingDiverged: train.max_bad_steps in a row were not finite.
+      CheckpointError: none is sound, or one cannot be written.
+      ConfigError: the batch or a parameter does not divide over the mesh.
+    """
+    workdir = Path(workdir)
+    began = time.perf_counter()
+    with ExitStack() as stack:
+        stack.enter_context(jax.set_mesh(mesh))
+        steps = compile_steps(model, make_optimizer(config.optimizer, config.train.steps, model.specs), mesh, config)
+        checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint, fingerprint)
+        checkpoints.start()
+        restored = checkpoints.restore(steps.abstract_state)
+        state, step = (steps.init(), 0) if restored is None else restored
+        progress = Progress(config.train.steps, step, log, show=jax.process_index() == 0, bar=bar)
+        reporter = Reporter(
+            workdir / "records.jsonl",
+            every=config.train.log_every_steps,
+            total=config.train.steps,
+            max_bad_steps=config.train.max_bad_steps,
+            progress=progress,
+            flops_per_token=flops_per_token,
+            tensorboard=str(workdir / "tensorboard") if config.tensorboard else None,
+        )
+        stack.callback(reporter.close)
+        stop = stack.enter_context(StopSignal(progress.line))
+        run = _Run(config, steps, batches, eval_batches, checkpoints, reporter, stop, bytes_per_token)
+        stack.callback(run.feed.shutdown, wait=True, cancel_futures=True)
+        if restored is not None:
+            progress.line(f"going on from step {step}")
+        reporter.event(step, "started" if restored is None else "resumed")
+        try:
+            status, step, state = run.go(step, state, evaluations_before(workdir / "records.jsonl", step))
+        except BaseException:
+            # What was already being written is worth keeping, and its failure must not hide this one.
+            stack.callback(_quietly, checkpoints.close)
+            raise
+        stack.callback(checkpoints.close)
+        if status == "interrupted":
+            reporter.event(step, "interrupted")
+            hint = f"; go on with: {resume_command}" if resume_command else ""
+            checkpoints.wait()
+            progress.line(f"stopped at step {step} by {stop.requested or 'another process'} and saved{hint}")
+            return Result(status, step, state, None, time.perf_counter() - began)
+        values = run.evaluate(step, state, final=True)
+        checkpoints.wait()
+        if status == "stopped_early":
+            reporter.event(step, "stopped_early")
+            progress.line(f"stopped at step {step}: no better evaluation in {config.train.early_stop_evals}")
+        tokens = step * reporter.tokens_per_step
+        counts = {"params": count_params(model.specs), "params_non_embedding": _count_non_embedding(model.specs)}
+        flops = None if flops_per_token is None else flops_per_token * tokens
+        final = {"kind": "final", "step": step, "tokens": tokens, **values, **counts, "flops": flops}
+        reporter.write({**final, "status": status, "split": SPLIT, **(final_fields or {})})
+        return Result(status, step, state, values, time.perf_counter() - began)
+
+
+class _Run:
+    """The moving parts of one call of `train`."""
+
+    def __init__(
+        self,
+        config: Config,
+        steps: Steps,
+        batches: Batches,
+        eval_batches: EvalBatches,
+        checkpoints: Checkpoints,
+        reporter: Reporter,
+        stop: StopSignal,
+        bytes_per_token: float | None,
+    ):
+        self.config, self.steps, self.batches, self.eval_batches = config, steps, batches, eval_batches
+        self.checkpoints, self.reporter, self.stop = checkpoints, reporter, stop
+        self.bytes_per_token = bytes_per_token
+        self.feed = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        self.coming: Future | None = None
+        self.pending: tuple[int, int, StepMetrics] | None = None
+
+    def go(self, step: int, state: TrainState, losses: dict[int, float]) -> tuple[Any, int, TrainState]:
+        """Runs to the end, an early stop or a signal; the state is then being saved."""
+        cfg = self.config.train
+        self.reporter.tokens_per_step = cfg.batch_rows * self.batches[0].tokens.shape[-1]
+        self.fetch(step)
+        if 0 < step < cfg.steps and step % cfg.eval_every_steps == 0 and step not in losses:
+            losses[step] = self.evaluate(step, state)["loss"]  # a signal came between its chunk and its evaluation
+        saved = time.monotonic()
+        status = "finished"
+        while step < cfg.steps:
+            if stops_early(list(losses.values()), cfg.early_stop_evals):
+                status = "stopped_early"
+                break
+            chunk, count = self.coming.result()  # type: ignore[union-attr]
+            self.fetch(step + count)
+            state, new = self.steps.train(state, chunk, count)
+            self.report()  # of the chunk before, while this one runs
+            self.pending = (step, count, new)
+            step += count
+            stopping, clock = self.asked(step, saved)
+            if stopping:
+                status = "interrupted"
+                break
+            if step % cfg.eval_every_steps == 0 and step < cfg.steps:
+                losses[step] = self.evaluate(step, state)["loss"]
+            every = self.config.checkpoint.save_every_steps
+            if step < cfg.steps and (clock or (every is not None and step % every == 0)):
+                self.report()
+                began = time.monotonic()
+                self.checkpoints.save(step, state)
+                saved = time.monotonic()
+                self.reporter.exclude(saved - began)
+        self.report()
+        if step:
+            self.checkpoints.save(step, state)
+        return status, step, state
+
+    def fetch(self, step: int) -> None:
+        """Begins to bring the chunk after `step` to the devices."""
+        count = next_boundary(step, self.config) - step
+        self.coming = None
+        if count > 0:
+            self.coming = self.feed.submit(
+                lambda: self.steps.place_chunk([self.batches[i] for i in range(step, step + count)])
+            )
+
+    def report(self) -> None:
+        """Hands the newest chunk's metrics on, waiting for it."""
+        if self.pending is not None:
+            start, count, found = self.pending
+            self.pending = None
+            self.reporter.add(start, count, jax.device_get(found))
+
+    def evaluate(self, step: int, state: TrainState, final: bool = False) -> dict[str, float]:
+        """Evaluates the (averaged) weights on the held-out split, all of it or as much as is configured."""
+        self.report()
+        began = time.monotonic()
+        rows, count = self.config.train.eval_rows, None
+        if rows is not None and not final:
+            count = -(-rows // self.config.train.batch_rows)
+        found = evaluate(self.steps.evaluate, self.steps.place_batch, averaged(state), self.eval_batches, count)
+        values = metrics.evaluation(found, self.bytes_per_token)
+        self.reporter.evaluation(step, SPLIT, values)
+        self.reporter.exclude(time.monotonic() - began)
+        return values
+
+    def asked(self, step: int, saved: float) -> tuple[bool, bool]:
+        """Whether to stop (a signal came) and whether to save (it is time); the same answer in every process."""
+        minutes = self.config.checkpoint.save_every_minutes
+        flags = np.array([
+            self.stop.requested is not None,
+            minutes is not None and time.monotonic() - saved >= 60 * minutes,
+        ])  # fmt: skip
+        if jax.process_count() > 1:
+            if step % self.config.train.log_every_steps:  # asking makes all wait for each other
+                return False, False
+            from jax.experimental import multihost_utils
+
+            flags = multihost_utils.process_allgather(flags).any(axis=0)
+        return bool(flags[0]), bool(flags[1])
+
+
+def _count_non_embedding(specs: Any) -> int:
+    """Parameters of arrays without a vocabulary or position axis."""
+    kept = [s for s in jax.tree.leaves(specs, is_leaf=is_spec) if not {"vocab", "positions"} & set(s.axes)]
+    return sum(int(np.prod(s.shape)) for s in kept)
+
+
+def _quietly(action: Callable[[], None]) -> None:
+    with suppress(Exception):
+        action()

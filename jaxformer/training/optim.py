@@ -1,0 +1,166 @@
+"""The update rules and their schedules, from optax, made equal in meaning.
+
+Under every rule ``learning_rate`` is the scheduled step size of an update of about unit size, weight decay is
+decoupled and multiplied by it, and only the leaves of ``specs.decay_mask`` decay. Clipping is `clip`, outside the
+optimizer, because the train step needs the norm anyway.
+
+>>> schedule = make_schedule(OptimizerConfig(learning_rate=1.0, warmup_steps=3, schedule="linear"), steps=13)
+>>> [round(float(schedule(step)), 3) for step in (0, 1, 2, 3, 8, 13)]
+[0.25, 0.5, 0.75, 1.0, 0.55, 0.1]
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import optax.contrib
+from optax.contrib import MuonDimensionNumbers
+
+from jaxformer.config import ConfigError, OptimizerConfig
+from jaxformer.specs import ParamSpec, decay_mask, is_spec
+from jaxformer.types import Array, Params
+
+Schedule = Callable[[Array | int], Array]
+
+# Muon's update is scaled to the size of AdamW's, so that both share a learning rate (Liu et al. 2025, section 2.2).
+MUON_RMS = 0.2
+# Tables are looked up, not multiplied with: AdamW's, as in Jordan 2024.
+NOT_MATRICES = frozenset({"vocab", "positions", "types"})
+
+
+def make_schedule(cfg: OptimizerConfig, steps: int) -> Schedule:
+    """The learning rate as a function of the number of updates already made.
+
+    Linear warm-up to `learning_rate`, which update number `warmup_steps` (from 0) is the first to use; then
+
+      cosine, linear   down to the floor, `final_fraction * learning_rate`, at `steps`
+      inverse_sqrt     learning_rate * sqrt(warmup_steps / step), never under the floor
+      constant         stays
+      wsd              stays, then falls linearly to the floor over the last `decay_steps`
+
+    Raises:
+      ConfigError: wsd's decay does not fit between the warm-up and the end.
+    """
+    peak, floor, warmup = cfg.learning_rate, cfg.learning_rate * cfg.final_fraction, cfg.warmup_steps
+    decay = min(max(1, steps // 5), max(1, steps - warmup)) if cfg.decay_steps is None else cfg.decay_steps
+    if cfg.schedule == "wsd" and warmup + decay > max(steps, 1):
+        raise ConfigError(
+            f"config.optimizer.decay_steps: {decay} after optimizer.warmup_steps {warmup} is more than "
+            f"train.steps {steps}; accepted: at most {steps - warmup}"
+        )
+
+    def schedule(step: Array | int) -> Array:
+        step = jnp.asarray(step, jnp.float32)
+        done = jnp.clip((step - warmup) / max(1, steps - warmup), 0, 1)
+        if cfg.schedule == "cosine":
+            rate = floor + (peak - floor) * 0.5 * (1 + jnp.cos(jnp.pi * done))
+        elif cfg.schedule == "linear":
+            rate = peak + (floor - peak) * done
+        elif cfg.schedule == "inverse_sqrt":
+            rate = jnp.maximum(peak * jnp.sqrt(max(warmup, 1) / jnp.maximum(step, max(warmup, 1))), floor)
+        elif cfg.schedule == "constant":
+            rate = jnp.asarray(peak, jnp.float32)
+        else:
+            rate = peak + (floor - peak) * jnp.clip((step - (steps - decay)) / decay, 0, 1)
+        return jnp.where(step < warmup, peak * (step + 1) / (warmup + 1), rate)
+
+    return schedule
+
+
+def make_optimizer(cfg: OptimizerConfig, steps: int, specs: Any) -> optax.GradientTransformation:
+    """The update rule over parameters described by `specs`, for a run of `steps`.
+
+      adamw      beta1, beta2, epsilon
+      lion       beta1 (of the update), beta2 (of the momentum)
+      adafactor  factored second moment, which decays as 1 - t**-0.8; beta1 is its momentum, 0 for none
+      muon       beta1 is its (Nesterov) momentum; tables, biases and scales take adamw's update
+
+    A leading "layers" axis is a batch of parameters, never a dimension of a matrix.
+
+    Raises:
+      ConfigError: as in `make_schedule`.
+
+    Sources: Loshchilov & Hutter 2019; Chen et al. 2023; Shazeer & Stern 2018; Jordan 2024, Liu et al. 2025.
+    """
+    adam = optax.scale_by_adam(cfg.beta1, cfg.beta2, cfg.epsilon)
+    rule = {
+        "adamw": lambda: adam,
+        "lion": lambda: optax.scale_by_lion(cfg.beta1, cfg.beta2),
+        "adafactor": lambda: _per_layer(_adafactor(cfg.beta1), specs),
+        "muon": lambda: _muon(cfg, specs, adam),
+    }[cfg.name]()
+    parts = [rule]
+    if cfg.weight_decay:
+        parts.append(optax.add_decayed_weights(cfg.weight_decay, decay_mask(specs)))
+    return optax.chain(*parts, optax.scale_by_learning_rate(make_schedule(cfg, steps)))
+
+
+def clip(grads: Params, limit: float | None) -> tuple[Params, Array]:
+    """The gradients scaled down to a global norm of at most `limit` (None: as they are), and their norm before."""
+    norm = optax.tree.norm(grads)
+    if limit is None:
+        return grads, norm
+    scale = limit / jnp.maximum(norm, limit)
+    return jax.tree.map(lambda g: g * scale.astype(g.dtype), grads), norm
+
+
+def muon_dimensions(spec: ParamSpec) -> MuonDimensionNumbers | None:
+    """Which dimensions are a matrix's input and output, for Muon; None if the parameter is no matrix.
+
+    Heads and head width are one side together: a projection to queries is [embed, heads * head_width].
+    """
+    body = [i for i, axis in enumerate(spec.axes) if axis != "layers"]
+    if len(body) < 2 or "embed" not in spec.axes or NOT_MATRICES & set(spec.axes):
+        return None
+    embed = spec.axes.index("embed")
+    if embed == body[0]:
+        return MuonDimensionNumbers((embed,), tuple(body[1:]))
+    if embed == body[-1]:
+        return MuonDimensionNumbers(tuple(body[:-1]), (embed,))
+    return None
+
+
+def _muon(cfg: OptimizerConfig, specs: Any, adam: optax.GradientTransformation) -> optax.GradientTransformation:
+    labels = jax.tree.map(lambda s: "adam" if muon_dimensions(s) is None else "muon", specs, is_leaf=is_spec)
+    # optax.partition hides the other group's leaves as MaskedNode; the dimension tree must have the same holes.
+    dimensions = jax.tree.map(lambda s: muon_dimensions(s) or optax.MaskedNode(), specs, is_leaf=is_spec)
+
+    def is_dimensions(x: Any) -> bool:
+        return isinstance(x, MuonDimensionNumbers)
+
+    def like_adamw(update: Array, dims: MuonDimensionNumbers) -> Array:
+        sides = [math.prod(update.shape[i] for i in axes) for axes in dims]  # type: ignore[union-attr]
+        return update * (MUON_RMS * math.sqrt(max(sides)))
+
+    def rescale(updates: Any, params: Any) -> Any:
+        del params
+        return jax.tree.map(like_adamw, updates, dimensions, is_leaf=is_dimensions)
+
+    # A function, because a tree of tuples given directly would be taken for a tree of parameters.
+    muon = optax.contrib.scale_by_muon(
+        beta=cfg.beta1, eps=cfg.epsilon, weight_dimension_numbers=lambda updates: dimensions
+    )
+    return optax.partition({"muon": optax.chain(muon, optax.stateless(rescale)), "adam": adam}, labels)
+
+
+def _adafactor(momentum: float) -> optax.GradientTransformation:
+    # Assembled here and not optax.adafactor, whose weight decay ignores the learning rate and whose learning rate
+    # is by default relative to the size of the parameter.
+    parts = [optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0)]
+    return optax.chain(*parts, optax.ema(momentum, debias=False)) if momentum else optax.chain(*parts)
+
+
+def _per_layer(rule: optax.GradientTransformation, specs: Any) -> optax.GradientTransformation:
+    """`rule` for each layer by itself, by vmap over the leading axis of stacked leaves."""
+
+    def label(spec: ParamSpec) -> str:
+        return f"layers_{spec.shape[0]}" if spec.axes[:1] == ("layers",) else "single"
+
+    labels = jax.tree.map(label, specs, is_leaf=is_spec)
+    mapped = optax.GradientTransformation(jax.vmap(rule.init), jax.vmap(rule.update))
+    return optax.partition(
+        {name: rule if name == "single" else mapped for name in set(jax.tree.leaves(labels))}, labels
+    )

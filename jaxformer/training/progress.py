@@ -1,0 +1,111 @@
+"""What a person sees while a run goes on: a bar on a terminal, a plain line now and then elsewhere, TensorBoard."""
+
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxformer.config import ConfigError
+
+PLAIN_SECONDS = 10.0  # between two lines where there is no terminal
+
+
+class Progress:
+    """Shows the run's state; on processes other than 0, nothing.
+
+    Args:
+      total: steps of the whole run.
+      done: steps made before this process began.
+      log: prints a line.
+      show: False to show nothing.
+      bar: True for a bar, False for lines, None: a bar where stderr is a terminal.
+    """
+
+    def __init__(
+        self, total: int, done: int, log: Callable[[str], None], *, show: bool = True, bar: bool | None = None
+    ):
+        self._total, self._log, self._show = total, log, show
+        self._first: tuple[int, float] | None = None  # step and time of the first update; compiling came before it
+        self._spoke = -math.inf
+        self._bar: Any = None
+        if show and (sys.stderr.isatty() if bar is None else bar):
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._bar = Progress(*columns, console=Console(stderr=True), refresh_per_second=2, transient=True)
+            self._task = self._bar.add_task("compiling", total=total, completed=done)
+            self._bar.start()
+
+    def update(self, step: int, loss: float, tokens_per_second: float | None, utilisation: float | None) -> None:
+        """The run is at `step`."""
+        if not self._show:
+            return
+        if self._first is None:
+            self._first = (step, time.monotonic())
+        first, since = self._first
+        parts = [f"loss {loss:.4f}"]
+        if tokens_per_second is not None:
+            parts.append(f"{tokens_per_second:,.0f} tokens/s")
+        if utilisation is not None:
+            parts.append(f"{utilisation:.1%} of peak")
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, description=", ".join(parts))
+        elif time.monotonic() - self._spoke >= PLAIN_SECONDS:
+            self._spoke = time.monotonic()
+            if step > first:
+                parts.append(f"{duration((self._spoke - since) / (step - first) * (self._total - step))} left")
+            self._log(f"step {step} of {self._total}: {', '.join(parts)}")
+
+    def line(self, text: str) -> None:
+        """Prints a line, above the bar if there is one."""
+        if self._show:
+            if self._bar is not None:
+                self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            else:
+                self._log(text)
+
+    def close(self) -> None:
+        """Takes the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def duration(seconds: float) -> str:
+    """A length of time for people.
+
+    >>> duration(42), duration(3700)
+    ('42 s', '1 h 01 min')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+class TensorBoard:
+    """Writes scalars for TensorBoard into a directory.
+
+    Raises:
+      ConfigError: tensorboardX is not installed.
+    """
+
+    def __init__(self, directory: str):
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError:
+            raise ConfigError(
+                "config.tensorboard: True needs tensorboardX; install it with pip install 'jaxformer[tensorboard]'"
+            ) from None
+        self._writer = SummaryWriter(directory)
+
+    def write(self, step: int, prefix: str, values: Mapping[str, Any]) -> None:
+        """One point of each value that is a finite number."""
+        for name, value in values.items():
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+                self._writer.add_scalar(f"{prefix}/{name}", value, step)
+
+    def close(self) -> None:
+        """Flushes and closes."""
+        self._writer.close()

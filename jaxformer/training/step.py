@@ -1,0 +1,273 @@
+"""One update, many updates in one dispatch, one evaluation batch: pure functions, and what compiles them."""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from jaxformer.config import Config
+from jaxformer.sharding import batch_sharding, check_batch, constrain, param_shardings, replicated
+from jaxformer.training import state as states
+from jaxformer.training.optim import Schedule, clip, make_schedule
+from jaxformer.training.state import TrainState
+from jaxformer.types import Array, Batch, Model, Params, Sums
+
+
+class StepMetrics(NamedTuple):
+    """What one update reports; after `train_steps` every array has a leading axis over steps.
+
+    Attributes:
+      loss: float32, the objective, a mean in nats.
+      grad_norm: float32, before clipping.
+      learning_rate: float32, that this update used.
+      bad_steps: int32, steps in a row up to and with this one whose loss or gradient norm was not finite.
+      skipped: int32, those in all.
+      sums: the model's metrics, (sum, weight) of scalars.
+      weights: the batch's weight under each term of the objective.
+    """
+
+    loss: Array
+    grad_norm: Array
+    learning_rate: Array
+    bad_steps: Array
+    skipped: Array
+    sums: Sums
+    weights: dict[str, Array]
+
+
+def gradients(
+    params: Params, batch: Batch, rng: Array, *, model: Model, micro_batches: int = 1
+) -> tuple[Array, Params, Sums, dict[str, Array]]:
+    """Loss and gradient of a whole batch, seen `micro_batches` parts at a time.
+
+    Exact for parts of unequal weight: the whole batch's weights come first, and each part adds its share
+    sum / weight. Parts are added in float32 (or wider, where the parameters are).
+
+    Args:
+      params: the parameters.
+      batch: rows divide by `micro_batches`.
+      rng: part i gets fold_in(rng, i).
+      model: the model.
+      micro_batches: how many parts.
+
+    Returns:
+      The loss (scalar, mean), its gradient, the metrics' sums (scalars), and the weights of the objective's terms.
+    """
+    weights = model.weights(batch)
+
+    def share(params: Params, part: Batch, rng: Array) -> tuple[Array, Sums]:
+        objective, metrics = model.loss(params, part, rng)
+        if objective.keys() != weights.keys():
+            raise ValueError(f"Model.weights names {sorted(weights)}, Model.loss {sorted(objective)}")
+        # A batch without any weight (no token was selected) has sum 0, and so loss and gradient 0.
+        terms = [total / jnp.where(weights[k] > 0, weights[k], 1) for k, (total, _) in objective.items()]
+        return functools.reduce(jnp.add, terms), jax.tree.map(jnp.sum, metrics)
+
+    value_and_grad = jax.value_and_grad(share, has_aux=True)
+    if micro_batches == 1:
+        (loss, sums), grads = value_and_grad(params, batch, jax.random.fold_in(rng, 0))
+        return loss, grads, sums, weights
+
+    # Every part takes rows from all over the batch, so that every device keeps the rows it has.
+    parts = jax.tree.map(lambda x: split_rows(x, micro_batches), batch)
+    shapes = jax.eval_shape(value_and_grad, params, jax.tree.map(lambda x: x[0], parts), rng)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), shapes)
+
+    def add(total, part):
+        index, rows = part
+        return jax.tree.map(jnp.add, total, value_and_grad(params, rows, jax.random.fold_in(rng, index))), None
+
+    ((loss, sums), grads), _ = jax.lax.scan(add, zeros, (jnp.arange(micro_batches), parts))
+    return loss, grads, sums, weights
+
+
+def split_rows(x: Array, parts: int) -> Array:
+    """[B, ...] -> [parts, B / parts, ...]; part i holds the rows i, i + parts, i + 2 * parts, ..."""
+    x = jnp.swapaxes(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 0, 1)
+    return constrain(x, None, "rows", *[None] * (x.ndim - 2))
+
+
+def train_step(
+    state: TrainState,
+    batch: Batch,
+    *,
+    model: Model,
+    optimizer: optax.GradientTransformation,
+    schedule: Schedule,
+    micro_batches: int = 1,
+    clip_norm: float | None = None,
+    ema_decay: float | None = None,
+) -> tuple[TrainState, StepMetrics]:
+    """One update; no I/O, no clock, no globals.
+
+    A step whose loss or gradient norm is not finite changes neither parameters nor optimizer nor average; it is
+    counted, and the next step goes on with the next batch.
+
+    Args:
+      state: before the step.
+      batch: one batch of rows.
+      model: the model.
+      optimizer: of `optim.make_optimizer`.
+      schedule: the optimizer's, for the report.
+      micro_batches: how many parts the batch is seen in.
+      clip_norm: largest global gradient norm; None: no clipping.
+      ema_decay: of the average of the weights after n updates it is min(ema_decay, (1 + n) / (10 + n)), so that a
+        young average forgets the initial values; None: there is no average.
+
+    Returns:
+      The state after, and the step's metrics.
+    """
+    rng = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
+    loss, grads, sums, weights = gradients(state.params, batch, rng, model=model, micro_batches=micro_batches)
+    grads, norm = clip(grads, clip_norm)
+    finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    made = state.step - state.skipped  # updates before this one: the optimizer's own count
+    ema = state.ema
+    if ema_decay is not None:
+        decay = jnp.minimum(ema_decay, (1 + made) / (10 + made))
+        ema = jax.tree.map(lambda e, p: (decay * e + (1 - decay) * p).astype(e.dtype), ema, params)
+
+    def keep(new, old):
+        return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+
+    skipped = state.skipped + jnp.where(finite, 0, 1)
+    bad_steps = jnp.where(finite, 0, state.bad_steps + 1)
+    after = TrainState(
+        step=state.step + 1,
+        params=keep(params, state.params),
+        opt_state=keep(opt_state, state.opt_state),
+        ema=keep(ema, state.ema),
+        rng=state.rng,
+        bad_steps=bad_steps,
+        skipped=skipped,
+    )
+    return after, StepMetrics(loss, norm, schedule(made), bad_steps, skipped, sums, weights)
+
+
+def train_steps(state: TrainState, batches: Batch, count: Array, **options) -> tuple[TrainState, StepMetrics]:
+    """`count` updates in one compiled call.
+
+    Args:
+      state: before the first.
+      batches: every array has a leading axis [K]; only the first `count` are used.
+      count: int, at most K; a traced number, so that one program serves chunks of every length.
+      **options: of `train_step`.
+
+    Returns:
+      The state after, and metrics with leading axis [K], 0 beyond `count`.
+    """
+    step: Callable = functools.partial(train_step, **options)
+    capacity = jax.tree.leaves(batches)[0].shape[0]
+
+    def at(index):
+        return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), batches)
+
+    shapes = jax.eval_shape(step, state, jax.tree.map(lambda x: x[0], batches))[1]
+    metrics = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), shapes)
+
+    def body(index, carry):
+        state, metrics = carry
+        state, new = step(state, at(index))
+        return state, jax.tree.map(lambda m, x: m.at[index].set(x), metrics, new)
+
+    return jax.lax.fori_loop(0, count, body, (state, metrics))
+
+
+def eval_step(params: Params, batch: Batch, *, model: Model) -> Sums:
+    """The model's metrics on one batch, nothing dropped.
+
+    Returns:
+      name -> (sum, weight), each [B] float32 where the model reports rows (so that a standard error over rows can
+      be computed), else [1]: the batch is then one unit.
+    """
+    _, metrics = model.loss(params, batch, None)
+    return jax.tree.map(lambda x: jnp.atleast_1d(x).astype(jnp.float32), metrics)
+
+
+class Steps(NamedTuple):
+    """The compiled functions of one run on one mesh, and how batches get there. Made by `compile_steps`.
+
+    Attributes:
+      init: () -> TrainState of step 0.
+      train: (state, batches, count) -> (state, StepMetrics [K]); `state` is consumed.
+      evaluate: (params, batch) -> Sums per row, whole on every host.
+      place_chunk: list of at most K host-local batches -> (batches [K, B, T] on the devices, count).
+      place_batch: one host-local batch -> batch on the devices.
+      abstract_state: shapes and shardings of the state, to restore into.
+    """
+
+    init: Callable[[], TrainState]
+    train: Callable[[TrainState, Batch, int], tuple[TrainState, StepMetrics]]
+    evaluate: Callable[[Params, Batch], Sums]
+    place_chunk: Callable[[list[Batch]], tuple[Batch, int]]
+    place_batch: Callable[[Batch], Batch]
+    abstract_state: TrainState
+
+
+def compile_steps(model: Model, optimizer: optax.GradientTransformation, mesh: Mesh, cfg: Config) -> Steps:
+    """The run's functions, jitted with shardings on `mesh` and the state donated. Compiles at first use.
+
+    Raises:
+      ConfigError: the batch does not divide over the devices, or a parameter does not over the mesh.
+    """
+    check_batch(cfg.train.batch_rows, cfg.train.micro_batches, mesh)
+    ema = cfg.optimizer.ema_decay is not None
+    abstract = states.abstract_state(model, optimizer, mesh, ema=ema)
+    shardings = jax.tree.map(lambda x: x.sharding, abstract)
+    train = functools.partial(
+        train_steps,
+        model=model,
+        optimizer=optimizer,
+        schedule=make_schedule(cfg.optimizer, cfg.train.steps),
+        micro_batches=cfg.train.micro_batches,
+        clip_norm=cfg.optimizer.clip_norm,
+        ema_decay=cfg.optimizer.ema_decay,
+    )
+    capacity = cfg.train.steps_per_dispatch
+    return Steps(
+        init=lambda: states.init_state(model, optimizer, cfg.seed, mesh, ema=ema),
+        train=jax.jit(
+            train,
+            in_shardings=(shardings, batch_sharding(mesh, 1), None),
+            out_shardings=(shardings, replicated(mesh)),
+            donate_argnums=0,
+        ),
+        evaluate=compile_eval(model, mesh),
+        place_chunk=functools.partial(place_chunk, mesh=mesh, capacity=capacity),
+        place_batch=functools.partial(place_batch, mesh=mesh),
+        abstract_state=abstract,
+    )
+
+
+def compile_eval(model: Model, mesh: Mesh) -> Callable[[Params, Batch], Sums]:
+    """`eval_step` jitted on `mesh`: (params, batch on the devices) -> Sums per row, whole on every host."""
+    return jax.jit(
+        functools.partial(eval_step, model=model),
+        in_shardings=(param_shardings(model.specs, mesh), batch_sharding(mesh)),
+        out_shardings=replicated(mesh),
+    )
+
+
+def place_batch(batch: Batch, mesh: Mesh) -> Batch:
+    """This host's rows of a batch (numpy, [B_local, ...], see `sharding.host_rows`) as part of the global batch."""
+    where = batch_sharding(mesh)
+    return jax.tree.map(lambda x: jax.make_array_from_process_local_data(where, np.asarray(x)), batch)
+
+
+def place_chunk(batches: list[Batch], mesh: Mesh, capacity: int) -> tuple[Batch, int]:
+    """Up to `capacity` host-local batches as one Batch [K, B, T] on the devices, and how many they are.
+
+    A short chunk is filled up with its last batch, which `train_steps` never reads, so that all have one shape.
+    """
+    padded = batches + batches[-1:] * (capacity - len(batches))
+    where = batch_sharding(mesh, 1)
+    stacked = jax.tree.map(lambda *xs: jax.make_array_from_process_local_data(where, np.stack(xs)), *padded)
+    return stacked, len(batches)

@@ -1,0 +1,118 @@
+"""One mesh, one table; what does not fit says so in one line."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from jaxformer import sharding
+from jaxformer.config import ConfigError, MeshConfig
+from jaxformer.specs import ParamSpec, zeros
+
+
+def mesh(data=None, fsdp=1, tensor=1, devices=None):
+    return sharding.make_mesh(MeshConfig(data, fsdp, tensor), devices)
+
+
+@pytest.mark.parametrize(
+    ("asked", "shape"),
+    [((None, 1, 1), (8, 1, 1)), ((2, 2, 2), (2, 2, 2)), ((1, None, 2), (1, 4, 2)), ((1, 1, None), (1, 1, 8))],
+)
+def test_none_fills(asked, shape):
+    assert tuple(mesh(*asked).shape.values()) == shape
+    assert mesh(*asked).axis_names == ("data", "fsdp", "tensor")
+
+
+def test_axes_are_auto():
+    # Under Explicit axes, the default of jax.make_mesh, an einsum over a split dimension raises.
+    with jax.set_mesh(mesh(1, 8, 1)) as m:
+        x = jax.device_put(jnp.ones((8, 8)), jax.NamedSharding(m or mesh(1, 8, 1), P("fsdp")))
+        assert jnp.einsum("ab,ac->bc", x, x)[0, 0] == 8
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ((3, 1, 1), "config.mesh: data 3 x fsdp 1 x tensor 1 makes 3, but the number of devices is 8"),
+        ((None, 3, 1), "config.mesh: data fill x fsdp 3 x tensor 1 makes 3, but the number of devices is 8"),
+        ((16, 1, 1), "makes 16, but the number of devices is 8"),
+    ],
+)
+def test_mismatch_is_one_line_with_the_numbers(asked, message):
+    with pytest.raises(ConfigError) as error:
+        mesh(*asked)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_the_table():
+    m = mesh(2, 2, 2)
+    spec = {
+        ("vocab", "embed"): P("tensor", "fsdp"),
+        ("embed", "heads", "head_width"): P("fsdp", "tensor"),
+        ("heads", "head_width", "embed"): P("tensor", None, "fsdp"),
+        ("layers", "embed", "mlp"): P(None, "fsdp", "tensor"),
+        ("positions", "embed"): P(None, "fsdp"),
+        ("norm",): P(),
+        (None, "mlp"): P(None, "tensor"),
+        ("embed", "embed"): P("fsdp"),  # a mesh axis is used once per array
+        ("heads", "mlp"): P("tensor"),
+        ("rows", None): P(("data", "fsdp")),
+    }
+    for axes, expected in spec.items():
+        assert sharding.partition((8,) * len(axes), axes, m) == expected, axes
+
+
+def test_mesh_axes_of_size_one_are_left_out():
+    assert sharding.partition((8, 8), ("embed", "mlp"), mesh(8, 1, 1)) == P()
+
+
+def test_an_axis_that_does_not_divide_frees_its_mesh_axis():
+    assert sharding.partition((3, 8), ("heads", "mlp"), mesh(4, 1, 2)) == P(None, "tensor")
+
+
+def test_unknown_axis_is_named():
+    with pytest.raises(ConfigError, match=r"blocks\.w: logical axis 'head' has no rule.*did you mean heads\?"):
+        sharding.param_shardings({"blocks": {"w": ParamSpec((4,), ("head",), zeros)}}, mesh())
+
+
+def test_small_arrays_stay_whole_large_ones_raise():
+    m = mesh(2, 1, 4)
+    assert sharding.partition((64, 6), ("embed", "heads"), m) == P()
+    with pytest.raises(ConfigError) as error:
+        sharding.param_shardings({"w": ParamSpec((2**19, 6), ("embed", "heads"), zeros)}, m)
+    text = str(error.value)
+    assert text.startswith("config.mesh.tensor: 4 does not divide heads 6 of w") and "3145728" in text
+    assert "\n" not in text
+    # split along another dimension by the same mesh axis, it is not replicated
+    assert sharding.partition((6, 2**19), ("heads", "mlp"), m) == P(None, "tensor")
+    # fewer key/value heads than devices is multi-query attention, not a mistake
+    assert sharding.partition((2**19, 1, 8), ("embed", "kv_heads", "head_width"), m) == P()
+
+
+def test_batch_rows():
+    m = mesh(2, 2, 2)
+    assert sharding.batch_sharding(m).spec == P(("data", "fsdp"))
+    assert sharding.batch_sharding(m, 1).spec == P(None, ("data", "fsdp"))
+    x = jax.device_put(np.zeros((8, 3)), sharding.batch_sharding(m))
+    assert {s.data.shape for s in x.addressable_shards} == {(2, 3)}
+    assert sharding.row_shards(m) == 4
+    np.testing.assert_array_equal(sharding.host_rows(12, m), np.arange(12))
+
+
+def test_check_batch():
+    sharding.check_batch(16, 2, mesh(8, 1, 1))
+    sharding.check_batch(2, 1, mesh(2, 1, 4))
+    for rows, micro in ((12, 1), (8, 2)):
+        with pytest.raises(ConfigError, match=rf"config\.train\.batch_rows: {rows} in .* 8 devices") as error:
+            sharding.check_batch(rows, micro, mesh(4, 2, 1))
+        assert f"accepted: multiples of {8 * micro}" in str(error.value)
+
+
+def test_constrain_needs_no_mesh_and_obeys_one():
+    x = jnp.zeros((8, 4))
+    np.testing.assert_array_equal(sharding.constrain(x, "rows", None), x)
+    m = mesh(8, 1, 1)
+    with jax.set_mesh(m):
+        y = jax.jit(lambda x: sharding.constrain(x + 1, "rows", None))(x)
+    assert y.sharding.is_equivalent_to(sharding.batch_sharding(m), 2)

@@ -1,0 +1,443 @@
+"""Laws of the loop: a killed run ends in the same bits, stops when it should, and says what it did."""
+
+import dataclasses
+import functools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from toy import T, ToyBatches, batch_sources, make_config, make_model
+
+from jaxformer import records
+from jaxformer.config import CheckpointConfig, ConfigError
+from jaxformer.sharding import make_mesh
+from jaxformer.training import evaluate, loop, step
+from jaxformer.training.checkpoint import Checkpoints
+from jaxformer.training.checksum import checksums
+from jaxformer.training.loop import train
+from jaxformer.training.report import TrainingDiverged, drop_cut_line
+
+
+class CrashError(Exception):
+    """What a test makes a run die of."""
+
+
+@pytest.fixture(autouse=True)
+def compile_once(monkeypatch):
+    """Runs of one model, configuration and mesh share their compiled functions: most of a test would be compiling."""
+
+    def cached(model, optimizer, mesh, config):
+        key = (id(model), mesh, dataclasses.replace(config, checkpoint=CheckpointConfig(), tensorboard=False))
+        if key not in COMPILED:
+            steps = step.compile_steps(model, optimizer, mesh, config)
+            first = jax.tree.map(np.array, steps.init())
+            where = jax.tree.map(lambda x: x.sharding, steps.abstract_state)
+            COMPILED[key] = steps._replace(init=lambda: jax.tree.map(jax.device_put, first, where))
+        return COMPILED[key]
+
+    monkeypatch.setattr(loop, "compile_steps", cached)
+
+
+COMPILED: dict = {}
+model_with = functools.cache(make_model)
+
+
+class Crashing(ToyBatches):
+    """Batches that die at a step."""
+
+    def __init__(self, *args, at, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.at = at
+
+    def __getitem__(self, index):
+        if index == self.at:
+            raise CrashError(f"at {index}")
+        return super().__getitem__(index)
+
+
+def run(workdir, config=None, batches=None, lines=None, dropout=0.2, **options):
+    config = config or make_config()
+    mesh = make_mesh(config.mesh, jax.devices()[:1])
+    good, held_out = batch_sources(config, mesh)
+    workdir.mkdir(exist_ok=True)
+    log = (lambda text: None) if lines is None else lines.append
+    model = model_with(dropout)
+    return train(model, batches or good, held_out, config, workdir=workdir, mesh=mesh, log=log, bar=False, **options)
+
+
+def load(workdir, kind=None):
+    return records.load(workdir / "records.jsonl", kind)
+
+
+# Chunks
+
+
+@pytest.mark.parametrize(
+    ("dispatch", "every_eval", "every_save"), [(3, 6, None), (10, 7, 4), (1, 50, 5), (64, 9, None)]
+)
+def test_chunks_end_in_the_same_places_wherever_a_run_begins(dispatch, every_eval, every_save):
+    config = make_config(
+        train={"steps": 50, "steps_per_dispatch": dispatch, "eval_every_steps": every_eval},
+        checkpoint={"save_every_steps": every_save},
+    )
+
+    def ends(start):
+        while start < 50:
+            end = loop.next_boundary(start, config)
+            assert start < end <= min(50, start + dispatch)
+            yield (start := end)
+
+    whole = list(ends(0))
+    assert whole[-1] == 50
+    for i, start in enumerate(whole):
+        assert list(ends(start)) == whole[i + 1 :]
+    for period in filter(None, (every_eval, every_save, dispatch)):
+        assert set(range(period, 51, period)) <= set(whole)
+
+
+# Resuming
+
+
+@pytest.mark.parametrize("crash_at", [4, 7, 11])
+def test_a_run_that_crashed_ends_in_the_same_bits(tmp_path, crash_at):
+    config = make_config(
+        checkpoint={"save_every_steps": 4}, optimizer={"ema_decay": 0.9, "name": "muon"}, train={"micro_batches": 2}
+    )
+    whole = run(tmp_path / "whole", config)
+    with pytest.raises(CrashError):
+        run(tmp_path / "broken", config, batches=Crashing(8, at=crash_at))
+    assert max(Checkpoints(tmp_path / "broken" / "checkpoints", config.checkpoint).steps(), default=0) <= crash_at
+    again = run(tmp_path / "broken", config)
+    assert (again.status, again.step) == ("finished", 12)
+    assert checksums(again.state) == checksums(whole.state)
+    assert again.evaluation == whole.evaluation
+
+    def last(workdir, *fields):
+        return [[r.get(f) for f in fields] for r in records.latest(load(workdir)) if r["kind"] in ("eval", "final")]
+
+    assert last(tmp_path / "broken", "step", "loss", "tokens") == last(tmp_path / "whole", "step", "loss", "tokens")
+
+
+def start(workdir, config, delay=0.0, process=(), devices=1):
+    """Runs toy.py in a process of its own."""
+    workdir.mkdir(exist_ok=True)
+    env = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu"}
+    env["PYTHONPATH"] = str(Path(__file__).parents[2])
+    script = Path(__file__).parent / "toy.py"
+    command = [sys.executable, "-W", "error", script, workdir, json.dumps(config), str(delay), *map(str, process)]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process, code=0):
+    """(status, step, hashes) that toy.py printed, and everything it said."""
+    out, err = process.communicate(timeout=180)
+    assert process.returncode == code, err[-3000:]
+    result = [line.split(maxsplit=3) for line in out.splitlines() if line.startswith("RESULT")]
+    return (result[0][1:] if result else None), out + err
+
+
+def steps_seen(workdir):
+    path = workdir / "records.jsonl"
+    return max((r["step"] for r in records.load(path, "train")), default=0) if path.exists() else 0
+
+
+def wait_for(condition, process, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition() and process.poll() is None:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+KILLED = {"train": {"steps": 40, "eval_every_steps": 8}, "checkpoint": {"save_every_steps": 5, "keep": 3}}
+
+
+def kill_and_restart(tmp_path, kills, seed):
+    whole, _ = finish(start(tmp_path / "whole", KILLED))
+    rng, workdir, done = random.Random(seed), tmp_path / "killed", 0
+    workdir.mkdir()
+    for _ in range(kills):
+        process = start(workdir, KILLED, delay=0.02)
+        if rng.random() < 0.8:  # else at any moment of the start
+            target = steps_seen(workdir) + rng.randint(1, 8)
+            wait_for(lambda goal=target: steps_seen(workdir) >= goal, process)
+            time.sleep(rng.random() * 0.1)
+        else:
+            time.sleep(rng.random() * 3)
+        done += process.poll() is None
+        process.kill()
+        process.communicate()
+    again, said = finish(start(workdir, KILLED))
+    assert done > kills // 2, "the run was over before it was killed"
+    assert again == whole
+    assert "going on from step" in said or "not sound" not in said
+
+
+def test_killed_twice_and_started_again_it_ends_in_the_same_bits(tmp_path):
+    kill_and_restart(tmp_path, 2, seed=1)
+
+
+@pytest.mark.slow
+def test_killed_ten_times_and_started_again_it_ends_in_the_same_bits(tmp_path):
+    kill_and_restart(tmp_path, 10, seed=2)
+
+
+def test_after_falling_back_a_run_overwrites_what_was_damaged(tmp_path, capfd):
+    config = make_config(checkpoint={"save_every_steps": 3, "keep": 5})
+    whole = run(tmp_path / "a", config)
+    for name in ("12", "9"):
+        (tmp_path / "a" / "checkpoints" / name / "meta" / "metadata").write_text("{}")
+    capfd.readouterr()
+    lines = []
+    again = run(tmp_path / "a", config, lines=lines)
+    assert "going on from step 6" in lines
+    assert checksums(again.state) == checksums(whole.state)
+    err = capfd.readouterr().err
+    assert err.count("is not sound") == 2 and err.count("deleting the unsound checkpoint") == 2
+    assert Checkpoints(tmp_path / "a" / "checkpoints", config.checkpoint).steps() == [3, 6, 9, 12]
+
+
+def test_a_finished_run_started_again_does_not_train(tmp_path):
+    first = run(tmp_path / "a")
+    trained = load(tmp_path / "a", "train")
+    second = run(tmp_path / "a", batches=Crashing(8, at=1))
+    assert (second.status, second.step, second.evaluation) == ("finished", 12, first.evaluation)
+    assert load(tmp_path / "a", "train") == trained
+
+
+# Signals
+
+
+def test_sigterm_saves_and_the_run_goes_on_where_it_stopped(tmp_path):
+    whole, _ = finish(start(tmp_path / "whole", KILLED))
+    process = start(tmp_path / "stopped", KILLED, delay=0.05)
+    wait_for(lambda: steps_seen(tmp_path / "stopped") >= 6, process)
+    process.terminate()
+    (status, step, _), said = finish(process)
+    assert status == "interrupted" and 6 <= int(step) < 40
+    assert f"stopped at step {step} by SIGTERM and saved; go on with: make resume" in said
+    assert (tmp_path / "stopped" / "checkpoints" / step).is_dir()
+    assert load(tmp_path / "stopped")[-1] == {"kind": "event", "step": int(step), "event": "interrupted"}
+    again, said = finish(start(tmp_path / "stopped", KILLED))
+    assert again == whole and f"going on from step {step}" in said
+
+
+def test_a_second_ctrl_c_ends_at_once_even_inside_a_dispatch(tmp_path):
+    process = start(tmp_path / "a", KILLED, delay=30)  # the first batch alone takes longer than the test may
+    wait_for(lambda: (tmp_path / "a" / "records.jsonl").exists(), process)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    said = process.stdout.readline()
+    assert "SIGINT: finishing this dispatch, then saving (Ctrl-C now: exit at once)" in said
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=5) == 130
+    process.communicate()
+
+
+def test_signals_are_handed_back_and_other_threads_left_alone(tmp_path):
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    run(tmp_path / "a")
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+    found = []
+    thread = threading.Thread(target=lambda: found.append(run(tmp_path / "b").status))
+    thread.start()
+    thread.join()
+    assert found == ["finished"]
+
+
+def test_an_evaluation_that_a_signal_cut_off_is_made_up_for(tmp_path, monkeypatch):
+    config = make_config(train={"early_stop_evals": 9})
+    asked = loop._Run.asked
+    monkeypatch.setattr(loop._Run, "asked", lambda self, step, saved: (step == 6, False))
+    assert run(tmp_path / "a", config).status == "interrupted"
+    assert load(tmp_path / "a", "eval") == []
+    monkeypatch.setattr(loop._Run, "asked", asked)
+    run(tmp_path / "a", config)
+    assert [r["step"] for r in load(tmp_path / "a", "eval")] == [6, 12]
+
+
+# Stopping
+
+
+def test_early_stopping_survives_a_resume(tmp_path):
+    config = make_config(
+        optimizer={"learning_rate": 1e-20},
+        train={"steps": 30, "eval_every_steps": 3, "early_stop_evals": 2},
+        checkpoint={"save_every_steps": 3},
+    )
+    lines = []
+    whole = run(tmp_path / "whole", config, lines=lines)
+    # the first evaluation is the best, two more are no better
+    assert (whole.status, whole.step) == ("stopped_early", 9)
+    assert "stopped at step 9: no better evaluation in 2" in lines
+    assert load(tmp_path / "whole", "final")[0]["status"] == "stopped_early"
+    with pytest.raises(CrashError):
+        run(tmp_path / "broken", config, batches=Crashing(8, at=7))
+    again = run(tmp_path / "broken", config)
+    assert (again.status, again.step) == ("stopped_early", 9)
+    third = run(tmp_path / "broken", config, batches=Crashing(8, at=9))  # trains no step more
+    assert (third.status, third.step) == ("stopped_early", 9)
+    assert run(tmp_path / "learning", make_config(train={"early_stop_evals": 1})).status == "finished"
+
+
+def test_no_better_evaluation():
+    assert not evaluate.stops_early([1.0, 1.0, 1.0], None)
+    assert evaluate.stops_early([1.0, 1.0], 1) and not evaluate.stops_early([1.0], 1)
+    assert evaluate.stops_early([1.0, float("nan"), float("nan")], 2)
+    assert not evaluate.stops_early([float("nan"), 1.0], 1)
+
+
+def test_bad_steps_in_a_row_end_the_run_with_one_line(tmp_path):
+    config = make_config(train={"max_bad_steps": 3}, checkpoint={"save_every_steps": 3})
+    with pytest.raises(TrainingDiverged) as error:
+        run(tmp_path / "a", config, batches=ToyBatches(8, bad=(2, 4, 5, 6, 7)))
+    assert str(error.value).startswith("step 7: 3 steps in a row were not finite (loss nan, gradient norm nan)")
+    assert "\n" not in str(error.value)
+    assert load(tmp_path / "a")[-1] == {"kind": "event", "step": 7, "event": "diverged"}
+    by_step = {r["step"]: r for r in load(tmp_path / "a", "train")}
+    assert [by_step[s]["skipped"] for s in (3, 6)] == [1, 3]
+    assert all(np.isfinite(by_step[s]["loss"]) for s in (3, 6))
+    assert Checkpoints(tmp_path / "a" / "checkpoints", config.checkpoint).steps() == [3, 6]
+
+
+def test_bad_steps_now_and_then_are_skipped(tmp_path):
+    config = make_config(train={"max_bad_steps": 2})
+    result = run(tmp_path / "a", config, batches=ToyBatches(8, bad=(1, 3, 8)))
+    assert result.status == "finished" and int(result.state.skipped) == 3
+    assert np.isfinite(result.evaluation["loss"])
+
+
+def test_what_cannot_work_fails_before_it_compiles(tmp_path):
+    with pytest.raises(ConfigError, match=r"batch_rows: 8 .* does not divide over 8 devices"):
+        step.check_batch(8, 2, make_mesh(make_config(mesh={"data": 8}).mesh))
+    mesh = make_mesh(make_config().mesh)
+    with pytest.raises(ConfigError, match=r"config\.train\.batch_rows: 6"):
+        config = make_config(train={"batch_rows": 6})
+        train(make_model(), ToyBatches(6), ToyBatches(6), config, workdir=tmp_path, mesh=mesh)
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_the_batches_raise_comes_out(tmp_path):
+    with pytest.raises(CrashError, match="at 0"):
+        run(tmp_path / "a", batches=Crashing(8, at=0))
+
+
+# Telling
+
+
+def test_records(tmp_path):
+    config = make_config(train={"log_every_steps": 5, "steps": 14, "eval_rows": 8})
+    lines = []
+    result = run(
+        tmp_path / "a",
+        config,
+        lines=lines,
+        flops_per_token=100.0,
+        bytes_per_token=2.0,
+        final_fields={"params_non_embedding": 7, "note": "x"},
+    )
+    trained, evals = load(tmp_path / "a", "train"), load(tmp_path / "a", "eval")
+    assert [r["step"] for r in trained] == [5, 10, 14]
+    assert [r["tokens"] for r in trained] == [8 * T * s for s in (5, 10, 14)]
+    assert [(r["step"], r["split"], r["rows"]) for r in evals][:2] == [(6, "validation", 7), (12, "validation", 7)]
+    assert [r["rows"] for r in evals][2:] == [20]  # at the end all three batches; the first row has no weight
+    assert trained[0]["seconds"] < trained[2]["seconds"] and trained[2]["tokens_per_second"] > 0
+    (final,) = load(tmp_path / "a", "final")
+    assert final["flops"] == 100.0 * 14 * 8 * T and final["params_non_embedding"] == 7 and final["note"] == "x"
+    assert final["loss"] == result.evaluation["loss"] and final["params"] == 16 * 8 + 2 * (8 * 16 * 2 + 16)
+    assert result.evaluation["bits_per_byte"] == pytest.approx(final["loss"] / 2 / np.log(2))
+    assert load(tmp_path / "a", "event") == [{"kind": "event", "step": 0, "event": "started"}]
+    assert any(line.startswith("step 14 validation: loss") and "bits per byte" in line for line in lines)
+    assert any(line.startswith("step 5 of 14: loss") for line in lines)
+
+
+def test_a_train_record_is_the_mean_over_its_tokens(tmp_path):
+    run(tmp_path / "a", make_config(optimizer={"learning_rate": 1e-20}), dropout=0.0)
+    config = make_config()
+    mesh = make_mesh(config.mesh, jax.devices()[:1])
+    batches, _ = batch_sources(config, mesh)
+    params = make_model().init(jax.random.split(jax.random.key(0))[0])
+    sums = [step.eval_step(params, batches[i], model=make_model()) for i in range(3)]
+    total = sum(float(s["loss"][0].sum()) for s in sums) / sum(float(s["loss"][1].sum()) for s in sums)
+    assert load(tmp_path / "a", "train")[0]["loss"] == pytest.approx(total, rel=1e-5)
+
+
+def test_evaluation_uses_the_average_where_there_is_one(tmp_path):
+    config = make_config(optimizer={"ema_decay": 0.5})
+    result = run(tmp_path / "a", config)
+    mesh = make_mesh(config.mesh, jax.devices()[:1])
+    _, held_out = batch_sources(config, mesh)
+    compiled = step.compile_eval(make_model(), mesh)
+
+    def loss(params):
+        return evaluate.evaluate(compiled, lambda b: step.place_batch(b, mesh), params, held_out)["loss"].mean
+
+    assert result.evaluation["loss"] == loss(result.state.ema) != loss(result.state.params)
+
+
+def test_saving_by_the_clock(tmp_path):
+    config = make_config(checkpoint={"save_every_minutes": 1e-6, "keep": 9})
+    run(tmp_path / "a", config)
+    assert Checkpoints(tmp_path / "a" / "checkpoints", config.checkpoint).steps() == [3, 6, 9, 12]
+    never = make_config(checkpoint={"save_every_minutes": None})
+    run(tmp_path / "b", never)
+    assert Checkpoints(tmp_path / "b" / "checkpoints", never.checkpoint).steps() == [12]
+
+
+def test_tensorboard(tmp_path):
+    run(tmp_path / "a", make_config(tensorboard=True))
+    assert list((tmp_path / "a" / "tensorboard").glob("events.*"))
+
+
+def test_tensorboard_missing_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(ConfigError, match=r"config\.tensorboard: True needs tensorboardX; install it with pip"):
+        run(tmp_path / "a", make_config(tensorboard=True))
+
+
+def test_a_record_cut_off_by_a_kill_does_not_spoil_the_next(tmp_path):
+    path = tmp_path / "records.jsonl"
+    records.append(path, {"kind": "event", "step": 0, "event": "started"})
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"kind": "tra')
+    drop_cut_line(path)
+    assert path.read_bytes() == whole
+    drop_cut_line(path)
+    assert path.read_bytes() == whole
+
+
+def test_a_bar_on_a_terminal(tmp_path, capfd):
+    config = make_config()
+    mesh = make_mesh(config.mesh, jax.devices()[:1])
+    train(make_model(), *batch_sources(config, mesh), config, workdir=tmp_path, mesh=mesh, bar=True)
+    assert "step 12 validation" in capfd.readouterr().err
+
+
+# Several hosts
+
+
+@pytest.mark.slow
+def test_two_processes_are_one(tmp_path):
+    config = {"mesh": {"data": 4, "fsdp": 2}, "checkpoint": {"save_every_steps": 3}, "train": {"steps": 40}}
+    port = random.randint(20000, 40000)
+    both = [start(tmp_path / "two", config, 0.05, (i, port), devices=4) for i in range(2)]
+    wait_for(lambda: steps_seen(tmp_path / "two") >= 6, both[0])
+    both[1].terminate()  # only one of them is told
+    first = [finish(p)[0] for p in both]
+    assert first[0] == first[1] and first[0][0] == "interrupted"
+    port += 1
+    second = [finish(p)[0] for p in [start(tmp_path / "two", config, 0, (i, port), devices=4) for i in range(2)]]
+    assert second[0] == second[1] and second[0][:2] == ["finished", "40"]
+    alone, _ = finish(start(tmp_path / "one", config, devices=8))
+    assert alone[:2] == ["finished", "40"]
+    losses = [[r["loss"] for r in records.latest(load(tmp_path / d, "eval"))] for d in ("one", "two")]
+    np.testing.assert_allclose(*losses, rtol=1e-5)

@@ -1,0 +1,181 @@
+"""Schedules by hand; update rules that agree on what a learning rate, a decay and a layer are."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from toy import numpy_params, specs
+
+from jaxformer.config import ConfigError, OptimizerConfig
+from jaxformer.specs import ParamSpec, is_spec, stack_specs, zeros
+from jaxformer.training.optim import clip, make_optimizer, make_schedule, muon_dimensions
+
+RULES = ["adamw", "lion", "adafactor", "muon"]
+
+
+def rates(steps, at, **fields):
+    schedule = make_schedule(OptimizerConfig(learning_rate=2.0, **fields), steps)
+    return [float(schedule(jnp.int32(step))) for step in at]
+
+
+def test_warm_up_is_linear_and_wastes_no_step():
+    for kind in ("cosine", "linear", "inverse_sqrt", "constant", "wsd"):
+        got = rates(100, range(5), schedule=kind, warmup_steps=4)
+        np.testing.assert_allclose(got, [0.4, 0.8, 1.2, 1.6, 2.0], rtol=1e-6)
+        assert rates(100, [0], schedule=kind, warmup_steps=0) == [2.0]
+
+
+def test_cosine():
+    got = rates(110, [10, 35, 60, 85, 110, 200], schedule="cosine", warmup_steps=10, final_fraction=0.1)
+    half = [0.5 * (1 + math.cos(math.pi * p)) for p in (0, 0.25, 0.5, 0.75, 1, 1)]
+    np.testing.assert_allclose(got, [0.2 + 1.8 * h for h in half], rtol=1e-6)
+
+
+def test_linear():
+    got = rates(110, [10, 35, 60, 110, 200], schedule="linear", warmup_steps=10, final_fraction=0.5)
+    np.testing.assert_allclose(got, [2.0, 1.75, 1.5, 1.0, 1.0], rtol=1e-6)
+
+
+def test_inverse_sqrt():
+    got = rates(10_000, [100, 400, 1600, 9999], schedule="inverse_sqrt", warmup_steps=100, final_fraction=0.2)
+    np.testing.assert_allclose(got, [2.0, 1.0, 0.5, 0.4], rtol=1e-6)  # the floor is 0.4
+
+
+def test_constant():
+    assert rates(100, [50, 100], schedule="constant", warmup_steps=10) == [2.0, 2.0]
+
+
+def test_wsd():
+    got = rates(100, [10, 50, 80, 90, 100], schedule="wsd", warmup_steps=10, decay_steps=20, final_fraction=0.1)
+    np.testing.assert_allclose(got, [2.0, 2.0, 2.0, 1.1, 0.2], rtol=1e-6)
+    by_default = rates(100, [80, 90, 100], schedule="wsd", warmup_steps=10, final_fraction=0.0)
+    np.testing.assert_allclose(by_default, [2.0, 1.0, 0.0], atol=1e-6)
+    with pytest.raises(ConfigError, match=r"config\.optimizer\.decay_steps: 95 .*accepted: at most 90"):
+        rates(100, [0], schedule="wsd", warmup_steps=10, decay_steps=95)
+
+
+def run(name, tree, grads, steps=3, **fields):
+    """Parameters after some steps from fixed gradients that change by the step."""
+    cfg = OptimizerConfig(
+        **{"name": name, "learning_rate": 0.1, "warmup_steps": 0, "schedule": "constant", "weight_decay": 0.0, **fields}
+    )
+    optimizer = make_optimizer(cfg, 100, tree)
+
+    @jax.jit
+    def go(params, grads):  # as an argument: XLA would fold a constant for minutes
+        state = optimizer.init(params)
+        for step in range(steps):
+            scaled = jax.tree.map(lambda g, s=step: g * jnp.cos(s * (1 + jnp.abs(g))), grads)
+            updates, state = optimizer.update(scaled, state, params)
+            params = optax.apply_updates(params, updates)
+        return params
+
+    return go(jax.tree.map(lambda s: np.ones(s.shape, np.float32), tree, is_leaf=is_spec), grads)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_descends(name):
+    tree = specs()
+    goal = numpy_params(tree, seed=2)
+    optimizer = make_optimizer(OptimizerConfig(name=name, learning_rate=0.1, weight_decay=0.0), 200, tree)
+
+    def distance(params):
+        return sum(jnp.sum(jnp.square(p - g)) for p, g in zip(*map(jax.tree.leaves, (params, goal)), strict=True))
+
+    @jax.jit
+    def step(carry, _):
+        params, state = carry
+        updates, state = optimizer.update(jax.grad(distance)(params), state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    start = numpy_params(tree, seed=1)
+    (end, _), _ = jax.lax.scan(step, (start, optimizer.init(start)), length=200)
+    assert distance(end) < 0.1 * distance(start)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_decay_is_decoupled_and_spares_biases(name):
+    tree = {
+        "w": ParamSpec((3, 4), ("embed", "mlp"), zeros),
+        "table": ParamSpec((5, 3), ("vocab", "embed"), zeros),
+        "b": ParamSpec((4,), ("mlp",), zeros),
+    }
+    nothing = jax.tree.map(np.zeros_like, numpy_params(tree))
+    after = run(name, tree, nothing, steps=2, weight_decay=0.5)
+    expected = {"w": (1 - 0.1 * 0.5) ** 2, "table": (1 - 0.1 * 0.5) ** 2, "b": 1.0}
+    for key, value in expected.items():
+        np.testing.assert_allclose(after[key], value, rtol=1e-6, err_msg=key)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_stack_of_layers_is_its_layers(name):
+    # Large enough that Adafactor factors, so many layers that it would factor over them.
+    one = {
+        "w": ParamSpec((128, 130), ("embed", "mlp"), zeros),
+        "b": ParamSpec((130,), ("mlp",), zeros),
+    }
+    stacked, num_layers = stack_specs(one, 140), 140
+    grads = numpy_params(stacked)
+    # layers of very different size: anything shared between them shows
+    scale = np.logspace(-2, 2, num_layers, dtype=np.float32)
+    grads = jax.tree.map(lambda g: g * scale.reshape(-1, *[1] * (g.ndim - 1)), grads)
+    together = run(name, stacked, grads, steps=2)
+    for layer in (0, 77, 139):
+        alone = run(name, one, jax.tree.map(lambda g, i=layer: g[i], grads), steps=2)
+        for key in one:
+            np.testing.assert_allclose(together[key][layer], alone[key], rtol=2e-3, atol=2e-5, err_msg=key)
+
+
+def test_muon_sees_heads_as_one_side_of_a_matrix():
+    d, h, k = 12, 4, 3
+    heads = {"q": ParamSpec((d, h, k), ("embed", "heads", "head_width"), zeros)}
+    flat = {"q": ParamSpec((d, h * k), ("embed", "mlp"), zeros)}
+    g = numpy_params(flat)["q"]
+    got = run("muon", heads, {"q": g.reshape(d, h, k)})["q"].reshape(d, h * k)
+    np.testing.assert_allclose(got, run("muon", flat, {"q": g})["q"], rtol=1e-5, atol=1e-6)
+    assert muon_dimensions(ParamSpec((h, k, d), ("heads", "head_width", "embed"), zeros)) == ((0, 1), (2,))
+
+
+def test_muon_updates_are_orthogonal_and_of_adamw_size():
+    tree = {"w": ParamSpec((16, 64), ("embed", "mlp"), zeros)}
+    moved = run("muon", tree, numpy_params(tree), steps=1)["w"] - 1
+    moved = moved / 0.1  # the learning rate
+    assert 0.1 < float(jnp.sqrt(jnp.mean(jnp.square(moved)))) < 0.3
+    singular = np.linalg.svd(np.asarray(moved), compute_uv=False)
+    assert singular.max() / singular.min() < 3  # the gradient's own: 5 or more
+
+
+def test_muon_leaves_tables_biases_and_scales_to_adamw():
+    tree = {
+        "table": ParamSpec((8, 4), ("vocab", "embed"), zeros),
+        "positions": ParamSpec((8, 4), ("positions", "embed"), zeros),
+        "b_query": ParamSpec((2, 4), ("heads", "head_width"), zeros),
+        "scale": ParamSpec((4,), ("norm",), zeros),
+    }
+    grads = numpy_params(tree)
+    got, adamw = run("muon", tree, grads), run("adamw", tree, grads)
+    for key in tree:
+        np.testing.assert_allclose(got[key], adamw[key], rtol=1e-6, err_msg=key)
+
+
+def test_adamw_by_hand():
+    tree = {"w": ParamSpec((2,), ("norm",), zeros)}
+    g = np.array([3.0, -0.5])
+    m, v, w = np.zeros(2), np.zeros(2), np.ones(2)
+    for t in (1, 2, 3):
+        gt = g * np.cos((t - 1) * (1 + np.abs(g)))
+        m, v = 0.9 * m + 0.1 * gt, 0.95 * v + 0.05 * gt**2
+        w -= 0.1 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.95**t)) + 1e-8)
+    np.testing.assert_allclose(run("adamw", tree, {"w": jnp.asarray(g, jnp.float32)})["w"], w, rtol=1e-4)
+
+
+def test_clip():
+    grads = {"a": jnp.array([3.0]), "b": jnp.array([[4.0]])}
+    for limit, scale in ((None, 1.0), (10.0, 1.0), (1.0, 0.2), (5.0, 1.0)):
+        clipped, norm = clip(grads, limit)
+        assert float(norm) == 5.0
+        np.testing.assert_allclose(clipped["b"], 4.0 * scale, rtol=1e-6)
+    assert np.isnan(clip({"a": jnp.array([jnp.nan])}, 1.0)[1])
