@@ -61,7 +61,7 @@ def test_laws_and_reference(case):
     check_laws_and_reference(SHORT, *case)
 
 
-@pytest.mark.parametrize("case", [c for c in cases.pairwise() if "causal" in c[0]], ids=lambda c: "-".join(map(str, c)))
+@pytest.mark.parametrize("case", cases.pairwise(cases.BLOCKED), ids=lambda case: "-".join(map(str, case)))
 def test_laws_and_reference_in_blocks(case):
     check_laws_and_reference(LONG, *case)
 

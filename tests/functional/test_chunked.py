@@ -1,0 +1,127 @@
+"""Chunked attention is xla attention: every mask, bias and option, values and gradients, in float64; in O(T) memory."""
+
+import itertools
+
+import attention_cases as cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer import masks
+from jaxformer.functional.attention import attention
+from jaxformer.kernels import chunked
+
+LENGTH = 22
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Blocks that divide neither each other nor the length."""
+    monkeypatch.setattr(chunked, "QUERY_BLOCK", 6)
+    monkeypatch.setattr(chunked, "KEY_BLOCK", 4)
+
+
+def both(mask, bias, groups=2, soft_cap=None, queries=LENGTH, keys=LENGTH):
+    """(value, gradients) of xla and of chunked on the same random float64 inputs."""
+    rng = np.random.default_rng(0)
+    shapes = [(2, queries, 4, 4), (2, keys, groups, 4), (2, keys, groups, 4)]
+    q, k, v = (jnp.asarray(rng.normal(size=s)) for s in shapes)
+    out = []
+    for name in ("xla", "chunked"):
+
+        def total(q, k, v, array, name=name):
+            used = bias if array is None else array
+            x = attention(q, k, v, mask, bias=used, soft_cap=soft_cap, implementation=name)
+            return jnp.sum(jnp.sin(x + jnp.arange(x.size).reshape(x.shape))), x
+
+        array = jnp.asarray(bias) if bias is not None and not callable(bias) else None
+        differentiate = (0, 1, 2) if array is None else (0, 1, 2, 3)
+        out.append(jax.jit(jax.grad(total, differentiate, has_aux=True))(q, k, v, array))
+    return out
+
+
+@pytest.mark.parametrize("mask", cases.mask_cases(LENGTH))
+def test_every_mask(mask):
+    with jax.enable_x64(True):
+        reference, found = both(cases.mask_cases(LENGTH)[mask][0], None, soft_cap=2.0)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), reference, found)
+
+
+@pytest.mark.parametrize("bias", ["array", "row", "alibi", "t5"])
+def test_every_bias(bias):
+    with jax.enable_x64(True):
+        reference, found = both(masks.causal(), cases.bias_cases(LENGTH)[bias][0], groups=1)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), reference, found)
+
+
+def test_a_closed_over_table_gets_its_gradient():
+    """T5's learned table, captured by the bias function, in float64."""
+    with jax.enable_x64(True):
+        x = jnp.asarray(np.random.default_rng(1).normal(size=(1, LENGTH, 2, 4)))
+        table = jnp.asarray(np.random.default_rng(2).normal(size=(40, 2)))
+
+        def total(table, name):
+            bias = lambda q, k: jnp.moveaxis(table[jnp.clip(q[:, None] - k[None], -10, 10) + 15], -1, 0)  # noqa: E731
+            return jnp.sum(jnp.cos(attention(x, x, x, masks.window(9), bias=bias, implementation=name)))
+
+        a, b = (jax.jit(jax.grad(total), static_argnums=1)(table, name) for name in ("xla", "chunked"))
+        assert float(jnp.abs(a).max()) > 1e-3
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_cross_attention_of_other_lengths():
+    with jax.enable_x64(True):
+        for queries, keys in itertools.product((1, 5, 13), (3, 17)):
+            reference, found = both(None, None, queries=queries, keys=keys)
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), reference, found)
+
+
+def test_what_is_not_seen_has_exactly_zero_gradient():
+    """Causality, window and segments, in float32: not small, zero."""
+    segments = jnp.repeat(jnp.arange(2), LENGTH // 2)[None]
+    for mask, seen in [
+        (masks.causal(), lambda t, s: s <= t),
+        (masks.causal() & masks.window(3), lambda t, s: t - 3 < s <= t),
+        (masks.segments(segments), lambda t, s: (t < LENGTH // 2) == (s < LENGTH // 2)),
+    ]:
+        x = jax.random.normal(jax.random.key(0), (1, LENGTH, 2, 4))
+
+        def rows(k, mask=mask, x=x):
+            return jnp.sum(attention(x, k, k, mask, implementation="chunked")[0], axis=(1, 2))
+
+        leak = np.abs(np.asarray(jax.jit(jax.jacrev(rows))(x))[:, 0]).sum((2, 3))  # [T, S]
+        allowed = np.array([[seen(t, s) for s in range(LENGTH)] for t in range(LENGTH)])
+        assert (leak[~allowed] == 0).all() and (leak[allowed] > 0).all()
+
+
+def test_dropout_keeps_the_mean_and_its_gradient_is_that_of_the_same_draw():
+    with jax.enable_x64(True):
+        x = jnp.asarray(np.random.default_rng(1).normal(size=(1, 12, 1, 4)))
+        v = jnp.ones((1, 12, 1, 1))
+
+        def out(x, rng):
+            return attention(x, x, v, masks.causal(), dropout_rate=0.3, rng=rng, implementation="chunked")
+
+        draws = jax.vmap(lambda r: out(x, r))(jax.random.split(jax.random.key(3), 3000))
+        np.testing.assert_allclose(np.mean(draws, 0), 1.0, atol=0.06)
+        assert np.std(draws) > 0.1
+        rng, step = jax.random.key(5), 1e-6 * jnp.asarray(np.random.default_rng(3).normal(size=x.shape))
+        total = jax.jit(lambda x: jnp.sum(jnp.sin(out(x, rng))))
+        slope = (total(x + step) - total(x - step)) / 2
+        np.testing.assert_allclose(jnp.vdot(jax.grad(total)(x), step), slope, rtol=1e-5)
+
+
+def test_memory_is_linear():
+    """Bytes of temporaries of forward and backward grow as T, where the reference's grow as T squared."""
+    chunked.QUERY_BLOCK = chunked.KEY_BLOCK = 128
+
+    def temporaries(name, length):
+        x = jax.ShapeDtypeStruct((1, length, 2, 16), jnp.float32)
+        grad = jax.jit(
+            jax.grad(lambda q, k, v: attention(q, k, v, masks.causal(), implementation=name).sum(), (0, 1, 2))
+        )
+        return grad.lower(x, x, x).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporaries("chunked", 8192) < 2.6 * temporaries("chunked", 4096)
+    assert temporaries("chunked", 8192) < temporaries("xla", 8192) / 10
