@@ -9,7 +9,7 @@ import pytest
 from attention_cases import BATCH, HEADS, LONG, SHORT, WIDTH, bias_cases, mask_cases
 
 from jaxformer import masks
-from jaxformer.functional.attention import attention
+from jaxformer.functional.attention import IMPLEMENTATIONS, attention
 from jaxformer.kernels import xla
 
 
@@ -19,7 +19,7 @@ def rows_of(length):
     return np.arange(length) if length < 20 else np.array([0, 7, block - 1, block, block + 1, length - 1])
 
 
-def check_laws_and_reference(length, mask, bias, groups, soft_cap, dropout):
+def check_laws_and_reference(length, mask, bias, groups, soft_cap, dropout, implementation="xla"):
     """In float64: the value against the reference, and exactly zero gradients wherever attending is not allowed."""
     described, allowed = mask_cases(length)[mask]
     added, added_reference = bias_cases(length)[bias]
@@ -29,8 +29,8 @@ def check_laws_and_reference(length, mask, bias, groups, soft_cap, dropout):
         arrays = cases.inputs(length, groups, jnp.float64)
 
         def attend(query, key, value):
-            rng = jax.random.key(1) if dropout else None
-            return attention(query, key, value, described, bias=added, soft_cap=soft_cap, dropout_rate=dropout, rng=rng)
+            options = {"soft_cap": soft_cap, "dropout_rate": dropout, "rng": jax.random.key(1) if dropout else None}
+            return attention(query, key, value, described, bias=added, implementation=implementation, **options)
 
         out, backward = jax.vjp(attend, *arrays)
         cotangents = np.zeros((len(rows), *out.shape))
@@ -69,10 +69,11 @@ def test_laws_and_reference_in_blocks(case):
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [SHORT, LONG])
 @pytest.mark.parametrize("mask", cases.AXES["mask"])
-def test_laws_and_reference_of_every_combination(length, mask):
+@pytest.mark.parametrize("implementation", sorted(IMPLEMENTATIONS))
+def test_laws_and_reference_of_every_combination(implementation, length, mask):
     for case in cases.PRODUCT:
         if case[0] == mask:
-            check_laws_and_reference(length, *case)
+            check_laws_and_reference(length, *case, implementation)
 
 
 @pytest.mark.parametrize("length", [SHORT, LONG])

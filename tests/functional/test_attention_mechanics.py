@@ -199,7 +199,7 @@ WRONG = [
     (dict(query=X[:1]), r"query \(1, 3, 4, 6\) and key \(2, 3, 4, 6\) differ in batch or head width"),
     (dict(query=X[..., :5]), "differ in batch or head width"),
     (dict(key=X[:, :, :3], value=X[:, :, :3]), "4 query heads are not a multiple of 3 key heads"),
-    (dict(implementation="flash"), "implementation 'flash'; accepted: auto, xla"),
+    (dict(implementation="flash"), "implementation 'flash'; accepted: auto, .*xla"),
     (dict(dropout_rate=1.0), "dropout_rate 1.0; accepted: 0 <= rate < 1"),
     (dict(soft_cap=0.0), "soft_cap 0.0; accepted: None, or a number above 0"),
     (dict(bias=jnp.zeros((3, 3, 3))), r"bias has shape \(3, 3, 3\); accepted: what broadcasts to \(2, 4, 3, 3\)"),
