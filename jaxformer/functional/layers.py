@@ -157,8 +157,13 @@ def mlp(
 def dropout(x: Array, rate: float, rng: Array | None) -> Array:
     """Zeroes a share `rate` of the entries and scales the rest by 1 / (1 - rate); nothing if `rng` is None.
 
+    Raises:
+      ValueError: a rate outside 0 <= rate < 1.
+
     Source: Srivastava et al. 2014, section 4 (the inverted form).
     """
+    if not 0.0 <= rate < 1.0:
+        raise ValueError(f"dropout: rate {rate}; accepted: 0 <= rate < 1")
     if rate == 0.0 or rng is None:
         return x
     keep = jax.random.bernoulli(rng, 1.0 - rate, x.shape)
