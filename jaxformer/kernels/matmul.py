@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxformer.types import Array
 
 
-def _einsum(spec: str, a: Array, b: Array, dtype) -> Array:
+def rounded_einsum(spec: str, a: Array, b: Array, dtype) -> Array:
     """einsum with the result in `dtype`; narrow results are rounded from float32 on CPU, where that is faster."""
 
     def rounded(a, b):
@@ -41,11 +41,11 @@ def product(spec: str, a: Array, b: Array, dtype) -> Array:
       a, b: the operands.
       dtype: of the result.
     """
-    return _einsum(spec, a, b, dtype)
+    return rounded_einsum(spec, a, b, dtype)
 
 
 def _product_forward(spec, a, b, dtype):
-    return _einsum(spec, a, b, dtype), (a, b)
+    return rounded_einsum(spec, a, b, dtype), (a, b)
 
 
 def _product_backward(spec, dtype, saved, g):
@@ -54,7 +54,8 @@ def _product_backward(spec, dtype, saved, g):
     inputs, out = spec.split("->")
     left, right = inputs.split(",")
     g = g.astype(a.dtype)
-    return _einsum(f"{out},{right}->{left}", g, b, a.dtype), _einsum(f"{left},{out}->{right}", a, g, b.dtype)
+    gradient_a = rounded_einsum(f"{out},{right}->{left}", g, b, a.dtype)
+    return gradient_a, rounded_einsum(f"{left},{out}->{right}", a, g, b.dtype)
 
 
 product.defvjp(_product_forward, _product_backward)
@@ -66,7 +67,7 @@ def matmul(x: Array, w: Array) -> Array:
 
     The gradient of w comes out in w's own (wider) dtype, with no rounding in between.
     """
-    return _einsum("ND,DF->NF", x, w.astype(x.dtype), x.dtype)
+    return rounded_einsum("ND,DF->NF", x, w.astype(x.dtype), x.dtype)
 
 
 def _matmul_forward(x, w):
@@ -75,7 +76,7 @@ def _matmul_forward(x, w):
 
 def _matmul_backward(saved, g):
     x, w = saved
-    return _einsum("NF,DF->ND", g, w.astype(g.dtype), x.dtype), transposed_product(x, g, w.dtype)
+    return rounded_einsum("NF,DF->ND", g, w.astype(g.dtype), x.dtype), transposed_product(x, g, w.dtype)
 
 
 matmul.defvjp(_matmul_forward, _matmul_backward)
