@@ -1,0 +1,207 @@
+"""Layers against float64 NumPy; their dtypes; the gradients of the products that carry a rule of their own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy_reference as reference
+import pytest
+from jax.test_util import check_grads
+
+from jaxformer.functional import layers
+from jaxformer.kernels.matmul import product
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(2, 5, 12)) * 3 + 1
+SCALE, BIAS = RNG.normal(size=12), RNG.normal(size=12)
+
+
+def float64(function, *arrays, **options):
+    """The function under x64, compiled, as NumPy."""
+    with jax.enable_x64(True):
+        return np.asarray(jax.jit(lambda *a: function(*a, **options))(*map(jnp.array, arrays)))
+
+
+def test_linear_contracts_the_last_axis():
+    w, b = RNG.normal(size=(12, 3, 4)), RNG.normal(size=(3, 4))
+    wanted = np.einsum("btd,dhk->bthk", X, w)
+    np.testing.assert_allclose(float64(layers.linear, X, w), wanted, rtol=1e-12)
+    np.testing.assert_allclose(float64(layers.linear, X, w, b), wanted + b, rtol=1e-12)
+    np.testing.assert_allclose(float64(layers.linear, X[0, 0], w[:, :, 0]), wanted[0, 0, :, 0], rtol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(12, 5), (12, 30)], ids=["narrow", "wide"])
+def test_gradients_of_linear(shape):
+    """Both ways of the weight's gradient: the narrower operand is the one that is transposed."""
+    w, b = RNG.normal(size=shape), RNG.normal(size=shape[1])
+    with jax.enable_x64(True):
+        check_grads(
+            jax.jit(layers.linear), tuple(map(jnp.array, (X, w, b))), order=1, modes=["rev"], atol=1e-6, rtol=1e-6
+        )
+
+
+def test_gradients_of_product():
+    a, b = RNG.normal(size=(2, 3, 4)), RNG.normal(size=(2, 5, 4))
+    with jax.enable_x64(True):
+        arrays = tuple(map(jnp.array, (a, b)))
+        check_grads(lambda a, b: product("btk,bsk->bts", a, b, jnp.float64), arrays, order=2, modes=["rev"])
+
+
+@pytest.mark.parametrize("compute", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+def test_weights_stay_float32_and_so_do_their_gradients(compute):
+    x, w, b = jnp.array(X, compute), jnp.array(RNG.normal(size=(12, 7)), jnp.float32), jnp.zeros(7)
+
+    def total(x, w, b):
+        out = layers.linear(x, w, b)
+        return jnp.sum(out.astype(jnp.float32)), out
+
+    grads, out = jax.jit(jax.grad(total, argnums=(0, 1, 2), has_aux=True))(x, w, b)
+    assert out.dtype == compute and [g.dtype for g in grads] == [compute, jnp.float32, jnp.float32]
+    exact = np.asarray(x, np.float64)
+    # The sum over tokens is accumulated and kept in float32: far closer than bfloat16's 2^-9.
+    np.testing.assert_allclose(grads[1], np.repeat(exact.sum(axis=(0, 1))[:, None], 7, axis=1), rtol=1e-5)
+    np.testing.assert_allclose(
+        np.asarray(out, np.float64), exact @ np.asarray(w, np.float64), atol=0.2 if compute == jnp.bfloat16 else 1e-5
+    )
+
+
+def test_gradients_of_linear_for_each_example():
+    x, w = jnp.array(X, jnp.float32), jnp.array(RNG.normal(size=(12, 7)), jnp.float32)
+
+    def each(x):
+        return jax.grad(lambda w: jnp.sum(jnp.sin(layers.linear(x, w))))(w)
+
+    together = jax.jit(jax.vmap(each))(x)
+    for row, grad in zip(x, together, strict=True):
+        np.testing.assert_allclose(grad, each(row), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("epsilon", [1e-5, 0.5])
+def test_layer_norm(epsilon):
+    wanted = reference.layer_norm(X, SCALE, BIAS, epsilon)
+    np.testing.assert_allclose(float64(layers.layer_norm, X, SCALE, BIAS, epsilon=epsilon), wanted, rtol=1e-10)
+    wanted = reference.layer_norm(X, SCALE, 0.0, epsilon)
+    np.testing.assert_allclose(float64(layers.layer_norm, X, SCALE, epsilon=epsilon), wanted, rtol=1e-10)
+
+
+@pytest.mark.parametrize("epsilon", [1e-5, 0.5])
+def test_rms_norm(epsilon):
+    wanted = reference.rms_norm(X, SCALE, epsilon)
+    np.testing.assert_allclose(float64(layers.rms_norm, X, SCALE, epsilon=epsilon), wanted, rtol=1e-10)
+
+
+def test_norms_forget_scale_and_layer_norm_forgets_the_mean():
+    x = jnp.array(X, jnp.float32)
+    ones = jnp.ones(12)
+    for norm in (layers.layer_norm, layers.rms_norm):
+        np.testing.assert_allclose(norm(x * 50, ones), norm(x, ones), atol=1e-4)
+    np.testing.assert_allclose(layers.layer_norm(x + 50, ones), layers.layer_norm(x, ones), atol=1e-4)
+    assert np.abs(layers.rms_norm(x + 50, ones) - layers.rms_norm(x, ones)).max() > 0.1
+
+
+@pytest.mark.parametrize("norm", [layers.layer_norm, layers.rms_norm])
+def test_norms_of_bfloat16_have_wide_statistics(norm):
+    """Entries near 100 differ by 0.5 in bfloat16: a mean or square rounded to bfloat16 would be off by that much."""
+    x = jnp.array(100 + RNG.normal(size=(3, 256)), jnp.bfloat16)
+    out = norm(x, jnp.ones(256))
+    assert out.dtype == jnp.bfloat16
+    wanted = getattr(reference, norm.__name__)(np.asarray(x, np.float64), 1.0)
+    np.testing.assert_allclose(np.asarray(out, np.float64), wanted, rtol=2**-8, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu", "gelu_tanh", "silu"])
+def test_activations(name):
+    x = np.concatenate([np.linspace(-12, 12, 101), [-1e4, 1e4]])
+    np.testing.assert_allclose(
+        float64(getattr(layers, name), x),
+        getattr(reference, name)(np.maximum(x, -700)) * (x > -700),
+        rtol=1e-9,
+        atol=1e-12,
+    )
+    function = getattr(layers, name)
+    narrow = function(jnp.array(x, jnp.bfloat16))
+    assert narrow.dtype == jnp.bfloat16
+    grads = jax.vmap(jax.grad(lambda v: function(v)))(jnp.array(x, jnp.float32))
+    assert np.isfinite(grads).all()
+
+
+@pytest.mark.parametrize(
+    "ours, theirs",
+    [
+        (layers.gelu, lambda x: jax.nn.gelu(x, approximate=False)),
+        (layers.gelu_tanh, lambda x: jax.nn.gelu(x, approximate=True)),
+        (layers.silu, jax.nn.silu),
+    ],
+)
+def test_activations_and_their_gradients_are_those_of_jax_nn(ours, theirs):
+    x = jnp.linspace(-6, 6, 61)
+    np.testing.assert_allclose(ours(x), theirs(x), atol=2e-6)
+    np.testing.assert_allclose(*(jax.vmap(jax.grad(f))(x) for f in (ours, theirs)), atol=2e-6)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("activation", layers.ACTIVATIONS)
+def test_mlp(activation, bias):
+    shapes = {"w_up": (12, 20), "w_down": (20, 12)} | ({"b_up": (20,), "b_down": (12,)} if bias else {})
+    if activation in ("swiglu", "geglu"):
+        shapes["w_gate"] = (12, 20)
+    params = {name: RNG.normal(size=shape) for name, shape in shapes.items()}
+    got = float64(lambda x, *leaves: layers.mlp(x, **dict(zip(params, leaves, strict=True)), activation=activation),
+                  X, *params.values())  # fmt: skip
+    np.testing.assert_allclose(got, reference.mlp(X, params, activation), rtol=1e-9, atol=1e-9)
+
+
+def test_the_gate_has_a_bias_of_its_own():
+    x, w, b = jnp.zeros((1, 2)), jnp.zeros((2, 3)), jnp.array([1.0, 2.0, 3.0])
+    out = layers.mlp(x, w, jnp.eye(3, 2), b_up=jnp.ones(3), w_gate=w, b_gate=b, activation="swiglu")
+    np.testing.assert_allclose(out, [reference.silu(np.array([1.0, 2.0]))], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "activation, gate, message",
+    [
+        ("tanh", False, "activation 'tanh'; accepted: relu, gelu, gelu_tanh, swiglu, geglu"),
+        ("swiglu", False, "activation 'swiglu' needs w_gate"),
+        ("gelu", True, "activation 'gelu' has no use for w_gate"),
+    ],
+)
+def test_wrong_mlps_are_named(activation, gate, message):
+    w = jnp.ones((2, 2))
+    with pytest.raises(ValueError, match=message):
+        layers.mlp(jnp.ones((1, 2)), w, w, w_gate=w if gate else None, activation=activation)
+
+
+def test_dropout_keeps_the_stated_share_and_the_mean():
+    x, rate = jnp.full((200, 200), 2.0), 0.25
+    out = np.asarray(layers.dropout(x, rate, jax.random.key(0)))
+    kept = out != 0
+    np.testing.assert_allclose(out[kept], 2 / (1 - rate), rtol=1e-6)
+    assert abs(kept.mean() - (1 - rate)) < 5 * np.sqrt(rate * (1 - rate) / x.size)
+    grad = jax.grad(lambda x: jnp.sum(layers.dropout(x, rate, jax.random.key(0))))(x)
+    np.testing.assert_allclose(grad, kept / (1 - rate), rtol=1e-6)
+
+
+def test_dropout_without_rng_or_rate_is_nothing():
+    x = jnp.ones((3, 3), jnp.bfloat16)
+    assert layers.dropout(x, 0.5, None) is x and layers.dropout(x, 0.0, jax.random.key(0)) is x
+    assert layers.dropout(x, 0.5, jax.random.key(0)).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("rate", [1.0, -0.1, float("nan")])
+def test_dropout_of_everything_is_refused(rate):
+    with pytest.raises(ValueError, match=f"dropout: rate {rate}; accepted: 0 <= rate < 1"):
+        layers.dropout(jnp.ones(3), rate, jax.random.key(0))
+
+
+def test_embed_and_unembed():
+    table, bias = RNG.normal(size=(9, 12)), RNG.normal(size=9)
+    tokens = np.array([[3, 0], [8, 3]])
+    np.testing.assert_array_equal(float64(layers.embed, tokens, table), table[tokens])
+    np.testing.assert_allclose(float64(layers.unembed, X, table), X @ table.T, rtol=1e-12)
+    np.testing.assert_allclose(float64(layers.unembed, X, table, bias), X @ table.T + bias, rtol=1e-12)
+
+
+def test_logits_of_bfloat16_are_float32():
+    """1 + 2^-10 is lost in bfloat16, which keeps 8 bits; the sum of the products must not be rounded to it."""
+    x, table = jnp.array([[1.0, 2**-10]], jnp.bfloat16), jnp.ones((1, 2))
+    logits = layers.unembed(x, table)
+    assert logits.dtype == jnp.float32 and logits.item() == 1 + 2**-10
