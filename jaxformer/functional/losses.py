@@ -27,7 +27,7 @@ class TokenLoss(NamedTuple):
       total: scalar to minimise: cross-entropy with label smoothing, plus z-loss.
       weight: scalar, sum of the weights.
       nll_rows: [B], plain negative log-likelihood of each row.
-      correct_rows: [B], weight of the positions whose target has the highest logit.
+      correct_rows: [B], weight of the positions whose target has the highest logit; a tie counts.
       weight_rows: [B], weight of each row.
     """
 
