@@ -16,6 +16,7 @@ from jaxformer.config import ModelConfig
 from jaxformer.functional import positions as pos
 from jaxformer.functional.attention import attention
 from jaxformer.functional.layers import dropout, layer_norm, linear, mlp, rms_norm
+from jaxformer.kernels.decode import attend_one
 from jaxformer.kernels.xla import Bias
 from jaxformer.specs import Initializer, ParamSpec, normal, ones, uniform, zeros
 from jaxformer.types import Array, Params
@@ -33,8 +34,8 @@ class Memory(NamedTuple):
     """One layer's keys and values of the tokens before these ones (see `decoding`).
 
     Attributes:
-      key, value: [B, G, S, K], heads before slots, so that a step reads each head's slots in one stretch. None:
-        nothing came before; the tokens see each other, and the memory handed back holds just them, S = T.
+      key, value: [B * G, S, K], each row's heads one after the other. None: nothing came before; the tokens see each
+        other, and the memory handed back holds just them, S = T.
       slot: () int, where the one new token (T = 1) is written; None with the others.
     """
 
@@ -145,19 +146,21 @@ def attention_layer(
         key = pos.rotary(key, *rotate)
     if memory is not None:
         memory = _remember(memory, key, value)
-        if memory.slot is not None:
-            key, value = jnp.swapaxes(memory.key, 1, 2), jnp.swapaxes(memory.value, 1, 2)
-    out = attention(
-        query,
-        key,
-        value,
-        mask,
-        bias=bias,
-        soft_cap=cfg.attention_soft_cap,
-        dropout_rate=cfg.attention_dropout,
-        rng=rng,
-        implementation=cfg.attention,
-    )
+    if memory is not None and memory.slot is not None:
+        scale = 1 / math.sqrt(cfg.head_size)
+        out = attend_one(query, memory.key, memory.value, mask, bias, scale=scale, soft_cap=cfg.attention_soft_cap)
+    else:
+        out = attention(
+            query,
+            key,
+            value,
+            mask,
+            bias=bias,
+            soft_cap=cfg.attention_soft_cap,
+            dropout_rate=cfg.attention_dropout,
+            rng=rng,
+            implementation=cfg.attention,
+        )
     w_out = params["w_out"]
     flat = out.reshape(*out.shape[:2], -1)
     return linear(flat, w_out.reshape(-1, w_out.shape[-1]), params.get("b_out")), memory
@@ -165,10 +168,13 @@ def attention_layer(
 
 def _remember(memory: Memory, key: Array, value: Array) -> Memory:
     """The memory with new keys and values, [B, T, G, K], in it."""
-    key, value = jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2)
+    key, value = (jnp.swapaxes(x, 1, 2).reshape(-1, x.shape[1], x.shape[3]) for x in (key, value))
     if memory.slot is None:
         return Memory(key, value)
-    write = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=memory.slot, axis=2)
+
+    def write(old: Array, new: Array) -> Array:
+        return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), memory.slot, axis=1)
+
     return memory._replace(key=write(memory.key, key), value=write(memory.value, value))
 
 

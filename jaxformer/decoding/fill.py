@@ -1,0 +1,109 @@
+"""Filling in masked tokens with a BERT."""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxformer.config import ConfigError, ModelConfig
+from jaxformer.decoding.request import Prompts, round_up, rows_of, token_ids
+from jaxformer.functional.layers import unembed
+from jaxformer.models import bert
+from jaxformer.types import Params
+
+
+class Filled(NamedTuple):
+    """Candidates for M masked positions, in reading order.
+
+    Attributes:
+      rows, positions: [M] int32, where each mask is.
+      tokens: [M, k] int32, most probable first.
+      probabilities: [M, k] float32, among the tokens that were not suppressed.
+    """
+
+    rows: np.ndarray
+    positions: np.ndarray
+    tokens: np.ndarray
+    probabilities: np.ndarray
+
+
+def fill_mask(
+    params: Params,
+    tokens: Prompts,
+    cfg: ModelConfig,
+    mask_id: int,
+    *,
+    top_k: int = 5,
+    lengths: Sequence[int] | np.ndarray | None = None,
+    token_types: np.ndarray | None = None,
+    suppress: Sequence[int] | np.ndarray = (),
+) -> Filled:
+    """The most probable tokens for each mask, all masks predicted at once and each by itself.
+
+    Args:
+      params: as in `bert.specs(cfg)`.
+      tokens: lists of token ids, one for each row, or [B, T] int padded on the right.
+      cfg: the model.
+      mask_id: the id of the masks.
+      top_k: k, candidates for each mask.
+      lengths: [B], tokens of each row when `tokens` is an array; None: T.
+      token_types: [B, T] int, sentence A or B, T the longest row; None: all 0.
+      suppress: token ids that are never proposed.
+
+    Returns:
+      Filled, NumPy arrays.
+
+    Raises:
+      ConfigError: one line: no mask; a row longer than the context of learned positions; a model that is no BERT.
+
+    >>> from jaxformer.specs import init_params
+    >>> cfg = ModelConfig(family="bert", num_layers=1, width=32, num_heads=4, context_length=16, vocab_size=64)
+    >>> params = init_params(bert.specs(cfg), jax.random.key(0))
+    >>> out = fill_mask(params, [[1, 9, 3], [9]], cfg, mask_id=9)
+    >>> out.rows.tolist(), out.positions.tolist(), out.tokens.shape
+    ([0, 1], [1, 0], (2, 5))
+    """
+    if cfg.family != "bert":
+        raise ConfigError(f"config.model.family: {cfg.family}; filling in masks needs bert (gpt generates text)")
+    if cfg.vocab_size is None:
+        raise ConfigError("config.model.vocab_size: None; filling in masks needs the tokenizer's size")
+    if not 1 <= top_k <= cfg.vocab_size:
+        raise ConfigError(f"top_k: {top_k}; accepted: 1 to {cfg.vocab_size}")
+    ids, counts = rows_of(tokens, lengths, cfg.vocab_size)
+    longest = int(counts.max())
+    if cfg.positions == "learned" and longest > cfg.context_length:
+        raise ConfigError(
+            f"text: {longest} tokens are more than config.model.context_length {cfg.context_length}, which learned "
+            f"positions cannot extend; accepted: at most {cfg.context_length}"
+        )
+    padded = min(round_up(longest), cfg.context_length) if cfg.positions == "learned" else round_up(longest)
+    meant = np.arange(padded)[None, :] < counts[:, None]
+    ids = np.pad(ids[:, :longest], ((0, 0), (0, padded - longest)))
+    rows, positions = np.nonzero((ids == mask_id) & meant)
+    if len(rows) == 0:
+        raise ConfigError(f"tokens: no mask (id {mask_id}); accepted: at least one")
+    allowed = np.ones(cfg.vocab_size, bool)
+    allowed[token_ids("suppress", suppress, cfg.vocab_size)] = False
+    if allowed.sum() < top_k:
+        raise ConfigError(f"top_k: {top_k}; accepted: at most {allowed.sum()}, the tokens that are not suppressed")
+    if token_types is not None:
+        types = np.asarray(token_types)
+        token_types = np.pad(types[:, :longest], ((0, 0), (0, padded - types[:, :longest].shape[1])))
+    # The number of masks is padded too: every new shape is a compilation.
+    room = round_up(len(rows))
+    where = [np.pad(x, (0, room - len(x))).astype(np.int32) for x in (rows, positions)]
+    found = jax.device_get(_fill(params, ids, meant, token_types, *where, allowed, cfg=cfg, top_k=top_k))
+    return Filled(*(x[: len(rows)] for x in (*where, *found)))
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "top_k"))
+def _fill(params, ids, meant, token_types, rows, positions, allowed, *, cfg: ModelConfig, top_k: int):
+    x = bert.hidden(params, ids, cfg, segments=meant.astype(jnp.int32), token_types=token_types)
+    x_MD = bert.transform(params, x[rows, positions], cfg)
+    logits_MV = unembed(x_MD, bert.output_table(params), params["head"]["bias"])
+    probabilities = jax.nn.softmax(jnp.where(allowed[None, :], logits_MV, -jnp.inf), axis=-1)
+    best, tokens = jax.lax.top_k(probabilities, top_k)
+    return tokens, best

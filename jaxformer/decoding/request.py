@@ -1,0 +1,157 @@
+"""What a caller asks of a decoder, checked on the host and brought into few static shapes.
+
+Every new shape is a compilation, so prompts, new tokens and stop sequences are padded up to few sizes; the numbers
+that say how much of it is meant are traced.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxformer.config import ConfigError, ModelConfig
+from jaxformer.decoding.cache import num_slots
+from jaxformer.types import Array, Params
+
+Prompts = Array | np.ndarray | Sequence[Sequence[int]]
+
+
+class Request(NamedTuple):
+    """Arrays of a checked request.
+
+    Attributes:
+      tokens: [B, P] int32, prompts padded on the right.
+      lengths: [B] int32, tokens of each prompt.
+      limits: [B] int32, new tokens each row may have.
+      allowed: [V] bool, tokens that may be generated.
+      stop: [n, m] int32, stop sequences padded on the left with -1; None if there are none.
+    """
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    limits: np.ndarray
+    allowed: np.ndarray
+    stop: np.ndarray | None
+
+
+class Shapes(NamedTuple):
+    """The static side of a request.
+
+    Attributes:
+      slots: of the cache.
+      buffer: N, new tokens at most.
+      cache_dtype: as in `cache.prefill`.
+      by_columns: as in `cache.ready`.
+    """
+
+    slots: int
+    buffer: int
+    cache_dtype: str
+    by_columns: bool
+
+
+def make_request(
+    params: Params,
+    prompts: Prompts,
+    cfg: ModelConfig,
+    *,
+    lengths: Sequence[int] | Array | np.ndarray | None,
+    max_new_tokens: int,
+    stop: Sequence[int | Sequence[int]],
+    suppress: Sequence[int] | np.ndarray,
+) -> tuple[Request, Shapes]:
+    """Checks everything that can be wrong with a request; arguments as in `generate`.
+
+    Raises:
+      ConfigError: one line each.
+    """
+    if cfg.family != "gpt":
+        raise ConfigError(f"config.model.family: {cfg.family}; generating text needs gpt (bert fills in masks)")
+    if cfg.vocab_size is None:
+        raise ConfigError("config.model.vocab_size: None; generating text needs the tokenizer's size")
+    if max_new_tokens < 1:
+        raise ConfigError(f"max_new_tokens: {max_new_tokens}; accepted: at least 1")
+    tokens, counts = rows_of(prompts, lengths, cfg.vocab_size)
+    longest = int(counts.max())
+    limits = np.full(counts.shape, max_new_tokens, np.int32)
+    if cfg.positions == "learned":
+        if longest > cfg.context_length:
+            raise ConfigError(
+                f"prompt: {longest} tokens are more than config.model.context_length {cfg.context_length}, which "
+                f"learned positions cannot extend; accepted: at most {cfg.context_length}"
+            )
+        limits = np.minimum(limits, cfg.context_length - counts + 1).astype(np.int32)
+    padded = round_up(longest) if cfg.positions != "learned" else min(round_up(longest), cfg.context_length)
+    tokens = np.pad(tokens[:, :longest], ((0, 0), (0, padded - longest)))
+    buffer = round_up(int(limits.max()))
+    allowed = np.ones(cfg.vocab_size, bool)
+    allowed[token_ids("suppress", suppress, cfg.vocab_size)] = False
+    if not allowed.any():
+        raise ConfigError("suppress: all tokens; accepted: at least one token left to generate")
+    narrow_on_cpu = cfg.dtype == "bfloat16" and _platform(params) == "cpu"
+    shapes = Shapes(
+        slots=num_slots(cfg, padded, buffer),
+        buffer=buffer,
+        cache_dtype="float32" if narrow_on_cpu else cfg.dtype,
+        by_columns=narrow_on_cpu and len(counts) == 1,
+    )
+    return Request(tokens, counts, limits, allowed, _stop_table(stop, cfg.vocab_size)), shapes
+
+
+def rows_of(prompts: Any, lengths: Any, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Prompts as [B, P] int32 and their lengths [B] int32."""
+    if hasattr(prompts, "ndim"):
+        tokens = np.asarray(prompts)
+        if tokens.ndim != 2 or tokens.dtype.kind not in "iu":
+            raise ConfigError(f"prompts: {tokens.dtype} of shape {tokens.shape}; accepted: integers [rows, tokens]")
+        counts = np.full(len(tokens), tokens.shape[1]) if lengths is None else np.asarray(lengths)
+        if counts.shape != tokens.shape[:1] or (counts > tokens.shape[1]).any():
+            raise ConfigError(f"lengths: {counts.tolist()}; accepted: one for each of {len(tokens)} rows, at most "
+                              f"{tokens.shape[1]}")  # fmt: skip
+    else:
+        if lengths is not None:
+            raise ConfigError("lengths: given beside a list of prompts; accepted: None, or prompts as one array")
+        counts = np.array([len(row) for row in prompts], int)
+        tokens = np.zeros((len(counts), counts.max(initial=0)), int)
+        for row, ids in zip(tokens, prompts, strict=True):
+            row[: len(ids)] = ids
+    if len(counts) == 0:
+        raise ConfigError("prompts: none; accepted: at least one")
+    if counts.min() < 1:
+        raise ConfigError(f"prompts: row {counts.argmin()} is empty; accepted: at least one token (a document's first)")
+    meant = np.arange(tokens.shape[1])[None, :] < counts[:, None]
+    token_ids("prompts", tokens[meant], vocab_size)
+    return np.where(meant, tokens, 0).astype(np.int32), counts.astype(np.int32)
+
+
+def token_ids(name: str, ids: Any, vocab_size: int) -> np.ndarray:
+    ids = np.asarray(ids, int).reshape(-1)
+    bad = ids[(ids < 0) | (ids >= vocab_size)]
+    if len(bad):
+        raise ConfigError(f"{name}: token {bad[0]}; accepted: 0 to {vocab_size - 1}")
+    return ids
+
+
+def _stop_table(stop: Sequence[int | Sequence[int]], vocab_size: int) -> np.ndarray | None:
+    """[n, m] int32, stop sequences padded on the left with -1 to few sizes."""
+    sequences = [token_ids("stop", sequence, vocab_size) for sequence in stop]
+    if not sequences:
+        return None
+    if min(map(len, sequences)) < 1:
+        raise ConfigError("stop: an empty sequence; accepted: at least one token")
+    longest = max(map(len, sequences))
+    table = np.full((len(sequences), longest if longest == 1 else -(-longest // 8) * 8), -1, np.int32)
+    for row, sequence in zip(table, sequences, strict=True):
+        row[-len(sequence) :] = sequence
+    return table
+
+
+def round_up(size: int) -> int:
+    """The next of 16, 32, 64, 128, 256, 384, ..."""
+    return -(-size // 128) * 128 if size > 64 else max(16, 1 << (size - 1).bit_length())
+
+
+def _platform(params: Params) -> str:
+    leaf = jax.tree.leaves(params)[0]
+    return next(iter(leaf.devices())).platform if isinstance(leaf, jax.Array) else jax.default_backend()

@@ -1,0 +1,175 @@
+"""From logits to the next token: repetition penalty, temperature, top-k, top-p, min-p, in this order.
+
+The filters are plain functions of arrays and numbers. None of them sorts: the threshold of top-k and of top-p is found
+bit by bit, which takes 32 passes whatever k, p and the vocabulary are, and leaves both free to be traced values.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxformer.config import ConfigError
+from jaxformer.types import Array
+
+
+class Knobs(NamedTuple):
+    """The settings of a `Sampling` that act, as numbers that may be traced. None: off; no temperature: greedy."""
+
+    temperature: float | Array | None
+    top_k: int | Array | None
+    top_p: float | Array | None
+    min_p: float | Array | None
+    repetition_penalty: float | Array | None
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen from the model's distribution; the default is the distribution itself.
+
+    Attributes:
+      temperature: divides the logits; 0 takes the most probable token.
+      top_k: only the k most probable tokens (ties with the k-th stay); None: all.
+      top_p: only the fewest most probable tokens whose probabilities, after top_k, reach p (ties stay); None: all.
+      min_p: only tokens at least min_p times as probable as the most probable one; None: all.
+      repetition_penalty: 1 for none; see `penalize_repetition`.
+
+    Raises:
+      ConfigError: a value out of range.
+
+    >>> Sampling(top_p=1.5)
+    Traceback (most recent call last):
+    ...
+    jaxformer.config.ConfigError: sampling.top_p: 1.5; accepted: above 0, up to 1
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self):
+        _check("temperature", self.temperature, lambda x: x == 0 or 1e-6 <= x < float("inf"), "0 (greedy), or 1e-6 up")
+        if self.top_k is not None:
+            _check("top_k", self.top_k, lambda x: x == int(x) and 1 <= x < 2**31, "a whole number, at least 1")
+        if self.top_p is not None:
+            _check("top_p", self.top_p, lambda x: 0 < x <= 1, "above 0, up to 1")
+        if self.min_p is not None:
+            _check("min_p", self.min_p, lambda x: 0 <= x <= 1, "0 to 1")
+        _check("repetition_penalty", self.repetition_penalty, lambda x: 0 < x < float("inf"), "a finite number above 0")
+
+    def knobs(self) -> Knobs:
+        """The settings that act. Greedy choice leaves out those that cannot change which token is the best."""
+        penalty = None if self.repetition_penalty == 1 else float(self.repetition_penalty)
+        if self.temperature == 0:
+            return Knobs(None, None, None, None, penalty)
+        top_k = None if self.top_k is None else int(self.top_k)
+        return Knobs(float(self.temperature), top_k, self.top_p, self.min_p, penalty)
+
+
+def _check(name: str, value: float, accepts: Callable[[float], bool], accepted: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not accepts(value):
+        raise ConfigError(f"sampling.{name}: {value}; accepted: {accepted}")
+
+
+def penalize_repetition(logits: Array, seen: Array, penalty: float | Array) -> Array:
+    """Logits of tokens that occurred before are divided by the penalty if positive, and multiplied if negative.
+
+    Args:
+      logits: [..., V].
+      seen: [..., V] bool, True for tokens of the prompt and of the text so far.
+      penalty: above 1 makes repetition less likely.
+
+    Source: Keskar et al. 2019, section 4.1. There every logit is divided, which raises a negative one; multiplying
+    those is what the implementations in use do.
+
+    >>> penalize_repetition(jnp.array([2.0, -2.0, 2.0]), jnp.array([True, True, False]), 2.0).tolist()
+    [1.0, -4.0, 2.0]
+    """
+    return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def keep_top_k(logits: Array, k: int | Array) -> Array:
+    """-inf for all but the `k` largest logits [..., V]; those that equal the k-th stay too.
+
+    Source: Fan et al. 2018, section 5.4.
+
+    >>> keep_top_k(jnp.array([1.0, 3.0, 2.0]), 2).tolist()
+    [-inf, 3.0, 2.0]
+    """
+    keys = _ordered(logits)
+    threshold = _largest(lambda t: jnp.sum(keys >= t, axis=-1, keepdims=True) >= k, keys)
+    return jnp.where(keys >= threshold, logits, -jnp.inf)
+
+
+def keep_top_p(logits: Array, p: float | Array) -> Array:
+    """-inf for all but the fewest most probable tokens of `logits` [..., V] whose probabilities add up to `p` or more;
+    those as probable as the last of them stay too.
+
+    Source: Holtzman et al. 2020, section 3.1 (nucleus sampling).
+
+    >>> keep_top_p(jnp.log(jnp.array([0.25, 0.5, 0.25, 0.0])), 0.5).tolist()[0]
+    -inf
+    """
+    keys, probabilities = _ordered(logits), jax.nn.softmax(logits, axis=-1)
+
+    def enough(threshold):
+        return jnp.sum(jnp.where(keys >= threshold, probabilities, 0.0), axis=-1, keepdims=True) >= p
+
+    return jnp.where(keys >= _largest(enough, keys), logits, -jnp.inf)
+
+
+def keep_min_p(logits: Array, p: float | Array) -> Array:
+    """-inf for tokens of `logits` [..., V] less than `p` times as probable as the most probable one.
+
+    Source: Nguyen et al. 2024, section 3.
+
+    >>> keep_min_p(jnp.log(jnp.array([0.5, 0.3, 0.2])), 0.5).tolist()[2]
+    -inf
+    """
+    return jnp.where(logits >= jnp.max(logits, axis=-1, keepdims=True) + jnp.log(p), logits, -jnp.inf)
+
+
+def _ordered(x: Array) -> Array:
+    """uint32 numbers in the order of the float32 numbers `x`."""
+    bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32) + 0.0, jnp.int32)  # + 0.0: -0 becomes 0
+    return jax.lax.bitcast_convert_type(jnp.where(bits < 0, ~bits, bits | jnp.int32(-(2**31))), jnp.uint32)
+
+
+def _largest(enough: Callable[[Array], Array], keys: Array) -> Array:
+    """The largest uint32 threshold [..., 1] for which `enough` still holds, within 0 and the largest key."""
+
+    def add_bit(i, threshold):
+        candidate = threshold | (jnp.uint32(1) << (31 - i).astype(jnp.uint32))
+        return jnp.where(enough(candidate), candidate, threshold)
+
+    found = jax.lax.fori_loop(0, 32, add_bit, jnp.zeros((*keys.shape[:-1], 1), jnp.uint32))
+    return jnp.minimum(found, jnp.max(keys, axis=-1, keepdims=True))  # never nothing, however small a p is
+
+
+def filtered(logits: Array, seen: Array | None, knobs: Knobs) -> Array:
+    """The logits that are sampled from. `logits`: [B, V]; `seen`: [B, V] bool, needed for a repetition penalty."""
+    logits = logits.astype(jnp.float32)
+    if knobs.repetition_penalty is not None:
+        assert seen is not None
+        logits = penalize_repetition(logits, seen, knobs.repetition_penalty)
+    if knobs.temperature is not None:
+        logits = (logits - jnp.max(logits, axis=-1, keepdims=True)) / knobs.temperature
+    if knobs.top_k is not None:
+        logits = keep_top_k(logits, knobs.top_k)
+    if knobs.top_p is not None:
+        logits = keep_top_p(logits, knobs.top_p)
+    if knobs.min_p is not None:
+        logits = keep_min_p(logits, knobs.min_p)
+    return logits
+
+
+def choose(logits: Array, seen: Array | None, knobs: Knobs, rngs: Array | None) -> Array:
+    """The next token of each row, [B] int32. Arguments as in `filtered`; `rngs`: [B] PRNG keys, None if greedy."""
+    logits = filtered(logits, seen, knobs)
+    if knobs.temperature is None:
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    return jax.vmap(jax.random.categorical)(rngs, logits).astype(jnp.int32)
