@@ -147,7 +147,7 @@ def test_bfloat16_hidden_states_keep_float32_sums_and_table_gradients():
 
 
 def test_huge_logits_are_finite():
-    hidden, table, bias = arrays(jnp.float32)
+    hidden, table, _ = arrays(jnp.float32)
     out, grad = jax.value_and_grad(
         lambda h: token_loss(h, table, jnp.array(TARGETS), jnp.ones((B, T)), label_smoothing=0.1).total
     )(hidden * 1e4)
