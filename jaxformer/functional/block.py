@@ -15,7 +15,7 @@ from jaxformer import masks
 from jaxformer.config import ModelConfig
 from jaxformer.functional import positions as pos
 from jaxformer.functional.attention import attention
-from jaxformer.functional.layers import dropout, layer_norm, linear, mlp, rms_norm
+from jaxformer.functional.layers import PRODUCT, dropout, layer_norm, linear, mlp, rms_norm
 from jaxformer.kernels.decode import attend_one
 from jaxformer.kernels.xla import Bias
 from jaxformer.specs import Initializer, ParamSpec, normal, ones, uniform, zeros
@@ -229,11 +229,12 @@ def block(
     return x + dropout(feed(second_norm(x)), cfg.dropout, rngs[2]), memory
 
 
-def _remat(function: Callable, policy: str) -> Callable:
+def _remat(function: Callable, policy: str, *, scanned: bool) -> Callable:
     if policy == "none":
         return function
-    keep = {"dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "full": None}
-    return jax.checkpoint(function, policy=keep[policy], prevent_cse=False)
+    keep = {"dots": jax.checkpoint_policies.save_only_these_names(PRODUCT), "full": None}[policy]
+    # Outside a loop XLA would find that what is computed again has been computed before, and keep it after all.
+    return jax.checkpoint(function, policy=keep, prevent_cse=not scanned)
 
 
 def stack(
@@ -249,8 +250,8 @@ def stack(
 ) -> tuple[Array, list[Memory] | None]:
     """All blocks, one after another; by `lax.scan` (one compiled body) or unrolled (faster, slower to compile).
 
-    `cfg.remat` says what the backward pass recomputes: "none" nothing, "dots" all but the matrix products,
-    "full" everything between block inputs (Chen et al. 2016).
+    `cfg.remat` says what the backward pass recomputes: "none" nothing, "dots" all but the products with
+    weights, "full" everything between block inputs (Chen et al. 2016).
 
     Args:
       params: as in `stack_specs(block_specs(cfg), L)`, every leaf with a leading [L]; or a list of the L blocks'
@@ -269,10 +270,10 @@ def stack(
             layer_rng = None if rng is None else jax.random.fold_in(rng, number)
             return block(layer_params, x, cfg, mask, rotate=rotate, bias=bias, rng=layer_rng)
 
-        x, _ = jax.lax.scan(_remat(layer, cfg.remat), x, (jnp.arange(cfg.num_layers), params))
+        x, _ = jax.lax.scan(_remat(layer, cfg.remat, scanned=True), x, (jnp.arange(cfg.num_layers), params))
         return x, None
 
-    @functools.partial(_remat, policy=cfg.remat)
+    @functools.partial(_remat, policy=cfg.remat, scanned=False)
     def unrolled(x, number, layer_params, layer_memory):
         layer_rng = None if rng is None else jax.random.fold_in(rng, number)
         return block(layer_params, x, cfg, mask, rotate=rotate, bias=bias, rng=layer_rng, memory=layer_memory)

@@ -4,9 +4,13 @@ import math
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxformer.kernels.matmul import matmul
 from jaxformer.types import Array
+
+# What checkpoint policies call the result of `linear`, whose product they cannot see into.
+PRODUCT = "linear_product"
 
 
 def linear(x: Array, w: Array, b: Array | None = None) -> Array:
@@ -23,7 +27,7 @@ def linear(x: Array, w: Array, b: Array | None = None) -> Array:
     >>> linear(jnp.ones((2, 3)), jnp.ones((3, 4, 5))).shape
     (2, 4, 5)
     """
-    flat = matmul(x.reshape(-1, x.shape[-1]), w.reshape(w.shape[0], -1))
+    flat = checkpoint_name(matmul(x.reshape(-1, x.shape[-1]), w.reshape(w.shape[0], -1)), PRODUCT)
     out = flat.reshape(*x.shape[:-1], *w.shape[1:])
     return out if b is None else out + _align(b.astype(x.dtype), out)
 
