@@ -27,7 +27,7 @@ from jaxformer.training.optim import make_optimizer
 from jaxformer.training.progress import Progress
 from jaxformer.training.report import Reporter
 from jaxformer.training.state import TrainState, averaged
-from jaxformer.training.step import StepMetrics, Steps, compile_steps
+from jaxformer.training.step import StepMetrics, Steps, compile_ahead, compile_steps
 from jaxformer.types import Model
 
 
@@ -111,8 +111,14 @@ def train(
         steps = compile_steps(model, make_optimizer(config.optimizer, config.train.steps, model.specs), mesh, config)
         checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint, fingerprint)
         checkpoints.start()
+        batch = batches[0]
+        helper = stack.enter_context(ThreadPoolExecutor(1))
+        # While XLA compiles the step, the state is made: compiling that, too, takes seconds.
+        finished = checkpoints.steps()[-1:] == [config.train.steps]
+        programs = None if finished else helper.submit(compile_ahead, steps, mesh, batch)
         restored = checkpoints.restore(steps.abstract_state)
         state, step = (steps.init(), 0) if restored is None else restored
+        steps = steps if programs is None else programs.result()
         progress = Progress(config.train.steps, step, log, show=jax.process_index() == 0, bar=bar)
         reporter = Reporter(
             workdir / "records.jsonl",
@@ -123,6 +129,7 @@ def train(
             flops_per_token=flops_per_token,
             tensorboard=str(workdir / "tensorboard") if config.tensorboard else None,
         )
+        reporter.tokens_per_step = config.train.batch_rows * batch.tokens.shape[-1]
         stack.callback(reporter.close)
         stop = stack.enter_context(StopSignal(progress.line))
         run = _Run(config, steps, batches, eval_batches, checkpoints, reporter, stop, bytes_per_token)
@@ -180,7 +187,6 @@ class _Run:
     def go(self, step: int, state: TrainState, losses: dict[int, float]) -> tuple[Any, int, TrainState]:
         """Runs to the end, an early stop or a signal; the state is then being saved."""
         cfg = self.config.train
-        self.reporter.tokens_per_step = cfg.batch_rows * self.batches[0].tokens.shape[-1]
         self.fetch(step)
         if 0 < step < cfg.steps and step % cfg.eval_every_steps == 0 and step not in losses:
             losses[step] = self.evaluate(step, state)["loss"]  # a signal came between its chunk and its evaluation
@@ -190,9 +196,10 @@ class _Run:
             if stops_early(list(losses.values()), cfg.early_stop_evals):
                 status = "stopped_early"
                 break
-            chunk, count = self.coming.result()  # type: ignore[union-attr]
+            chunk, number = self.coming.result()  # type: ignore[union-attr]
+            count = int(number)
             self.fetch(step + count)
-            state, new = self.steps.train(state, chunk, count)
+            state, new = self.steps.train(state, chunk, number)
             self.report()  # of the chunk before, while this one runs
             self.pending = (step, count, new)
             step += count

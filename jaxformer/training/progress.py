@@ -76,7 +76,7 @@ def duration(seconds: float) -> str:
     """A length of time for people.
 
     >>> duration(42), duration(3700)
-    ('42 s', '1 h 01 min')
+    ('42 s', '1 h 02 min')
     """
     if seconds < 100:
         return f"{seconds:.0f} s"

@@ -71,22 +71,23 @@ class Reporter:
             steps, seconds = self._timed
             self._timed = (steps + count, seconds + now - self._heard - self._excluded)
         self._heard, self._excluded = now, 0.0
-        told = False
-        for index in range(count):
-            self._window.append(jax.tree.map(lambda x, i=index: x[i], metrics))
-            step = start + index + 1
-            if self._window[-1].bad_steps >= self._max_bad:
-                self.event(step, "diverged")
-                last = self._window[-1]
-                raise TrainingDiverged(
-                    f"step {step}: {last.bad_steps} steps in a row were not finite (loss {last.loss:g}, gradient norm "
-                    f"{last.grad_norm:g}) and were skipped; try a lower optimizer.learning_rate"
-                )
-            if step % self._every == 0 or step == self._total:
+        bad = np.flatnonzero(metrics.bad_steps[:count] >= self._max_bad)
+        end = start + (int(bad[0]) + 1 if len(bad) else count)  # of what is told
+        told = start
+        while told < end:
+            step = min(self._total, told - told % self._every + self._every)
+            self._window.append(_part(metrics, told - start, min(step, end) - start))
+            if step <= end:
                 self._flush(step)
-                told = True
-        if told:
-            self._timed = (0, 0.0)
+                self._timed = (0, 0.0)
+            told = min(step, end)
+        if len(bad):
+            self.event(end, "diverged")
+            loss, norm = metrics.loss[bad[0]], metrics.grad_norm[bad[0]]
+            raise TrainingDiverged(
+                f"step {end}: {metrics.bad_steps[bad[0]]} steps in a row were not finite (loss {loss:g}, gradient norm "
+                f"{norm:g}) and were skipped; try a lower optimizer.learning_rate"
+            )
 
     def exclude(self, seconds: float) -> None:
         """So long something other than training ran; it does not count in the speed."""
@@ -95,16 +96,15 @@ class Reporter:
     def _flush(self, step: int) -> None:
         steps, seconds = self._timed
         speed = steps * self.tokens_per_step / seconds if seconds > 0 else None
-        good = [m for m in self._window if m.bad_steps == 0]
-        last = self._window[-1]
+        window: StepMetrics = jax.tree.map(lambda *parts: np.concatenate(parts), *self._window)
+        good = window.bad_steps == 0
         values: dict[str, Any] = {"loss": math.nan, "objective": math.nan, "grad_norm": math.nan}
-        if good:
-            values["objective"] = values["loss"] = float(np.mean([m.loss for m in good]))
-            values["grad_norm"] = float(np.mean([m.grad_norm for m in good]))
-            for name in last.sums:
-                pairs = np.array([m.sums[name] for m in good], np.float64)
-                values[name] = _ratio(pairs[:, 0].sum(), pairs[:, 1].sum())
-        values |= {"learning_rate": float(last.learning_rate), "skipped": int(last.skipped)}
+        if good.any():
+            values["objective"] = values["loss"] = _mean(window.loss[good])
+            values["grad_norm"] = _mean(window.grad_norm[good])
+            for name, (sums, weights) in window.sums.items():
+                values[name] = _mean(sums[good], weights[good])
+        values |= {"learning_rate": float(window.learning_rate[-1]), "skipped": int(window.skipped[-1])}
         used = None
         if speed is not None:
             values["tokens_per_second"] = speed
@@ -169,5 +169,11 @@ def describe(values: Mapping[str, float]) -> str:
     return ", ".join(parts)
 
 
-def _ratio(total: float, weight: float) -> float:
-    return float(total / weight) if weight else math.nan
+def _part(metrics: StepMetrics, start: int, end: int) -> StepMetrics:
+    return jax.tree.map(lambda x: x[start:end], metrics)
+
+
+def _mean(sums: Any, weights: Any = None) -> float:
+    """Sum over sum, in float64."""
+    weight = len(sums) if weights is None else np.sum(weights, dtype=np.float64)
+    return float(np.sum(sums, dtype=np.float64) / weight) if weight else math.nan

@@ -2,7 +2,8 @@
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -205,9 +206,9 @@ class Steps(NamedTuple):
     """
 
     init: Callable[[], TrainState]
-    train: Callable[[TrainState, Batch, int], tuple[TrainState, StepMetrics]]
+    train: Callable[[TrainState, Batch, np.int32], tuple[TrainState, StepMetrics]]
     evaluate: Callable[[Params, Batch], Sums]
-    place_chunk: Callable[[list[Batch]], tuple[Batch, int]]
+    place_chunk: Callable[[list[Batch]], tuple[Batch, np.int32]]
     place_batch: Callable[[Batch], Batch]
     abstract_state: TrainState
 
@@ -247,6 +248,27 @@ def compile_steps(model: Model, optimizer: optax.GradientTransformation, mesh: M
     )
 
 
+def compile_ahead(steps: Steps, mesh: Mesh, batch: Batch) -> Steps:
+    """`steps` with its two programs compiled now, at the same time, where jit would do it one by one at first use.
+
+    Args:
+      steps: of `compile_steps`.
+      mesh: the run's.
+      batch: any host-local training batch; the evaluation's must have its shapes.
+    """
+    chunk, count = steps.place_chunk([batch])
+    weights = states.averaged(steps.abstract_state)
+
+    def compiled(program: Any, *args: Any) -> Any:
+        with jax.set_mesh(mesh):  # which is a setting of each thread
+            return program.lower(*args).compile()
+
+    with ThreadPoolExecutor(1) as other:
+        evaluate = other.submit(compiled, steps.evaluate, weights, steps.place_batch(batch))
+        train = compiled(steps.train, steps.abstract_state, chunk, np.int32(count))
+    return steps._replace(train=train, evaluate=evaluate.result())
+
+
 def compile_eval(model: Model, mesh: Mesh) -> Callable[[Params, Batch], Sums]:
     """`eval_step` jitted on `mesh`: (params, batch on the devices) -> Sums per row, whole on every host."""
     return jax.jit(
@@ -262,7 +284,7 @@ def place_batch(batch: Batch, mesh: Mesh) -> Batch:
     return jax.tree.map(lambda x: jax.make_array_from_process_local_data(where, np.asarray(x)), batch)
 
 
-def place_chunk(batches: list[Batch], mesh: Mesh, capacity: int) -> tuple[Batch, int]:
+def place_chunk(batches: list[Batch], mesh: Mesh, capacity: int) -> tuple[Batch, np.int32]:
     """Up to `capacity` host-local batches as one Batch [K, B, T] on the devices, and how many they are.
 
     A short chunk is filled up with its last batch, which `train_steps` never reads, so that all have one shape.
@@ -270,4 +292,4 @@ def place_chunk(batches: list[Batch], mesh: Mesh, capacity: int) -> tuple[Batch,
     padded = batches + batches[-1:] * (capacity - len(batches))
     where = batch_sharding(mesh, 1)
     stacked = jax.tree.map(lambda *xs: jax.make_array_from_process_local_data(where, np.stack(xs)), *padded)
-    return stacked, len(batches)
+    return stacked, np.int32(len(batches))

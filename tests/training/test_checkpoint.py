@@ -358,6 +358,12 @@ def test_checksums_agree_on_host_and_devices(dtype):
             assert checksum._host_checksum(other) not in values
 
 
+def test_checksums_notice_an_exchange_far_apart():
+    x = np.arange(3 * 2**15 + 7, dtype=np.float32)
+    assert checksum._host_checksum(x) == int(checksum._device_checksum(x))
+    assert checksum._host_checksum(np.roll(x, 2**15)) != checksum._host_checksum(x)
+
+
 def test_checksums_notice_every_bit():
     x = numpy_params()["blocks"]["w_up"]
     seen = {checksum._host_checksum(x)}

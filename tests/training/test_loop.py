@@ -45,6 +45,7 @@ def compile_once(monkeypatch):
         return COMPILED[key]
 
     monkeypatch.setattr(loop, "compile_steps", cached)
+    monkeypatch.setattr(loop, "compile_ahead", lambda steps, mesh, batch: steps)
 
 
 COMPILED: dict = {}
@@ -327,8 +328,8 @@ def test_what_cannot_work_fails_before_it_compiles(tmp_path):
 
 
 def test_what_the_batches_raise_comes_out(tmp_path):
-    with pytest.raises(CrashError, match="at 0"):
-        run(tmp_path / "a", batches=Crashing(8, at=0))
+    with pytest.raises(CrashError, match="at 2"):
+        run(tmp_path / "a", batches=Crashing(8, at=2))
 
 
 # Telling

@@ -112,6 +112,15 @@ def test_micro_batches_have_randomness_of_their_own():
     assert len(set(first)) == 4 and not set(first) & set(second)
 
 
+def test_every_step_has_randomness_of_its_own_and_no_other():
+    state, options = setup(dropout=0.5)
+    step, batch = compiled(options), make_batch(0, 8)
+    losses = [float(step(state._replace(step=jnp.int32(n)), batch)[1].loss) for n in (0, 1, 2, 0)]
+    assert len(set(losses)) == 3 and losses[3] == losses[0]
+    other = float(step(state._replace(rng=np.ones(2, np.uint32)), batch)[1].loss)
+    assert other not in losses
+
+
 def test_a_batch_without_weight_gives_zero_not_nan():
     state, options = setup()
     batch = make_batch(0, 8)

@@ -99,7 +99,7 @@ class ToyBatches:
         return self.length
 
     def __getitem__(self, step):
-        time.sleep(self.delay)
+        time.sleep(self.delay if step else 0)  # every run reads batch 0 first, to see its shapes
         batch = make_batch(self.seed + 1000 * step, self.rows)
         if step in self.bad:
             batch = batch._replace(weights=np.full_like(batch.weights, np.nan))
