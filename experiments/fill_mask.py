@@ -1,0 +1,51 @@
+"""Fill in each [MASK] of a text with a trained BERT.
+
+    python -m experiments.fill_mask --workdir=runs/bert_tiny --text='for i in [MASK](10):'
+
+A mask stands for one token, which carries the space before it; words of several tokens are not offered.
+"""
+
+from jaxformer.command_line import parser
+from jaxformer.process import keep_compiled_programs, program
+
+
+def main() -> None:
+    """Prints, for each mask, the likeliest tokens and their probabilities."""
+    arguments = parser(__doc__, "fill_mask")
+    arguments.add_argument("--workdir", required=True, help="directory of the run")
+    arguments.add_argument("--text", required=True, help="text with [MASK] in it, once or more")
+    arguments.add_argument("--top-k", type=int, default=5, metavar="K", help="tokens shown for each mask")
+    options = arguments.parse_args()
+
+    from jaxformer import decoding
+    from jaxformer.config import ConfigError
+    from jaxformer.main import open_run
+
+    if options.top_k < 1:
+        raise ConfigError(f"--top-k: {options.top_k}; accepted: at least 1")
+    run = open_run(options.workdir)
+    if run.config.model.family != "bert":
+        raise ConfigError(f"--workdir: {options.workdir} holds a {run.config.model.family}; fill_mask needs a bert")
+    if "[MASK]" not in options.text:
+        raise ConfigError(f"--text: {options.text!r} holds no [MASK]")
+    if run.config.compilation_cache:
+        keep_compiled_programs()
+    tokenizer, cfg = run.tokenizer, run.config.model
+    inside = tokenizer.encode(options.text, strict=True, specials=True).tolist()
+    # As in training: rows of pairs are [CLS] A [SEP], all others are documents, which begin with the separator.
+    pairs = run.config.data.pairs
+    ids = [tokenizer.cls_id, *inside, tokenizer.sep_id] if pairs else [tokenizer.separator_id, *inside]
+    never = sorted(set(tokenizer.special_ids.tolist()) | set(range(tokenizer.vocab_size, cfg.vocab_size or 0)))
+    top_k = min(options.top_k, tokenizer.vocab_size - len(tokenizer.special_ids))
+    out = decoding.fill_mask(run.params, [ids], cfg, tokenizer.mask_id, top_k=top_k, suppress=never)
+    print(options.text)
+    for number, (tokens, probabilities) in enumerate(zip(out.tokens, out.probabilities, strict=True), 1):
+        shown = [
+            f"{tokenizer.decode([token])!r} {100 * chance:.1f} %"
+            for token, chance in zip(tokens, probabilities, strict=True)
+        ]
+        print(f"mask {number}: {', '.join(shown)}")
+
+
+if __name__ == "__main__":
+    program(main)
