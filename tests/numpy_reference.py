@@ -152,7 +152,7 @@ def mlp(x, p, activation):
     return hidden @ p["w_down"] + p.get("b_down", 0.0)
 
 
-def block(p, x, cfg, allowed=None, frequencies=None, positions=None, bias=None):
+def block(p, x, cfg, allowed=None, frequencies=None, positions=None, bias=None, rotary_scale=1.0):
     """One block without dropout. `positions`: [B, T]; the other arguments as above."""
 
     def norm(name, x):
@@ -168,7 +168,7 @@ def block(p, x, cfg, allowed=None, frequencies=None, positions=None, bias=None):
             for name in ("query", "key", "value")
         )
         if frequencies is not None:
-            query, key = (rotary(y, positions, frequencies) for y in (query, key))
+            query, key = (rotary(y, positions, frequencies, rotary_scale) for y in (query, key))
         out = attention(query, key, value, allowed=allowed, bias=bias, soft_cap=cfg.attention_soft_cap)
         return np.einsum("bthk,hkd->btd", out, a["w_out"]) + a.get("b_out", 0.0)
 

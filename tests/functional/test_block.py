@@ -1,0 +1,214 @@
+"""Blocks against float64 NumPy; scan = unroll = list; remat changes what is kept and nothing else."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy_reference as reference
+import pytest
+
+from jaxformer import masks
+from jaxformer.config import ModelConfig
+from jaxformer.functional import block as blocks
+from jaxformer.functional import positions as pos
+from jaxformer.specs import abstract_params, init_params, is_spec, stack_specs
+
+B, T, L = 2, 6, 2
+CFG = ModelConfig(num_layers=L, width=16, num_heads=4, context_length=T, vocab_size=7)
+SEGMENTS = np.array([[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 1, 2]])
+POSITIONS = np.array([[0, 1, 2, 0, 1, 2], [0, 0, 1, 2, 3, 0]])
+
+
+def change(**fields):
+    return dataclasses.replace(CFG, **fields)
+
+
+def random_params(specs, seed=0):
+    """Normal numbers everywhere, so that a forgotten bias or scale shows."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda s: rng.normal(0, 0.4, s.shape) + (s.shape[-1:] == s.shape), specs, is_leaf=is_spec)
+
+
+def random_x(cfg, seed=1):
+    return np.random.default_rng(seed).normal(size=(B, T, cfg.width))
+
+
+ARRANGEMENTS = {
+    "gpt2": change(activation="gelu_tanh"),
+    "llama": change(norm="rms_norm", activation="swiglu", use_bias=False, positions="rotary", num_kv_heads=2,
+                    rotary_scaling="yarn", rotary_factor=2.0, rotary_original_length=3),
+    "2017": change(block="post_norm", activation="relu"),
+    "parallel": change(block="parallel", num_kv_heads=1, positions="alibi", attention_soft_cap=2.0),
+    "wide_heads": change(block="post_norm", head_width=6, mlp_width=10, activation="geglu", norm_epsilon=0.1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ARRANGEMENTS)
+def test_block(name):
+    cfg = ARRANGEMENTS[name]
+    params, x = random_params(blocks.block_specs(cfg)), random_x(cfg)
+    mask = masks.causal() & masks.segments(jnp.array(SEGMENTS))
+    frequencies, scale, bias, bias_array = None, 1.0, None, None
+    if cfg.positions == "rotary":
+        frequencies, scale = pos.rotary_frequencies(cfg.head_size, 10_000.0, "yarn", 2.0, 3)
+    if cfg.positions == "alibi":
+        bias, bias_array = lambda q, k: pos.alibi(q, k, 4), reference.alibi(T, T, 4)
+    with jax.enable_x64(True):
+
+        @jax.jit
+        def run(params, x, positions):
+            return blocks.block(params, x, cfg, mask, rotate=blocks.rotation(cfg, positions), bias=bias)
+
+        out, memory = run(jax.tree.map(jnp.array, params), jnp.array(x), jnp.array(POSITIONS))
+    allowed = reference.allowed(T, T, causal=True, segments=SEGMENTS)
+    wanted = reference.block(params, x, cfg, allowed, frequencies, POSITIONS, bias_array, scale)
+    np.testing.assert_allclose(out, wanted, rtol=1e-7 if name == "parallel" else 1e-11, atol=1e-8)
+    assert memory is None
+
+
+def run_stack(cfg, params, x, rng=None, dtype=None):
+    """[B, T, D] and its gradients by params and x."""
+
+    def total(params, x):
+        out, _ = blocks.stack(params, x, cfg, masks.causal(), rng=rng)
+        return jnp.sum(jnp.sin(out.astype(jnp.promote_types(out.dtype, jnp.float32)))), out
+
+    grads, out = jax.jit(jax.grad(total, argnums=(0, 1), has_aux=True))(params, x)
+    return out, grads
+
+
+@functools.cache
+def reference_run(dropout):
+    """Unrolled, without remat, in float64."""
+    cfg = change(layers="unroll", dropout=dropout, attention_dropout=dropout)
+    params = random_params(stack_specs(blocks.block_specs(cfg), L))
+    with jax.enable_x64(True):
+        params, x = jax.tree.map(jnp.array, params), jnp.array(random_x(cfg))
+        return params, x, run_stack(cfg, params, x, jax.random.key(0) if dropout else None)
+
+
+@pytest.mark.parametrize(
+    "layers, remat, dropout",
+    [
+        ("scan", "none", 0.0),
+        ("scan", "dots", 0.3),
+        ("scan", "full", 0.0),
+        ("unroll", "dots", 0.0),
+        ("unroll", "full", 0.3),
+        pytest.param("scan", "none", 0.3, marks=pytest.mark.slow),
+        pytest.param("scan", "full", 0.3, marks=pytest.mark.slow),
+        pytest.param("unroll", "dots", 0.3, marks=pytest.mark.slow),
+    ],
+)
+def test_scan_and_remat_change_neither_values_nor_gradients(layers, remat, dropout):
+    """Not even with dropout: the random numbers belong to the layer, not to the way it is run."""
+    params, x, wanted = reference_run(dropout)
+    cfg = change(layers=layers, remat=remat, dropout=dropout, attention_dropout=dropout)
+    with jax.enable_x64(True):
+        got = run_stack(cfg, params, x, jax.random.key(0) if dropout else None)
+    for a, b in zip(*map(jax.tree.leaves, (got, wanted)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)
+
+
+def test_a_list_of_blocks_is_the_stack_of_them():
+    params, x, (wanted, _) = reference_run(0.0)
+    with jax.enable_x64(True):
+        out, _ = jax.jit(lambda p, x: blocks.stack(p, x, change(layers="scan"), masks.causal()))(
+            blocks.unstack(params, L), x
+        )
+    np.testing.assert_allclose(out, wanted, rtol=1e-12)
+
+
+def test_dropout_drops_and_differs_by_rng():
+    params, x, (plain, _) = reference_run(0.0)
+    dropped = reference_run(0.3)[2][0]
+    assert not np.allclose(plain, dropped, atol=0.01)
+    cfg = change(dropout=0.3, attention_dropout=0.3)
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(jax.jit(lambda p, x: blocks.stack(p, x, cfg, masks.causal())[0])(params, x), plain)
+
+
+@pytest.mark.parametrize("field", ["dropout", "attention_dropout"])
+@pytest.mark.parametrize("arrangement", ["pre_norm", "post_norm", "parallel"])
+def test_each_kind_of_dropout_acts_by_itself(arrangement, field):
+    plain = change(block=arrangement)
+    cfg = dataclasses.replace(plain, **{field: 0.5})
+    params = jax.tree.map(lambda a: jnp.array(a, jnp.float32), random_params(blocks.block_specs(cfg)))
+    x = jnp.array(random_x(cfg), jnp.float32)
+    outs = [blocks.block(params, x, c, rng=jax.random.key(0))[0] for c in (plain, cfg)]
+    assert not np.allclose(*outs, atol=0.01)
+
+
+def kept_for_backward(cfg, x):
+    """Elements that the forward pass keeps for the backward pass, parameters left out. Nothing is compiled."""
+    params = abstract_params(stack_specs(blocks.block_specs(cfg), cfg.num_layers))
+
+    def backward(params, x):
+        return jax.vjp(lambda p, x: blocks.stack(p, x, cfg, masks.causal())[0], params, x)[1]
+
+    shapes = {leaf.shape[skip:] for leaf in jax.tree.leaves(params) for skip in (0, 1)}
+    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(backward, params, x)) if leaf.shape not in shapes)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("layers", ["scan", "unroll"])
+def test_remat_keeps_what_it_says(layers, dtype):
+    rows, length, width = 8, 64, 32
+
+    def kept(remat):
+        cfg = ModelConfig(num_layers=L, width=width, num_heads=2, context_length=length, layers=layers, remat=remat)
+        return kept_for_backward(cfg, jax.ShapeDtypeStruct((rows, length, width), dtype))
+
+    one = L * rows * length * width  # one [B, T, D] array of each layer
+    assert kept("full") == one  # the block's input
+    assert kept("dots") == (1 + 4 + 4) * one  # and query, key, value, output, and 4 D of the MLP
+    assert kept("none") > 20 * one
+
+
+def test_full_remat_computes_again():
+    """Within one program too, where XLA would like to keep what it has seen before."""
+
+    def dots(remat):
+        cfg = change(layers="unroll", remat=remat)
+        params = abstract_params(stack_specs(blocks.block_specs(cfg), L))
+        x = jax.ShapeDtypeStruct((B, T, cfg.width), jnp.float32)
+        text = jax.jit(lambda p, x: run_stack(cfg, p, x)).lower(params, x).compile().as_text()
+        return sum(" dot(" in line for line in text.splitlines())
+
+    assert dots("full") >= dots("none") + 6 * L  # all but the last product of a block, which nothing needs again
+
+
+def test_rotation_belongs_to_rotary_configs():
+    assert blocks.rotation(CFG, jnp.arange(3)) is None
+    cfg = change(positions="rotary", rotary_scaling="yarn", rotary_factor=2.0, context_length=64)
+    angle = blocks.rotation(cfg, jnp.arange(3))
+    frequencies, scale = pos.rotary_frequencies(4, 10_000.0, "yarn", 2.0, 32)  # trained on 64 / 2 tokens
+    np.testing.assert_allclose(angle.cos, np.cos(np.outer(np.arange(3), frequencies)), rtol=1e-6)
+    assert angle.scale == scale != 1
+
+
+def test_memory_is_the_keys_and_values_heads_first():
+    cfg = change(num_kv_heads=2)
+    params = jax.tree.map(lambda a: jnp.array(a, jnp.float32), random_params(blocks.block_specs(cfg)))["attention"]
+    x = jnp.array(random_x(cfg), jnp.float32)
+    _, memory = blocks.attention_layer(params, x, cfg, masks.causal(), memory=blocks.Memory())
+    wanted = np.einsum("btd,dgk->bgtk", x, params["w_key"]) + np.asarray(params["b_key"])[None, :, None]
+    np.testing.assert_allclose(memory.key, wanted.reshape(B * 2, T, 4), rtol=1e-4, atol=1e-5)
+    assert memory.value.shape == (B * 2, T, 4) and memory.slot is None
+
+
+@pytest.mark.parametrize("use_bias, norm", [(True, "layer_norm"), (False, "layer_norm"), (True, "rms_norm")])
+def test_only_layer_norm_with_biases_has_a_bias(use_bias, norm):
+    specs = blocks.block_specs(change(use_bias=use_bias, norm=norm))
+    assert ("bias" in specs["attention_norm"]) == (use_bias and norm == "layer_norm")
+    assert ("b_query" in specs["attention"]) == ("b_up" in specs["mlp"]) == use_bias
+
+
+def test_bfloat16_blocks_keep_float32_parameters_and_gradients():
+    cfg = change(dtype="bfloat16")
+    params = init_params(stack_specs(blocks.block_specs(cfg), L), jax.random.key(0))
+    out, (d_params, d_x) = run_stack(cfg, params, jnp.array(random_x(cfg), jnp.bfloat16))
+    assert out.dtype == d_x.dtype == jnp.bfloat16
+    assert all(g.dtype == jnp.float32 and np.isfinite(g).all() for g in jax.tree.leaves(d_params))
