@@ -17,7 +17,7 @@ import difflib
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -153,7 +153,7 @@ class LossConfig:
 class DataConfig:
     """Where text comes from, how it becomes tokens, and the objective."""
 
-    source: Literal["stdlib", "files", "tfds"] = "stdlib"
+    source: Literal["stdlib", "files", "tfds", "markov", "hierarchy"] = "stdlib"
     files: tuple[str, ...] = ()  # globs of .txt .jsonl, plain or .gz .xz .zst; setting it selects source=files
     validation_files: tuple[str, ...] = ()  # None given: the held-out part is cut off the end of `files`
     validation_fraction: float = 0.1  # of the documents (of the bytes when there is one document)
@@ -163,6 +163,14 @@ class DataConfig:
     tfds_dir: str | None = None
     tfds_train_split: str = "train"
     tfds_validation_split: str = "validation"
+    language_symbols: int = 32  # of a generated language (markov, hierarchy); each is a token, `tokenizer` is not read
+    language_order: int = 2  # markov: tokens that decide the chances of the next
+    language_zipf: float = 1.0  # markov: frequencies fall as rank ** -this
+    language_depth: int = 4  # hierarchy: levels of rules
+    language_branching: int = 2  # hierarchy: symbols that one is replaced by; branching ** depth make a document
+    language_synonyms: int = 4  # hierarchy: rules of a symbol
+    language_tokens: int = 2_000_000  # to train on; validation_fraction of that many more are held out
+    language_seed: int = 0  # of the language and its text
     tokenizer: Literal["bytes", "chars", "bpe"] = "bpe"
     tokenizer_vocab: int = 4096  # entries of the trained BPE, special tokens included
     tokenizer_file: str | None = None  # a tokenizer.json to use instead of training one
@@ -192,6 +200,41 @@ class DataConfig:
             raise ConfigError("config.data.files: () is empty; data.source=files needs at least one glob")
         if self.source == "tfds" and self.tfds_name is None and self.tfds_dir is None:
             raise ConfigError("config.data.tfds_name: None; data.source=tfds needs a name or data.tfds_dir")
+        if self.source in ("markov", "hierarchy"):
+            self._check_language()
+
+    def _check_language(self):
+        symbols, order, branching = self.language_symbols, self.language_order, self.language_branching
+        _between("data.language_symbols", symbols, 2, 20_000)
+        _between("data.language_order", order, 1, 20)
+        _between("data.language_depth", self.language_depth, 1, 16)
+        _between("data.language_branching", branching, 2, 16)
+        _between("data.language_tokens", self.language_tokens, 1, 10**8)
+        _between("data.language_seed", self.language_seed, 0, 2**31 - 1)
+        if self.source == "markov":
+            _between("data.language_zipf", self.language_zipf, 0.0, 4.0)
+            if symbols > 2048:  # a table of symbols ** (order + 1) numbers
+                raise ConfigError(f"config.data.language_symbols: {symbols}; a Markov language accepts at most 2048")
+            _up_to("data.language_order", order, 1, lambda n: symbols ** (n + 1) <= 2**22, symbols)
+        else:
+            _up_to("data.language_branching", branching, 2, lambda n: symbols**n <= 2**60, symbols)
+            # More rules than right-hand sides would make strings ambiguous, and their entropy unknown.
+            most = min(symbols ** (branching - 1), 2**22 // symbols)
+            _between("data.language_synonyms", self.language_synonyms, 1, most)
+            if branching**self.language_depth > 2**16:
+                raise ConfigError(
+                    f"config.data.language_depth: {self.language_depth}; a document has {branching}**"
+                    f"{self.language_depth} tokens; accepted: at most 65536"
+                )
+        if self.validation_fraction == 0:
+            raise ConfigError("config.data.validation_fraction: 0.0; a generated language needs held-out text")
+        for name, reason in (
+            ("pairs", "has no sentences that follow each other"),
+            ("whole_word", "has no words"),
+            ("tokenizer_file", "has a tokenizer of its own"),
+        ):
+            if getattr(self, name):
+                raise ConfigError(f"config.data.{name}: {getattr(self, name)}; data.source={self.source} {reason}")
 
 
 @dataclass(frozen=True)
@@ -339,6 +382,12 @@ def _above(name: str, value: float, low: float) -> None:
 def _between(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise ConfigError(f"config.{name}: {value}; accepted: {low} to {high}")
+
+
+def _up_to(name: str, value: int, low: int, fits: Callable[[int], bool], symbols: int) -> None:
+    if not fits(value):
+        most = max(n for n in range(low, value) if fits(n))
+        raise ConfigError(f"config.{name}: {value}; accepted with {symbols} symbols: {low} to {most}")
 
 
 def from_mapping(mapping: Mapping[str, Any], overrides: Mapping[str, str] | None = None) -> Config:

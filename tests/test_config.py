@@ -148,6 +148,22 @@ WRONG = [
     ({"data": {"separator": ""}}, "config.data.separator: '' is empty; accepted: None, or the text between documents"),
     ({"data": {"source": "files"}}, "config.data.files: () is empty; data.source=files needs at least one glob"),
     ({"data": {"source": "tfds"}}, "config.data.tfds_name: None; data.source=tfds needs a name or data.tfds_dir"),
+    *(
+        ({"data": {"source": source, name: value}}, f"config.data.{name}: {value}; accepted: {accepted}")
+        for source, name, value, accepted in (
+            ("markov", "language_symbols", 1, "2 to 20000"),
+            ("hierarchy", "language_symbols", 20_001, "2 to 20000"),
+            ("markov", "language_order", 0, "1 to 20"),
+            ("markov", "language_zipf", -0.5, "0.0 to 4.0"),
+            ("markov", "language_zipf", float("nan"), "0.0 to 4.0"),
+            ("hierarchy", "language_depth", 0, "1 to 16"),
+            ("hierarchy", "language_branching", 1, "2 to 16"),
+            ("hierarchy", "language_synonyms", 0, "1 to 32"),
+            ("hierarchy", "language_synonyms", 33, "1 to 32"),
+            ("hierarchy", "language_tokens", 0, "1 to 100000000"),
+            ("markov", "language_seed", -1, "0 to 2147483647"),
+        )
+    ),
     ({"mesh": {"fsdp": None}}, "config.mesh: at most one of data, fsdp, tensor may be None (fill)"),
     (
         {"train": {"batch_rows": 16, "micro_batches": 3}},

@@ -15,6 +15,7 @@ Each document is the tokenizer's separator followed by the document's tokens; th
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -25,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from jaxformer.config import ConfigError, DataConfig
-from jaxformer.data import cache, ingest, sources, tokenizers
+from jaxformer.data import cache, ingest, languages, sources, tokenizers
 from jaxformer.data.progress import bars, say
 from jaxformer.data.tokenizers import Tokenizer
 
@@ -124,6 +125,9 @@ def open_corpus(data: DataConfig, *, progress: bool = True) -> Corpus:
 def _settings(data: DataConfig) -> dict[str, Any]:
     """What the corpus depends on besides the content of its inputs."""
     settings = {name: getattr(data, name) for name in _TEXT_FIELDS} | {"format": ingest.FORMAT}
+    if data.source in languages.SOURCES:
+        fields = [field.name for field in dataclasses.fields(data) if field.name.startswith("language_")]
+        return settings | {name: getattr(data, name) for name in fields}
     if data.tokenizer_file is not None:
         return settings | {"tokenizer": Tokenizer.load(data.tokenizer_file).fingerprint}
     if data.tokenizer == "bpe":

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxformer.config import ConfigError, DataConfig
-from jaxformer.data import sources, tokenizers
+from jaxformer.data import languages, sources, tokenizers
 from jaxformer.data.progress import Advance, Bar
 from jaxformer.data.tokenizers import Tokenizer
 
@@ -93,6 +93,8 @@ def spread(texts: Iterable[str], total: int, wanted: int) -> Iterator[str]:
 def _tokenizer(data: DataConfig, train_bytes: int, bar: Bar) -> Tokenizer:
     if data.tokenizer_file is not None:
         return Tokenizer.load(data.tokenizer_file)
+    if data.source in languages.SOURCES:  # also a symbol that the sample lacks has its token
+        return tokenizers.train("chars", [languages.alphabet(data.language_symbols)], None)
     texts = itertools.chain.from_iterable(map(pieces, sources.documents(data, "train")))
     wanted = train_bytes if data.tokenizer == "chars" else min(train_bytes, SAMPLE_BYTES)
     advance = bar(f"making the {data.tokenizer} tokenizer", wanted)

@@ -88,6 +88,16 @@ def noise(seed: int, first_row: int, rows: int, words: int) -> np.ndarray:
     return generator.random_raw(rows * blocks * 4).reshape(rows, blocks * 4)[:, :words]
 
 
+def bits_of(seed: int, stream: int, number: int, words: int) -> np.ndarray:
+    """[words] random uint64; another seed, stream or number gives unrelated ones, more words begin with the same.
+
+    Args:
+      seed, stream, number: at least 0.
+      words: how many.
+    """
+    return noise(int(keys(seed, stream, np.array([number]))[0]), 0, 1, words)[0]
+
+
 def fractions(bits: np.ndarray) -> np.ndarray:
     """Uniform float64 in [0, 1) from random uint64."""
     return (bits >> np.uint64(11)) * 2.0**-53

@@ -1,4 +1,5 @@
-"""Where text comes from: the standard library's own source, text files, or a prepared TensorFlow dataset.
+"""Where text comes from: the standard library's own source, text files, a prepared TensorFlow dataset, or a generated
+language.
 
 >>> from jaxformer.config import DataConfig
 >>> first = next(documents(DataConfig(source="stdlib"), "train"))
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from jaxformer.config import ConfigError, DataConfig
-from jaxformer.data import text_files, tfds_source
+from jaxformer.data import languages, text_files, tfds_source
 
 SplitName = Literal["train", "validation"]
 SPLITS: tuple[SplitName, SplitName] = ("train", "validation")
@@ -48,6 +49,8 @@ def documents(data: DataConfig, split: SplitName) -> Iterator[str]:
         texts = _stdlib_texts(split)
     elif data.source == "files":
         texts = _file_texts(data, split)
+    elif data.source in languages.SOURCES:
+        texts = languages.documents(data, split)
     else:
         texts = tfds_source.documents(data, split)
     if split == "train" and data.max_train_bytes is not None:
@@ -73,6 +76,8 @@ def inputs(data: DataConfig) -> list[Input]:
             for split, files in zip(SPLITS, _files(data), strict=True)
             for path in files
         ]
+    if data.source in languages.SOURCES:
+        return []
     return [Input(path, path.name) for path in tfds_source.files(data)]
 
 

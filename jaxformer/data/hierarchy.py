@@ -1,0 +1,84 @@
+"""The random hierarchy model: strings of a grammar of fixed depth whose entropy is known.
+
+>>> grammar = hierarchy(symbols=4, depth=2, branching=2, synonyms=2, seed=0)
+>>> grammar.sample(5, "train").shape, round(grammar.document_nats / math.log(2), 6)
+((5, 4), 5.0)
+"""
+
+import functools
+import math
+
+import numpy as np
+
+from jaxformer.data.shuffle import below, bits_of, keys, permuted
+
+_STREAMS = {"train": 20, "validation": 21, "rules": 22}  # of `shuffle.bits_of`
+
+
+@functools.lru_cache(maxsize=2)
+def hierarchy(symbols: int, depth: int, branching: int, synonyms: int, seed: int) -> "Hierarchy":
+    """The hierarchical language of some parameters, kept for the next call."""
+    return Hierarchy(symbols, depth, branching, synonyms, seed)
+
+
+class Hierarchy:
+    """The random hierarchy model: a root symbol, each symbol of a level replaced by one of m strings of s symbols.
+
+    All V * m right-hand sides of a level are different (needs m <= V**(s - 1)), so a string has one derivation, all
+    V * m**nodes strings are equally likely, and the entropy of a string is log V + nodes * log m exactly.
+
+    Source: Cagnetta et al. 2024, "How Deep Neural Networks Learn Compositional Data: The Random Hierarchy Model".
+
+    Attributes:
+      symbols: V, of every level.
+      tokens: of a string, s**L.
+      rules: [V, m, s] of each level from the root down.
+      document_nats: entropy of a string, and the code length of every one.
+    """
+
+    def __init__(self, symbols: int, depth: int, branching: int, synonyms: int, seed: int):
+        """Draws the rules: the first V * m of a shuffle of all V**s strings, for each level."""
+        self.symbols, self._seed = symbols, seed
+        self.tokens = branching**depth
+        nodes = sum(branching**level for level in range(depth))
+        self.document_nats = math.log(symbols) + nodes * math.log(synonyms)
+        count, digits = symbols * synonyms, symbols ** np.arange(branching - 1, -1, -1)
+        self.rules = []
+        for level in range(depth):
+            key = keys(seed, _STREAMS["rules"], np.full(count, level))
+            strings = permuted(np.arange(count), symbols**branching, key)
+            self.rules.append((strings[:, None] // digits % symbols).reshape(symbols, synonyms, branching))
+
+    def sample(self, documents: int, stream: str, number: int = 0) -> np.ndarray:
+        """[documents, tokens] int64, independent strings; arguments as of `Markov.sample`."""
+        nodes = (self.tokens - 1) // (self.rules[0].shape[2] - 1)
+        bits = bits_of(self._seed, _STREAMS[stream], number, documents * (1 + nodes)).reshape(documents, -1)
+        strings, used = below(self.symbols, bits[:, :1]), 1
+        for rules in self.rules:
+            width = strings.shape[1]
+            chosen = below(rules.shape[1], bits[:, used : used + width])
+            strings, used = rules[strings, chosen].reshape(documents, -1), used + width
+        return strings
+
+    def next_token_nats(self, strings: np.ndarray) -> np.ndarray:
+        """[D, tokens] nats the best model loses on each token of whole strings [D, tokens], from those before it.
+
+        Each row adds up to `document_nats`. Exact sums over all continuations by messages up the tree.
+        """
+        known = np.stack([self._log_chance(strings, length) for length in range(self.tokens + 1)], axis=1)
+        return -np.diff(known, axis=1)
+
+    def _log_chance(self, strings: np.ndarray, length: int) -> np.ndarray:
+        """[D] log P(a string begins with the first `length` symbols of these)."""
+        seen = np.arange(self.tokens) < length
+        message = np.where(seen[:, None], strings[..., None] == np.arange(self.symbols), 1.0)
+        scale = np.zeros(len(strings))
+        for rules in reversed(self.rules):
+            parts = message.reshape(len(strings), -1, rules.shape[2], self.symbols)
+            product = np.ones((*parts.shape[:2], *rules.shape[:2]))
+            for child in range(rules.shape[2]):
+                product = product * parts[:, :, child][..., rules[..., child]]
+            message = product.mean(axis=-1)
+            largest = message.max(axis=-1, keepdims=True)
+            message, scale = message / largest, scale + np.log(largest).sum(axis=(1, 2))
+        return scale + np.log(message.mean(axis=(1, 2)))

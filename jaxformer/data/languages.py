@@ -1,0 +1,96 @@
+"""Languages whose entropy is known: what the best possible model loses on them, in nats per token.
+
+Two kinds: an order-k Markov chain over V symbols with Zipfian frequencies, and the random hierarchy model, a grammar of
+fixed depth. Language and text are pure functions of parameters and seed; training and held-out text are independent
+samples. Parameters are in the ranges that `DataConfig` accepts.
+
+The corpus has one token per symbol. A Markov split is one long document, so a row is a stretch of a stationary chain:
+its first target is predicted from one token, the second from two. A document of the hierarchy is one string.
+
+>>> data = DataConfig(source="markov", language_symbols=4, language_order=1)
+>>> [len(text) for text in documents(data, "validation")]
+[200000]
+>>> bool(0 < floor(data, 64).nats < np.log(4))
+True
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from jaxformer.config import DataConfig
+from jaxformer.data.hierarchy import Hierarchy, hierarchy
+from jaxformer.data.markov import Floor, Markov, Noise, markov
+
+SOURCES = ("markov", "hierarchy")
+_TOKENS_AT_ONCE = 1 << 20
+
+
+def floor(data: DataConfig, context_length: int) -> Floor | None:
+    """The floor of the objective of a configuration; None where none is known (natural text, masked hierarchy).
+
+    Of rows of context_length tokens inside the text. The first and last rows of a split differ (a separator, fewer
+    tokens): that moves the mean over n tokens by less than log(V) * context_length / n. Strings of the hierarchy are
+    whole in every row, and their floor attained, if context_length is a multiple of branching**depth + 1.
+
+    Raises:
+      ConfigError: rows shorter than the order of a masked Markov language.
+    """
+    if data.source == "markov":
+        language = _markov(data)
+        if data.objective == "next_token":
+            return Floor(language.next_token_floor(context_length), 0.0, True)
+        return language.masked_floor(context_length, Noise.of(data))
+    if data.source == "hierarchy" and data.objective == "next_token":
+        grammar = _hierarchy(data)
+        length = grammar.tokens + 1  # the separator is a token too; where it comes is known
+        return Floor(grammar.document_nats / length, 0.0, context_length % length == 0)
+    return None
+
+
+def documents(data: DataConfig, split: str) -> Iterator[str]:
+    """The documents of a split: about language_tokens symbols to train on, validation_fraction of that held out.
+
+    Args:
+      data: source "markov" or "hierarchy" and the language fields.
+      split: "train" or "validation".
+    """
+    tokens = data.language_tokens
+    if split == "validation":
+        tokens = max(1, round(tokens * data.validation_fraction))
+    if data.source == "markov":
+        language = _markov(data)
+        yield _text(language.sample(tokens, split), language.symbols)
+        return
+    grammar = _hierarchy(data)
+    wanted = -(-tokens // grammar.tokens)
+    at_once = max(1, _TOKENS_AT_ONCE // grammar.tokens)
+    for part, first in enumerate(range(0, wanted, at_once)):
+        strings = grammar.sample(min(at_once, wanted - first), split, part)
+        text = _text(strings.reshape(-1), grammar.symbols)
+        for begin in range(0, len(text), grammar.tokens):
+            yield text[begin : begin + grammar.tokens]
+
+
+def alphabet(symbols: int) -> str:
+    """The character of each symbol, in the order of their token ids: ASCII if there are enough signs, else ideographs.
+
+    >>> alphabet(4), len(alphabet(95).encode())
+    ('!"#$', 285)
+    """
+    return _text(np.arange(symbols), symbols)
+
+
+def _text(tokens: np.ndarray, symbols: int) -> str:
+    first = ord("!") if symbols <= ord("~") - ord("!") + 1 else 0x4E00
+    return (tokens + first).astype("<u4").tobytes().decode("utf-32-le")
+
+
+def _markov(data: DataConfig) -> Markov:
+    return markov(data.language_symbols, data.language_order, data.language_zipf, data.language_seed)
+
+
+def _hierarchy(data: DataConfig) -> Hierarchy:
+    return hierarchy(
+        data.language_symbols, data.language_depth, data.language_branching, data.language_synonyms, data.language_seed
+    )
