@@ -34,6 +34,8 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the program; returns its exit status: 0, or 2 after one line on stderr, with nothing written."""
     try:
         args = _arguments().parse_args(argv)
+        if not (args.n or args.d or args.c):
+            raise ConfigError("give at least one of --n, --d and --c: the columns of parameters, tokens and FLOP")
         out = _writable(args.out)
         table = Table.from_csv(
             args.csv,
@@ -125,7 +127,8 @@ def _parametric_lines(result: dict[str, Any]) -> list[str]:
     if "skipped" in held:
         lines.append(f"largest budgets held out: {_reason(held, result)}")
     else:
-        lines.append(f"{len(held['rows'])} rows above {held['fitted_up_to']:.3g} FLOP, predicted from the "
+        rows = "1 row" if len(held["rows"]) == 1 else f"{len(held['rows'])} rows"
+        lines.append(f"{rows} above {held['fitted_up_to']:.3g} FLOP, predicted from the "
                      f"{held['fitted_rows']} below: off by {100 * held['mean_abs_error']:.2f}% on average, "
                      f"{100 * held['max_abs_error']:.2f}% at most")  # fmt: skip
     return lines
@@ -148,7 +151,7 @@ def _reason(part: dict[str, Any], result: dict[str, Any]) -> str:
 
 def _drop_hint(outliers: list[dict[str, Any]]) -> list[str]:
     high = sum(outlier["z"] > 0 for outlier in outliers)
-    return [f"  {high} of them are too high; --drop-highest-loss K leaves out the K highest losses"] if high else []
+    return [f"  {high} too high, {len(outliers) - high} too low; --drop-highest-loss K leaves out the K highest losses"]
 
 
 def _text(quantity: dict[str, Any]) -> str:

@@ -3,12 +3,15 @@
 A replicate gives every row (or cluster of rows) a random weight and refits; the 2.5th and 97.5th percentiles of a
 quantity over the replicates are its interval. Two ways to draw the weights:
 
-    weights   Dirichlet(1, ..., 1), mean one (Rubin 1981): every row keeps some weight. The default.
+    weights   independent, inverse Gaussian, mean and variance one (Mason & Newton 1992): every row keeps some weight.
+              The default.
     rows      multinomial counts: the classical resampling of rows, as in Besiroglu et al. 2024.
 
-They agree on large tables. On small designed ones (30 to 60 rows) resampling rows throws away a third of the design
-in each replicate, and its intervals cover the truth in about 98 of 100 tables where the random weights do in 96.
-Both take the rows as they are: noise that differs between sizes is inside the interval.
+They agree on large tables. On small designed ones the estimate, nearly one of least absolute deviations, is lumpy, and
+resampling rows throws a third of the design away each time: its 95 % intervals of alpha and beta held the planted truth
+in 96 to 98.5 of 100 tables of 30 to 56 rows (400 tables per design, noise 0.5 %), Dirichlet(1) weights in 95 to 98, the
+inverse Gaussian weights in 94 to 97 (700 tables per design, 20 to 81 rows). Residual resampling was at 94 to 96.5, but
+trusts every row to be equally noisy; these weights do not.
 
 >>> resampled = weights(4, 2, seed=0)
 >>> resampled.shape, resampled.sum(1).round(6).tolist()
@@ -47,7 +50,8 @@ def weights(
     rng = np.random.default_rng(seed)
     count = len(labels)
     if resampling == "weights":
-        drawn = rng.dirichlet(np.ones(count), size=replicates) * count
+        drawn = rng.wald(1.0, 1.0, size=(replicates, count))
+        drawn /= drawn.mean(1, keepdims=True)
     else:
         drawn = rng.multinomial(count, np.full(count, 1 / count), size=replicates).astype(np.float64)
     return drawn[:, which]

@@ -66,7 +66,7 @@ class Rows:
             text = raw.decode("utf-16", errors="replace")
         else:
             try:
-                text = raw.decode("utf-8-sig")
+                text = raw.decode("utf-8")
             except UnicodeDecodeError:
                 text = raw.decode("latin-1")
         if "\0" in text:
@@ -78,7 +78,7 @@ class Rows:
         """Rows of a text; raises ConfigError if it holds no header or no rows."""
         kept: list[tuple[int, str]] = []
         comment = None
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(text.lstrip("\ufeff").splitlines(), 1):
             bare = line.strip()
             if bare.startswith("#") and not kept:
                 comment = (number, bare.lstrip("# "))
@@ -115,8 +115,8 @@ class Rows:
         if not found:
             titles = {_plain(title): title for title in self.header}
             near = difflib.get_close_matches(_plain(name), titles, 1, 0.6)
-            hint = f"; did you mean {titles[near[0]]!r}?" if near else ""
-            raise ConfigError(f"{self.source}: no column {name!r}{hint}; it has {listing}".replace("?;", "? It"))
+            hint = f"; did you mean {titles[near[0]]!r}? It has" if near else "; it has"
+            raise ConfigError(f"{self.source}: no column {name!r}{hint} {listing}")
         if len(found) > 1:
             raise ConfigError(f"{self.source}: {len(found)} columns are called {name!r}; it has {listing}")
         return found[0]
@@ -163,7 +163,7 @@ def _split(line: str, delimiter: str) -> list[str]:
         cells = next(csv.reader(io.StringIO(re.sub(r"\s+", " ", line.strip())), delimiter=" ", skipinitialspace=True))
     else:
         cells = next(csv.reader(io.StringIO(line), delimiter=delimiter, skipinitialspace=True))
-    return [cell.strip().strip("\ufeff") for cell in cells]
+    return [cell.strip() for cell in cells]
 
 
 def _delimiter(lines: list[str]) -> str:

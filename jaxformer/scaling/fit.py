@@ -52,12 +52,14 @@ def fit_table(table: Table, settings: Settings | None = None) -> dict[str, Any]:
     out: dict[str, Any] = {}
     if len(table.known) == 3:
         price = optimum.Price.of(table)
-        out |= _parametric(table, settings, price)
         how = settings.budget_tolerance, settings.replicates, settings.seed, price
-        out["isoflop"] = _or_skip(isoflop.parabolas, table, *how)
+        parabolas = _or_skip(isoflop.parabolas, table, *how)  # first: it may find that nothing else is worth doing
+        out |= _parametric(table, settings, price)
+        out["isoflop"] = parabolas
         out["envelope"] = _or_skip(isoflop.envelope, table, *how)
         out["holdout"] = _or_skip(predict_largest, table, settings)
-        warnings += [f"iso-FLOP: {line}" for line in out["isoflop"].get("left_out", [])]
+        warnings += [f"iso-FLOP: {line}" for line in parabolas.get("left_out", [])]
+        warnings += [f"envelope: {out['envelope']['note']}"] if out["envelope"].get("note") else []
     out["power_laws"] = _frontiers(table, settings)
     if "parametric" not in out and all("skipped" in law["with_floor"] for law in out["power_laws"].values()):
         raise ConfigError(next(iter(out["power_laws"].values()))["with_floor"]["skipped"])
@@ -85,7 +87,7 @@ def find_outliers(residuals: Floats, params: int) -> tuple[Floats, Floats]:
 def predict_largest(table: Table, settings: Settings) -> dict[str, Any]:
     """Fits L(N, D) without the largest budgets and predicts them.
 
-    Without groups of equal budgets, a budget is a tenth of the rows, in the order of C.
+    Without groups of equal budgets, a tenth of the rows (two at least), in the order of C, stands for a budget.
 
     Returns:
       "rows": [{"row", "N", "D", "C", "measured", "predicted", "ci95", "error"}], error = predicted / measured - 1;
@@ -97,7 +99,10 @@ def predict_largest(table: Table, settings: Settings) -> dict[str, Any]:
     if settings.holdout == 0:
         raise ConfigError("nothing was to be held out (holdout 0)")
     groups = isoflop.budget_groups(table.c, settings.budget_tolerance)
-    groups = groups or np.array_split(np.argsort(table.c, kind="stable"), 10)
+    if not groups:
+        order = np.argsort(table.c, kind="stable")
+        size = max(2, -(-len(order) // 10))
+        groups = [order[max(end - size, 0) : end] for end in range(len(order), 0, -size)][::-1]
     if settings.holdout >= len(groups):
         raise ConfigError(f"{table.source}: {len(groups)} budgets; holdout {settings.holdout} leaves none to fit")
     held = np.sort(np.concatenate(groups[-settings.holdout :]))

@@ -33,11 +33,11 @@ class NoMinimumError(ConfigError):
 def budget_groups(c: Floats, tolerance: float = 0.05) -> list[Floats]:
     """Rows that share a budget: indices per group, ascending in C; [] if the budgets do not fall into groups.
 
-    Sorted budgets closer than `tolerance` belong together; a group wider than three tolerances is a continuum, in
-    which case there are no groups at all.
+    Sorted budgets closer than `tolerance` belong together. A group wider than three tolerances is a continuum, and if
+    fewer than half of the rows are in groups of three or more, equal budgets are a coincidence: then there are none.
 
-    >>> [group.tolist() for group in budget_groups(np.array([1e15, 4e15, 1.01e15, 4.1e15]))]
-    [[0, 2], [1, 3]]
+    >>> [group.tolist() for group in budget_groups(np.array([1e15, 4e15, 1.01e15, 4.1e15, 1e15, 4e15]))]
+    [[0, 4, 2], [1, 5, 3]]
     >>> budget_groups(np.geomspace(1.0, 10.0, 200))
     []
     """
@@ -46,7 +46,7 @@ def budget_groups(c: Floats, tolerance: float = 0.05) -> list[Floats]:
     groups = np.split(order, np.flatnonzero(np.diff(log_c) > tolerance) + 1)
     if any(np.ptp(np.log(c[group])) > 3 * tolerance for group in groups):
         return []
-    return groups if any(len(group) > 1 for group in groups) else []
+    return groups if sum(len(group) for group in groups if len(group) >= 3) >= 0.5 * len(c) else []
 
 
 def lowest(x: Floats, loss: Floats) -> Floats:
@@ -122,11 +122,12 @@ def parabolas(
         noise.append((loss - fitted) / fitted * np.sqrt(len(loss) / max(len(loss) - 3, 1)))
         kept.append((budget, group, centre, coefficients, hat, fitted))
     if len(kept) < _BUDGETS:
-        kind = NoMinimumError if downward and downward == len(groups) else ConfigError
-        reasons = f" ({'; '.join(left_out)})" if left_out else ""
-        raise kind(
-            f"{table.source}: {len(kept)} of {len(groups)} budgets have a minimum inside the sizes tried; "
-            f"approach 2 needs at least {_BUDGETS}{reasons}"
+        others = f" (and {len(left_out) - 1} more budgets left out)" if len(left_out) > 1 else ""
+        if downward == len(groups):
+            raise NoMinimumError(f"{table.source}: {left_out[0]}; so do those of the other {downward - 1} budgets")
+        raise ConfigError(
+            f"{table.source}: {len(kept)} of {len(groups)} budgets have a minimum inside the sizes tried; approach 2 "
+            f"needs at least {_BUDGETS}" + (f"; {left_out[0]}{others}" if left_out else "")
         )
     rng = np.random.default_rng(seed)
     pool = np.concatenate(noise)
@@ -156,22 +157,26 @@ def envelope(
 ) -> dict[str, Any]:
     """Approach 1: the run of lowest loss at every budget (without groups: the runs on the frontier), then power laws.
 
+    A budget at which the smallest or largest of its sizes won is left out: its optimum is not among them.
+
     Intervals come from resampling rows and reading the envelope off again, so they know that another size might have
     won; they do not know the sizes between those tried.
 
     Returns:
-      {"budgets": [{"C", "N", "D", "D/N", "loss", "rows"}], "a", "b"}.
+      {"budgets": [{"C", "N", "D", "D/N", "loss", "rows"}], "a", "b", "note": a line or None}.
 
     Raises:
-      ConfigError: fewer than four runs on the envelope, or all of one size.
+      ConfigError: fewer than three runs on the envelope, or all of one size.
     """
     price = price or Price.of(table)
     groups = budget_groups(table.c, tolerance)
     index = np.arange(len(table))
+    inner = np.ones(len(table), bool)
     if groups:
         budget_of = np.empty(len(table))
         for group in groups:
             budget_of[group] = np.median(table.c[group])
+            inner[group] = (table.n[group] > table.n[group].min()) & (table.n[group] < table.n[group].max())
     else:
         budget_of = table.c
 
@@ -179,11 +184,14 @@ def envelope(
         if not groups:
             return present[lowest(budget_of[present], table.loss[present])]
         order = present[np.lexsort((table.loss[present], budget_of[present]))]
-        return order[np.concatenate([[True], np.diff(budget_of[order]) > 0])]
+        first = order[np.concatenate([[True], np.diff(budget_of[order]) > 0])]
+        return first[inner[first]]
 
     best = winners(index)
-    if len(best) < _BUDGETS + 1:
-        raise ConfigError(f"{table.source}: {len(best)} runs on the envelope; approach 1 needs at least {_BUDGETS + 1}")
+    if len(best) < _BUDGETS:
+        raise ConfigError(
+            f"{table.source}: at {len(best)} budgets a size between others won; approach 1 needs at least {_BUDGETS}"
+        )
     if len(np.unique(table.n[best])) < 2:
         raise ConfigError(f"{table.source}: every run on the envelope has N = {table.n[best[0]]:.4g}; "
                           "approach 1 needs budgets at which different sizes win")  # fmt: skip
@@ -192,7 +200,7 @@ def envelope(
     log_n, log_c = np.log(table.n), np.log(budget_of)
     for r in range(replicates):
         chosen = winners(np.flatnonzero(counts[r]))
-        if len(np.unique(log_c[chosen])) > 1:
+        if len(chosen) > 1:
             a[r], b[r] = _line(log_c[chosen], log_n[chosen], price)
     value = _line(log_c[best], log_n[best], price)
     budgets = [
@@ -203,6 +211,9 @@ def envelope(
         "budgets": budgets,
         "a": bootstrap.quantity(value[0], a, max_width=0.5),
         "b": bootstrap.quantity(value[1], b, max_width=0.5),
+        "note": None
+        if groups
+        else "without runs of equal C the envelope follows the edges of the grid of sizes and tokens",
     }
 
 

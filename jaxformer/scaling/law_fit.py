@@ -64,33 +64,45 @@ def fit_law(law: laws.Law, table: Table, settings: Settings) -> tuple[laws.Estim
     value, values = found.natural(found.theta[None]), found.natural(thetas)
     low, high = laws.EXPONENT_RANGE
     stuck = {name: (values[name] <= low * 1.001) | (values[name] >= high * 0.999) for name in values if name[0] in "ab"}
+    profile = laws.profile_floor(found, xs, table.loss, drawn, thetas) if law.floor else None
     parameters: dict[str, Any] = {}
     for name in law.names:
-        doubt, at_bound, bound = None, None, ""
         if name == "E":
-            floors, statistic, cut = laws.profile_floor(found, xs, table.loss, drawn, thetas)
-            if statistic[0] < cut:
-                doubt = "its profile is flat down to zero"
-            elif statistic[-1] < cut:
-                doubt = "its profile is flat up to the lowest loss"
             at_bound, bound = values["E"] < _WORTHLESS * table.loss.min(), "zero"
         else:
             exponent = {"A": "alpha", "B": "beta"}.get(name, name)
             at_bound, bound = stuck[exponent], f"{exponent} = {low} or {high}"
         parameters[name] = bootstrap.quantity(
-            float(value[name][0]), values[name], max_ratio=_MAX_RATIO[name], at_bound=at_bound, bound=bound, doubt=doubt
+            float(value[name][0]),
+            values[name],
+            max_ratio=_MAX_RATIO[name],
+            at_bound=at_bound,
+            bound=bound,
+            doubt=_doubt(name, found, profile) if profile else None,
         )
     parameters["law"] = str(law)
     parameters["objective"] = found.value
     parameters["starts"] = {"tried": found.num_starts, "reached_best": found.num_reached}
-    if law.floor:
+    if profile:
         parameters["profile"] = {
-            "E": floors.tolist(),
-            "cut": cut,
-            "statistic": np.minimum(statistic, 1e6).tolist(),
-            "ci95": _crossings(floors, statistic, cut),
+            "E": profile.floor.tolist(),
+            "statistic": np.minimum(profile.statistic, 1e6).tolist(),
+            "cut": profile.cut,
+            "ci95": _crossings(profile.floor, profile.statistic, profile.cut),
         }
     return found, thetas, parameters
+
+
+def _doubt(name: str, found: laws.Estimate, profile: laws.Profile) -> str | None:
+    """What the profile of E says against a parameter: E is free at an end, or it drags the parameter along."""
+    if name == "E":
+        if profile.statistic[0] < profile.cut:
+            return "its profile is flat down to zero"
+        return "its profile is flat up to the lowest loss" if profile.statistic[-1] < profile.cut else None
+    path = found.natural(profile.theta)[name][profile.statistic < profile.cut]
+    if not len(path) or path.max() <= _MAX_RATIO[name] * path.min():
+        return None
+    return f"it moves from {path.min():.3g} to {path.max():.3g} as E moves through its 95% interval"
 
 
 def _crossings(x: Floats, statistic: Floats, cut: float) -> list[float]:

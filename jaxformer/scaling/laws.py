@@ -20,6 +20,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -149,6 +150,17 @@ class Estimate:
         return np.exp(solver.predict_log(self.law.design(xs, self.centres), theta))
 
 
+class Profile(NamedTuple):
+    """Profile of E. `floor` [F] runs from a ten-thousandth of the lowest loss to 5 % above it; `statistic` [F] is the
+    likelihood ratio there, `theta` [F, P] the refitted parameters; below `cut`, 3.84 at least, an E is in the interval.
+    """
+
+    floor: Floats
+    statistic: Floats
+    cut: float
+    theta: Floats
+
+
 def estimate(law: Law, xs: Sequence[Floats], loss: Floats, *, delta: float = 1e-3, where: str = "table") -> Estimate:
     """Fits `law` from every start of its grid.
 
@@ -198,9 +210,7 @@ def replicate(found: Estimate, xs: Sequence[Floats], loss: Floats, weights: Floa
     return theta
 
 
-def profile_floor(
-    found: Estimate, xs: Sequence[Floats], loss: Floats, weights: Floats, thetas: Floats
-) -> tuple[Floats, Floats, float]:
+def profile_floor(found: Estimate, xs: Sequence[Floats], loss: Floats, weights: Floats, thetas: Floats) -> Profile:
     """Profile of E: the likelihood-ratio statistic with E held and everything else refitted.
 
     The statistic is 2 (rho(E) - rho_min) E[psi'] / E[psi^2], which in large tables is chi-squared with one degree of
@@ -212,9 +222,6 @@ def profile_floor(
     Args:
       weights, thetas: [R, I] and [R, P], the replicates of `replicate`.
 
-    Returns:
-      E [45], from a ten-thousandth of the lowest loss to 5 % above it; the statistic at each; the cut below which an E
-      is inside the 95 % interval, 3.84 at least.
     """
     design, target, (lower, upper) = found.law.design(xs, found.centres), np.log(loss), found.law.bounds(loss)
     middle, low, high = np.exp(found.theta[0]), np.exp(lower[0]), np.exp(upper[0])
@@ -222,7 +229,7 @@ def profile_floor(
     wide = np.linspace(low, high, _PROFILE_POINTS - 2 * len(near))
     floors = np.concatenate([wide, middle * (1 + near), [middle], middle / (1 + near)])
     floors = np.sort(np.clip(floors, low, high))
-    _, value = _hold_floor(found, design, target, floors, lower, upper)
+    path, value = _hold_floor(found, design, target, floors, lower, upper)
     scale = _statistic_scale(robust_scale(target - solver.predict_log(design, found.theta[None])[0],
                                           len(found.theta)), found.delta)  # fmt: skip
     lower[0] = upper[0] = found.theta[0]
@@ -230,7 +237,7 @@ def profile_floor(
     start = np.repeat(found.theta[None], len(weights), 0)
     _, held = solver.minimise(design, target, weights, start, lower, upper, delta=found.delta)
     cut = max(CHI2_95, float(np.quantile(scale * (held - free), 0.95)))
-    return floors, scale * np.maximum(value - found.value, 0.0), cut
+    return Profile(floors, scale * np.maximum(value - found.value, 0.0), cut, path)
 
 
 def _statistic_scale(sigma: float, delta: float) -> float:
