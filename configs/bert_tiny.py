@@ -13,15 +13,15 @@ def get_config():
         "model": {
             "family": "bert",
             "num_layers": 4,
-            "width": 192,
+            "width": 128,
             "num_heads": 4,
             "context_length": 128,
             "positions": "rotary",
             "initializer": "scaled",
             "dtype": "bfloat16",
         },
-        "data": {"source": "stdlib", "tokenizer": "bpe", "tokenizer_vocab": 4096, "objective": "masked"},
+        "data": {"source": "stdlib", "tokenizer": "bpe", "tokenizer_vocab": 2048, "objective": "masked"},
         "optimizer": {"learning_rate": 3e-3, "warmup_steps": 100, "beta2": 0.98, "final_fraction": 0.02},
-        "train": {"steps": 1200, "batch_rows": 24, "steps_per_dispatch": 10, "eval_every_steps": 300,
+        "train": {"steps": 1300, "batch_rows": 24, "steps_per_dispatch": 10, "eval_every_steps": 325,
                   "eval_rows": 240},
     })  # fmt: skip

@@ -13,7 +13,7 @@ def get_config():
             "family": "gpt",
             "num_layers": 4,
             "width": 192,
-            "num_heads": 4,
+            "num_heads": 3,
             "context_length": 256,
             "norm": "rms_norm",
             "activation": "swiglu",
@@ -24,6 +24,6 @@ def get_config():
         },
         "data": {"source": "stdlib", "tokenizer": "bpe", "tokenizer_vocab": 4096},
         "optimizer": {"learning_rate": 4e-3, "warmup_steps": 50, "beta2": 0.98, "final_fraction": 0.02},
-        "train": {"steps": 1000, "batch_rows": 12, "steps_per_dispatch": 10, "eval_every_steps": 250,
+        "train": {"steps": 450, "batch_rows": 12, "steps_per_dispatch": 10, "eval_every_steps": 150,
                   "eval_rows": 120},
     })  # fmt: skip
