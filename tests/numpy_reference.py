@@ -185,6 +185,41 @@ def block(p, x, cfg, allowed=None, frequencies=None, positions=None, bias=None, 
     return x + feed(norm("mlp_norm", x))
 
 
+def hidden(params, tokens, cfg, positions, allowed, frequencies=None, bias=None, rotary_scale=1.0, types=None):
+    """Last hidden states of a GPT or BERT, layer by layer. `positions`: [B, T]."""
+    e = params["embedding"]
+    x = e["tokens"][tokens]
+    if cfg.positions == "learned":
+        x = x + e["positions"][positions]
+    if cfg.positions == "sinusoidal":
+        x = x * math.sqrt(cfg.width) + np.stack([sinusoidal(row, cfg.width) for row in positions])
+    if "types" in e:
+        x = x + e["types"][np.zeros_like(tokens) if types is None else types]
+
+    def norm(q, x):
+        if cfg.norm == "rms_norm":
+            return rms_norm(x, q["scale"], cfg.norm_epsilon)
+        return layer_norm(x, q["scale"], q.get("bias", 0.0), cfg.norm_epsilon)
+
+    if "embedding_norm" in params:
+        x = norm(params["embedding_norm"], x)
+    for layer in range(cfg.num_layers):
+        p = {group: {name: leaf[layer] for name, leaf in leaves.items()} for group, leaves in params["blocks"].items()}
+        x = block(p, x, cfg, allowed, frequencies, positions, bias, rotary_scale)
+    return norm(params["final_norm"], x) if "final_norm" in params else x
+
+
+def masked_head(params, x, cfg):
+    """BERT's logits from its hidden states."""
+    h = params["head"]
+    x = gelu(x @ h["w"] + h["b"])
+    if cfg.norm == "rms_norm":
+        x = rms_norm(x, h["norm"]["scale"], cfg.norm_epsilon)
+    else:
+        x = layer_norm(x, h["norm"]["scale"], h["norm"].get("bias", 0.0), cfg.norm_epsilon)
+    return x @ h.get("table", params["embedding"]["tokens"]).T + h["bias"]
+
+
 def cross_entropy(logits, targets, label_smoothing=0.0, z_loss=0.0):
     """(loss, -log p(target)) of every position, through the explicit target distribution."""
     flat, out = logits.reshape(-1, logits.shape[-1]), []

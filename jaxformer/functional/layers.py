@@ -176,7 +176,7 @@ def dropout(x: Array, rate: float, rng: Array | None) -> Array:
 
 def embed(tokens: Array, table: Array) -> Array:
     """Rows of `table` [V, D] for `tokens` [...] int. Returns [..., D]."""
-    return table[tokens]
+    return jnp.asarray(table)[tokens]
 
 
 def unembed(x: Array, table: Array, bias: Array | None = None) -> Array:

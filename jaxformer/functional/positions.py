@@ -40,7 +40,7 @@ def learned(table: Array, positions: Array) -> Array:
 
     Source: Gehring et al. 2017, section 3.1.
     """
-    return table[positions]
+    return jnp.asarray(table)[positions]
 
 
 def rotary_frequencies(

@@ -88,7 +88,7 @@ def hidden(
     if cfg.window is not None:
         mask = masks.window(cfg.window) if mask is None else mask & masks.window(cfg.window)
     if positions is None:
-        positions = jnp.arange(tokens.shape[1])
+        positions = embedding.row_positions(tokens, cfg)
     rngs = (None, None) if rng is None else jax.random.split(rng)
     x = embedding.embed(params["embedding"], tokens, positions, cfg, None, token_types)
     # Devlin et al. drop after the norm, so the embedding's own dropout stays off.

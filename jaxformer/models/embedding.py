@@ -71,8 +71,20 @@ def embed(
         # Source: Vaswani et al. 2017, section 3.4: the table is scaled up so that positions do not drown it.
         x = x * math.sqrt(cfg.width) + jnp.broadcast_to(pos.sinusoidal(positions, cfg.width), x.shape)
     if cfg.token_types:
-        x = x + params["types"][jnp.zeros_like(tokens) if types is None else types]
+        x = x + layers.embed(jnp.zeros_like(tokens) if types is None else types, params["types"])
     return layers.dropout(x.astype(cfg.dtype), cfg.dropout, rng)
+
+
+def row_positions(tokens: Array, cfg: ModelConfig) -> Array:
+    """Positions 0, 1, 2, ... of a row that is one document, [T].
+
+    Raises:
+      ValueError: the row is longer than a learned table reaches.
+    """
+    length = tokens.shape[1]
+    if cfg.positions == "learned" and length > cfg.context_length:
+        raise ValueError(f"{length} tokens are more than the {cfg.context_length} positions of model.context_length")
+    return jnp.arange(length)
 
 
 def score_bias(params: Params, cfg: ModelConfig, mask: masks.Mask | None = None) -> Bias | None:

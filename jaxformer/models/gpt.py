@@ -65,7 +65,7 @@ def hidden(
     if segments is not None:
         mask = mask & masks.segments(segments)
     if positions is None:
-        positions = jnp.arange(tokens.shape[1])
+        positions = embedding.row_positions(tokens, cfg)
     rngs = (None, None) if rng is None else jax.random.split(rng)
     x = embedding.embed(params["embedding"], tokens, positions, cfg, rngs[0])
     bias = embedding.score_bias(params["embedding"], cfg)
