@@ -88,8 +88,8 @@ class Block(nn.Module):
         self.tree = _own(self, blocks.block_specs(self.config))
 
     def __call__(self, x: Array, mask: masks.Mask | None = None, positions: Array | None = None) -> Array:
-        """[B, T, D] -> [B, T, D]; `positions` ([T] or [B, T]) is needed for rotary configs only."""
-        rotate = None if positions is None else blocks.rotation(self.config, positions)
+        """[B, T, D] -> [B, T, D]; `positions` ([T] or [B, T]; None: 0, 1, 2, ...) turn rotary configs only."""
+        rotate = blocks.rotation(self.config, jnp.arange(x.shape[1]) if positions is None else positions)
         return blocks.block(self.tree, x, self.config, mask, rotate=rotate, rng=_dropout_rng(self))[0]
 
 
@@ -102,8 +102,8 @@ class Stack(nn.Module):
         self.tree = _own(self, stack_specs(blocks.block_specs(self.config), self.config.num_layers))
 
     def __call__(self, x: Array, mask: masks.Mask | None = None, positions: Array | None = None) -> Array:
-        """[B, T, D] -> [B, T, D]; `positions` ([T] or [B, T]) is needed for rotary configs only."""
-        rotate = None if positions is None else blocks.rotation(self.config, positions)
+        """[B, T, D] -> [B, T, D]; `positions` ([T] or [B, T]; None: 0, 1, 2, ...) turn rotary configs only."""
+        rotate = blocks.rotation(self.config, jnp.arange(x.shape[1]) if positions is None else positions)
         return blocks.stack(self.tree, x, self.config, mask, rotate=rotate, rng=_dropout_rng(self))[0]
 
 
@@ -116,8 +116,8 @@ class Attention(nn.Module):
         self.tree = _own(self, blocks.block_specs(self.config)["attention"])
 
     def __call__(self, x: Array, mask: masks.Mask | None = None, positions: Array | None = None) -> Array:
-        """[B, T, D] -> [B, T, D]."""
-        rotate = None if positions is None else blocks.rotation(self.config, positions)
+        """[B, T, D] -> [B, T, D]; `positions` as in `Block`."""
+        rotate = blocks.rotation(self.config, jnp.arange(x.shape[1]) if positions is None else positions)
         out, _ = blocks.attention_layer(self.tree, x, self.config, mask, rotate=rotate, rng=_dropout_rng(self))
         return out
 

@@ -155,7 +155,7 @@ def test_a_fresh_model_knows_nothing():
 def test_more_tokens_than_learned_positions_are_refused():
     cfg = KINDS["gpt2"]
     params = random_params(gpt.specs(cfg))
-    with pytest.raises(ValueError, match="9 tokens are more than the 8 positions of model.context_length"):
+    with pytest.raises(ValueError, match=r"9 tokens are more than the 8 positions of model.context_length"):
         gpt.apply(params, jnp.zeros((1, T + 1), int), cfg)
     rows = jnp.arange(T + 1)[None] % T  # packed rows restart, and may be longer
     out = jax.eval_shape(lambda p: gpt.apply(p, jnp.zeros((1, T + 1), int), cfg, positions=rows), params)
