@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxformer.config import ConfigError, ModelConfig
 from jaxformer.decoding import cache as kept
-from jaxformer.decoding.request import Prompts, Request, Shapes, make_request
+from jaxformer.decoding.request import Prompts, Request, Shapes, ends_in, make_request
 from jaxformer.types import Array, Params
 
 
@@ -65,7 +65,7 @@ def beam_search(
       params, prompts, cfg, lengths, max_new_tokens, stop, suppress: as in `generate`.
 
     Returns:
-      Beams, NumPy arrays, N = max_new_tokens.
+      Beams, NumPy arrays; N as in `generate`.
 
     Raises:
       ConfigError: as `generate`.
@@ -88,7 +88,7 @@ def beam_search(
     )
     shapes = shapes._replace(by_columns=shapes.by_columns and beams == 1)
     out = jax.device_get(_search(params, request, float(length_penalty), beams=beams, cfg=cfg, shapes=shapes))
-    return out._replace(tokens=out.tokens[:, :, :max_new_tokens])
+    return out._replace(tokens=out.tokens[:, :, : request.limits.max()])
 
 
 @functools.partial(jax.jit, static_argnames=("beams", "cfg", "shapes"))
@@ -172,8 +172,7 @@ def _stops(tokens: Array, index: Array, request: Request) -> Array:
         return jnp.zeros(tokens.shape[:2], bool)
     longest = request.stop.shape[1]
     padded = jnp.pad(tokens, ((0, 0), (0, 0), (longest - 1, 0)), constant_values=-2)
-    recent = jax.lax.dynamic_slice_in_dim(padded, index, longest, axis=2)[:, :, None, :]
-    return jnp.any(jnp.all((request.stop == recent) | (request.stop == -1)[None, None], axis=-1), axis=-1)
+    return ends_in(jax.lax.dynamic_slice_in_dim(padded, index, longest, axis=2), request.stop)
 
 
 def _spread(layers, rows: int, beams: int):

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxformer.config import ConfigError, ModelConfig
 from jaxformer.decoding import cache as kept
-from jaxformer.decoding.request import Prompts, Request, Shapes, make_request
+from jaxformer.decoding.request import Prompts, Request, Shapes, ends_in, make_request
 from jaxformer.decoding.sampling import Knobs, Sampling, choose
 from jaxformer.types import Array, Params
 
@@ -74,7 +74,7 @@ def generate(
       suppress: token ids that are never generated.
 
     Returns:
-      Generated, NumPy arrays, N = max_new_tokens.
+      Generated, NumPy arrays; N is max_new_tokens, or less where the context of learned positions ends before.
 
     Raises:
       ConfigError: one line: a prompt longer than the context of learned positions, empty, or with unknown ids; no key
@@ -94,7 +94,7 @@ def generate(
     )
     rngs = _row_rngs(rng, len(request.lengths), sampling)
     out = _generate(params, request, rngs, sampling.knobs(), cfg=cfg, shapes=shapes)
-    return _part(jax.device_get(out), 0, max_new_tokens)
+    return _part(jax.device_get(out), 0, int(request.limits.max()))
 
 
 def stream(
@@ -233,8 +233,7 @@ def _emit(state: State, logits: Array, request: Request, rngs: Array | None, kno
     stopped, recent = state.stopped, state.recent
     if request.stop is not None:
         recent = jnp.concatenate([recent[:, 1:], written[:, None]], axis=1)
-        same = (request.stop == recent[:, None, :]) | (request.stop == -1)[None]
-        stopped = stopped | (~state.done & jnp.any(jnp.all(same, axis=-1), axis=-1))
+        stopped = stopped | (~state.done & ends_in(recent, request.stop))
     return State(
         cache=state.cache,
         last=token,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.config import ConfigError, ModelConfig
@@ -145,6 +146,12 @@ def _stop_table(stop: Sequence[int | Sequence[int]], vocab_size: int) -> np.ndar
     for row, sequence in zip(table, sequences, strict=True):
         row[-len(sequence) :] = sequence
     return table
+
+
+def ends_in(recent: Array, stop: Array) -> Array:
+    """[...] bool: do the `recent` tokens, [..., m] int, end in one of the `stop` sequences of a request?"""
+    stop = jnp.reshape(stop, (1,) * (recent.ndim - 1) + stop.shape)
+    return jnp.any(jnp.all((stop == recent[..., None, :]) | (stop == -1), axis=-1), axis=-1)
 
 
 def round_up(size: int) -> int:

@@ -1,0 +1,106 @@
+"""Beam search: one beam is greedy choice, enough beams are exhaustive search."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_models import config, gpt_apply, params_of
+
+from jaxformer.config import ConfigError
+from jaxformer.decoding import Sampling, beam_search, generate
+
+CFG = config(positions="rotary", num_kv_heads=2, num_layers=1)
+PARAMS = params_of(CFG)
+PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3], [2]]
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
+def test_one_beam_is_greedy_choice(length_penalty):
+    greedy = generate(PARAMS, PROMPTS, CFG, sampling=Sampling(temperature=0), max_new_tokens=12)
+    stop = [greedy.tokens[0, :2].tolist()]
+    greedy = generate(PARAMS, PROMPTS, CFG, sampling=Sampling(temperature=0), max_new_tokens=12, stop=stop)
+    one = beam_search(PARAMS, PROMPTS, CFG, beams=1, length_penalty=length_penalty, max_new_tokens=12, stop=stop)
+    np.testing.assert_array_equal(one.tokens[:, 0], greedy.tokens)
+    np.testing.assert_array_equal(one.lengths[:, 0], greedy.lengths)
+    np.testing.assert_array_equal(one.stopped[:, 0], greedy.stopped)
+    np.testing.assert_allclose(one.log_probs[:, 0], greedy.log_probs.sum(axis=1), rtol=1e-4)
+    assert greedy.stopped[0] and not greedy.stopped.all()
+
+
+def every_continuation(params, prompt, cfg, new_tokens, stop):
+    """{tokens: log-probability} of all continuations, ended by the token `stop` or by their length."""
+    sequences = np.array(list(itertools.product(range(cfg.vocab_size), repeat=new_tokens)))
+    rows = np.concatenate([np.tile(prompt, (len(sequences), 1)), sequences], axis=1)
+    logits = np.asarray(gpt_apply(params, jnp.asarray(rows), cfg), np.float64)[:, len(prompt) - 1 : -1]
+    nats = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    nats = np.take_along_axis(nats, sequences[:, :, None], axis=2)[:, :, 0]
+    found = {}
+    for sequence, each in zip(sequences.tolist(), nats, strict=True):
+        end = sequence.index(stop) + 1 if stop in sequence else new_tokens
+        found[tuple(sequence[:end])] = each[:end].sum()
+    return found
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 0.8])
+def test_as_many_beams_as_continuations_find_the_best_ones_in_order(length_penalty):
+    cfg = config(vocab_size=4, positions="alibi", context_length=8, num_layers=1)
+    params = params_of(cfg, seed=3)
+    prompt, new_tokens, stop = [1, 2], 3, 3
+    found = every_continuation(params, prompt, cfg, new_tokens, stop)
+    score = {tokens: nats / ((5 + len(tokens)) / 6) ** length_penalty for tokens, nats in found.items()}
+    expected = sorted(score, key=score.get, reverse=True)
+    out = beam_search(
+        params, [prompt], cfg, beams=64, length_penalty=length_penalty, max_new_tokens=new_tokens, stop=[stop]
+    )
+    got = [tuple(t[:n].tolist()) for t, n in zip(out.tokens[0], out.lengths[0], strict=True)]
+    real = np.isfinite(out.scores[0])
+    assert real.sum() == len(expected) < 64  # beams beyond the last continuation have probability 0
+    assert [got[i] for i in np.nonzero(real)[0]] == expected
+    np.testing.assert_allclose(out.scores[0][real], [score[t] for t in expected], rtol=1e-4)
+    np.testing.assert_allclose(out.log_probs[0][real], [found[t] for t in expected], rtol=1e-4)
+    assert [t[-1] == stop for t in expected] == out.stopped[0][real].tolist()
+    np.testing.assert_allclose(np.exp(out.log_probs[0].astype(np.float64)).sum(), 1, rtol=1e-5)
+
+
+def test_each_row_is_searched_as_if_alone_and_beams_report_the_models_probabilities():
+    together = beam_search(PARAMS, PROMPTS, CFG, beams=3, max_new_tokens=9, stop=[5], length_penalty=0.6)
+    for row, prompt in enumerate(PROMPTS):
+        alone = beam_search(PARAMS, [prompt], CFG, beams=3, max_new_tokens=9, stop=[5], length_penalty=0.6)
+        np.testing.assert_array_equal(alone.tokens[0], together.tokens[row])
+        np.testing.assert_allclose(alone.scores[0], together.scores[row], rtol=1e-4)
+        for tokens, length, log_prob in zip(
+            together.tokens[row], together.lengths[row], together.log_probs[row], strict=True
+        ):
+            whole = np.zeros((1, 16), int)
+            whole[0, : len(prompt) + length] = [*prompt, *tokens[:length]]
+            nats = np.asarray(jax.nn.log_softmax(gpt_apply(PARAMS, whole, CFG)[0]))
+            expected = sum(float(nats[len(prompt) - 1 + i, tokens[i]]) for i in range(length))
+            assert log_prob == pytest.approx(expected, rel=1e-4)
+            assert (tokens[length:] == -1).all()
+        assert len({tuple(t.tolist()) for t in together.tokens[row]}) == 3
+        assert (np.diff(together.scores[row]) <= 0).all()
+
+
+def test_more_beams_find_a_better_continuation_than_greedy_choice_somewhere():
+    gains = []
+    for seed in range(4):
+        params = params_of(CFG, seed)
+        best = [beam_search(params, PROMPTS, CFG, beams=beams, max_new_tokens=8).log_probs[:, 0] for beams in (1, 6)]
+        gains.append(best[1] - best[0])
+    assert np.max(gains) > 0.1 and np.mean(gains) > 0
+
+
+def test_suppressed_tokens_and_the_end_of_the_context():
+    cfg = config(positions="learned", num_layers=1)
+    out = beam_search(params_of(cfg), [[1] * 12, [2]], cfg, beams=2, max_new_tokens=50, suppress=range(6, 24))
+    assert out.lengths.tolist() == [[5, 5], [16, 16]]
+    assert out.tokens.max() <= 5
+
+
+@pytest.mark.parametrize("changes", [{"beams": 0}, {"length_penalty": -1.0}, {"length_penalty": float("nan")}])
+def test_bad_values_are_one_line(changes):
+    (name,) = changes
+    with pytest.raises(ConfigError, match=rf"^{name}: .*; accepted: "):
+        beam_search(PARAMS, PROMPTS, CFG, **changes)

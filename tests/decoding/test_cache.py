@@ -1,0 +1,174 @@
+"""Decoding step by step equals the full forward pass, whatever the positions, window, heads and block arrangement."""
+
+import functools
+import itertools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_models import config, gpt_apply, params_of
+
+from jaxformer import decoding
+
+POSITIONS = ("learned", "sinusoidal", "rotary", "alibi", "t5", "none")
+WINDOWS = (None, 5)
+KV_HEADS = (4, 2, 1)
+BLOCKS = ("pre_norm", "post_norm", "parallel")
+ALL = list(itertools.product(POSITIONS, WINDOWS, KV_HEADS, BLOCKS))
+# Each value of each option, and each position scheme in one of the windows; the slow test takes the whole cross.
+SOME = [(p, WINDOWS[i % 2], KV_HEADS[i % 3], BLOCKS[i // 2]) for i, p in enumerate(POSITIONS)]
+LENGTHS = np.array([3, 9, 1])  # prompts shorter and longer than the window
+TOTAL = 14
+
+
+def make(positions, window, kv_heads, block, **changes):
+    # Schemes that can extend get a context that the sequence leaves behind.
+    context = TOTAL if positions == "learned" else 6
+    extra = {"rotary_scaling": "yarn", "rotary_factor": 2.0} if positions == "rotary" and block == "parallel" else {}
+    return config(
+        positions=positions,
+        window=window,
+        num_kv_heads=kv_heads,
+        block=block,
+        context_length=context,
+        **extra,
+        **changes,
+    )
+
+
+prefill = jax.jit(decoding.prefill, static_argnames=("cfg", "slots"))
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "slots"))
+def step_by_step(params, tokens, lengths, cfg, slots):
+    """Logits after the prompt and after each later token of every row: [B, 1 + TOTAL - shortest, V]."""
+    hidden, cache = decoding.prefill(params, tokens, lengths, cfg, slots)
+    params = decoding.ready(params, cfg)
+
+    def add(cache, _):
+        fed = jnp.take_along_axis(tokens, jnp.minimum(lengths + cache.steps, TOTAL - 1)[:, None], axis=1)[:, 0]
+        hidden, cache = decoding.step(params, fed, cfg, cache)
+        return cache, decoding.logits(params, hidden)
+
+    _, later = jax.lax.scan(add, cache, None, length=TOTAL - 1)
+    return jnp.concatenate([decoding.logits(params, hidden)[None], later]).swapaxes(0, 1)
+
+
+def differences(cfg, params):
+    """Largest difference from the full forward pass, relative to the largest logit."""
+    tokens = jnp.asarray(np.random.default_rng(1).integers(0, cfg.vocab_size, (len(LENGTHS), TOTAL)))
+    slots = decoding.num_slots(cfg, TOTAL, TOTAL)
+    got = np.asarray(step_by_step(params, tokens, jnp.asarray(LENGTHS), cfg, slots))
+    full = np.asarray(gpt_apply(params, tokens, cfg))
+    worst = [
+        np.abs(got[b, : TOTAL - n + 1] - full[b, n - 1 :]).max() / np.abs(full).max() for b, n in enumerate(LENGTHS)
+    ]
+    assert got[0, 0].std() > 0.1  # not a model that says the same everywhere
+    return max(worst)
+
+
+@pytest.mark.parametrize("case", SOME, ids=str)
+def test_each_step_equals_the_full_forward_pass(case):
+    with jax.enable_x64(True):
+        cfg = make(*case, dtype="float64")
+        # Sinusoidal, ALiBi and T5 positions are float32 by definition, in both passes alike.
+        assert differences(cfg, params_of(cfg, dtype=np.float64)) < 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ALL, ids=str)
+def test_each_step_equals_the_full_forward_pass_in_the_whole_cross(case):
+    with jax.enable_x64(True):
+        cfg = make(*case, dtype="float64")
+        assert differences(cfg, params_of(cfg, dtype=np.float64)) < 1e-12
+
+
+@pytest.mark.parametrize("case", [SOME[2], SOME[5]], ids=str)
+def test_each_step_equals_the_full_forward_pass_in_float32(case):
+    cfg = make(*case, attention_soft_cap=5.0, tie_embeddings=False, norm="rms_norm", activation="swiglu", layers="scan")
+    assert differences(cfg, params_of(cfg)) < 2e-5
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_bfloat16_matrices_by_columns_or_by_rows_are_the_same_model(rows):
+    cfg = config(dtype="bfloat16", num_kv_heads=2, activation="swiglu")
+    params = params_of(cfg)
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, cfg.vocab_size, (rows, 4)))
+    _, cache = prefill(params, tokens, jnp.full(rows, 4), cfg, 8)
+    assert cache.layers[0][0].dtype == jnp.bfloat16
+
+    @jax.jit
+    def after(params):
+        return decoding.logits(params, decoding.step(params, tokens[:, 0], cfg, cache)[0])
+
+    ready = jax.jit(decoding.ready, static_argnames=("cfg", "by_columns"))
+    outs = [after(p) for p in (params, ready(params, cfg), ready(params, cfg, by_columns=True))]
+    np.testing.assert_allclose(outs[1], outs[0], rtol=0.02, atol=0.02)
+    np.testing.assert_allclose(outs[2], outs[0], rtol=0.02, atol=0.02)
+
+
+def test_a_windowed_cache_has_window_size_whatever_the_length():
+    assert decoding.num_slots(config(window=5), 3, 4) == 5
+    assert decoding.num_slots(config(window=5), 1000, 4000) == 5
+    assert decoding.num_slots(config(window=5), 1, 2) == 3
+    assert decoding.num_slots(config(), 100, 28) == 128
+
+
+def cost(cfg, slots, rows=2):
+    """FLOPs of one compiled step."""
+    params = params_of(cfg)
+    _, cache = prefill(params, jnp.ones((rows, 4), int), jnp.full(rows, 4), cfg, slots)
+    step = jax.jit(decoding.step, static_argnums=2)
+    analysis = step.lower(params, jnp.ones(rows, int), cfg, cache).compile().cost_analysis()
+    return (analysis[0] if isinstance(analysis, list) else analysis)["flops"]
+
+
+def test_work_per_token_is_one_compiled_step_that_grows_with_the_slots_only():
+    cfg = config(positions="rotary", num_kv_heads=2)
+    params = params_of(cfg)
+    traces = []
+
+    @jax.jit
+    def step(token, cache):
+        traces.append(cache.steps)
+        return decoding.step(params, token, cfg, cache)
+
+    _, cache = prefill(params, jnp.ones((1, 4), int), jnp.array([4]), cfg, 64)
+    for _ in range(70):  # round the ring, too
+        _, cache = step(jnp.array([1]), cache)
+    assert len(traces) == 1
+    flops = [cost(cfg, slots) for slots in (64, 1024)]
+    products = 2 * cfg.num_layers * 2 * 2 * cfg.num_heads * cfg.head_size  # rows, layers, q.k and w.v, multiply-add
+    assert products <= (flops[1] - flops[0]) / 960 < 2 * products  # reads grow with the slots and no faster
+    windowed = config(positions="rotary", window=8)
+    short, long = (cost(windowed, decoding.num_slots(windowed, 4, new)) for new in (128, 4096))
+    assert short == long
+
+
+@pytest.mark.parametrize(("rows", "kv_heads"), [(1, 4), (3, 2)])
+def test_no_step_of_the_loop_copies_the_cache(rows, kv_heads):
+    cfg = config(num_kv_heads=kv_heads, width=64, context_length=128)
+    params = params_of(cfg)
+
+    @jax.jit
+    def run(params, tokens, until):
+        hidden, cache = decoding.prefill(params, tokens, jnp.full(rows, 4), cfg, 112)
+        params = decoding.ready(params, cfg)
+
+        def add(carry):
+            hidden, cache = carry
+            return decoding.step(params, jnp.argmax(decoding.logits(params, hidden), axis=-1), cfg, cache)
+
+        return jax.lax.while_loop(lambda carry: carry[1].steps < until, add, (hidden, cache))
+
+    text = run.lower(params, jnp.ones((rows, 4), int), 5).compile().as_text()
+    assert re.search(r"body=", text)
+    shape = rf"\[{rows * kv_heads},112,16\]"
+    assert re.search(rf"dynamic-update-slice[^\n]*= f32{shape}|= f32{shape}[^\n]*dynamic-update-slice", text)
+    body = re.search(r" while\(.*body=(%[\w.\-]+)", text)[1]
+    lines = text.split(f"\n{body} ")[1].split("\n}")[0].splitlines()
+    made = [line for line in lines if re.search(rf"= \w+{shape}", line) and "get-tuple-element(" not in line]
+    assert len(made) == 2 * cfg.num_layers, made  # one write in place for each key and value, and nothing else
+    assert not [line for line in made if "copy" in line or "transpose" in line]

@@ -1,0 +1,228 @@
+"""generate() and stream(): against repeated full forward passes; ragged rows, stops, limits, one compiled program."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_models import config, gpt_apply, params_of
+
+from jaxformer.config import ConfigError
+from jaxformer.decoding import Sampling, generate, loop, stream
+
+# One layer, one batch and few sizes wherever a law allows it: programs compiled for one test serve the next.
+CFG = config(positions="rotary", num_kv_heads=2, num_layers=1)
+PARAMS = params_of(CFG)
+PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7], [2], [7, 1, 8, 2, 8]]
+GREEDY = Sampling(temperature=0)
+FREE = Sampling(temperature=1.2, top_k=15, top_p=0.95, min_p=0.01, repetition_penalty=1.2)
+
+
+def by_hand(params, prompt, cfg, new_tokens, penalty=1.0):
+    """Greedy tokens and log-probabilities by one full forward pass for each token; padding on the right is not seen."""
+    tokens, log_probs = list(prompt), []
+    for _ in range(new_tokens):
+        padded = np.zeros((1, cfg.context_length if cfg.positions == "learned" else 32), int)
+        padded[0, : len(tokens)] = tokens
+        logits = np.asarray(gpt_apply(params, padded, cfg))[0, len(tokens) - 1]
+        scaled = logits.copy()
+        scaled[tokens] = np.where(logits > 0, logits / penalty, logits * penalty)[tokens]
+        tokens.append(int(scaled.argmax()))
+        log_probs.append(logits[tokens[-1]] - np.log(np.exp(logits.astype(np.float64)).sum()))
+    return tokens[len(prompt) :], log_probs
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.6])
+@pytest.mark.parametrize("window", [None, 6])
+def test_greedy_tokens_are_those_of_repeated_full_passes(window, penalty):
+    cfg = replace(CFG, window=window)
+    sampling = Sampling(temperature=0, repetition_penalty=penalty)
+    out = generate(PARAMS, PROMPTS, cfg, sampling=sampling, max_new_tokens=16)
+    assert out.lengths.tolist() == [16] * 4 and not out.stopped.any()
+    for row, prompt in enumerate(PROMPTS):
+        tokens, log_probs = by_hand(PARAMS, prompt, cfg, 16, penalty)
+        assert out.tokens[row].tolist() == tokens
+        # The model's own probabilities, whatever the penalty.
+        np.testing.assert_allclose(out.log_probs[row], log_probs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("positions", "sampling"), [("learned", FREE), ("t5", GREEDY)], ids=["learned", "t5"])
+def test_a_ragged_batch_gives_what_each_prompt_gives_alone(positions, sampling):
+    cfg = config(positions=positions, window=6, context_length=40, num_layers=1)
+    params = params_of(cfg)
+    rngs = jax.random.split(jax.random.key(5), 4)
+    options = {"sampling": sampling, "max_new_tokens": 16, "stop": [[3, 3], [11]]}
+    together = generate(params, PROMPTS, cfg, rng=rngs, **options)
+    for row, prompt in enumerate(PROMPTS):
+        alone = generate(params, [prompt], cfg, rng=rngs[row : row + 1], **options)
+        assert alone.tokens[0].tolist() == together.tokens[row].tolist()
+        assert alone.lengths[0] == together.lengths[row] and alone.stopped[0] == together.stopped[row]
+        np.testing.assert_allclose(alone.log_probs[0], together.log_probs[row], rtol=1e-4, atol=1e-5)
+
+
+def test_padding_is_never_read_and_lists_are_padded_arrays():
+    padded = np.full((4, 16), 23)
+    for row, prompt in zip(padded, PROMPTS, strict=True):
+        row[: len(prompt)] = prompt
+    lengths = [len(p) for p in PROMPTS]
+    out = generate(PARAMS, PROMPTS, CFG, sampling=GREEDY, max_new_tokens=16)
+    other = generate(PARAMS, jnp.asarray(padded), CFG, lengths=lengths, sampling=GREEDY, max_new_tokens=16)
+    np.testing.assert_array_equal(out.tokens, other.tokens)
+
+
+def test_the_same_key_gives_the_same_tokens_and_another_key_others():
+    first, again, other = (
+        generate(PARAMS, PROMPTS, CFG, rng=jax.random.key(seed), max_new_tokens=16).tokens for seed in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any(axis=1).all()
+    same = generate(PARAMS, [PROMPTS[0]] * 3, CFG, rng=jax.random.key(1), max_new_tokens=16).tokens
+    assert len({tuple(row) for row in same.tolist()}) == 3  # rows draw on their own
+    old_style = generate(PARAMS, PROMPTS, CFG, rng=jax.random.PRNGKey(1), max_new_tokens=16).tokens
+    np.testing.assert_array_equal(first, old_style)
+
+
+def test_tokens_come_as_often_as_the_model_says():
+    rows = 4000
+    out = generate(PARAMS, [[3, 1, 4]] * rows, CFG, rng=jax.random.key(0), max_new_tokens=1)
+    probabilities = np.asarray(jax.nn.softmax(gpt_apply(PARAMS, jnp.array([[3, 1, 4]]), CFG)[0, -1]))
+    frequency = np.bincount(out.tokens[:, 0], minlength=24) / rows
+    assert (np.abs(frequency - probabilities) <= 4.5 * np.sqrt(probabilities * (1 - probabilities) / rows)).all()
+    np.testing.assert_allclose(np.exp(out.log_probs[:, 0]), probabilities[out.tokens[:, 0]], rtol=1e-4)
+
+
+@pytest.mark.parametrize("block", [1, 3, 8])
+def test_a_stream_is_generate_in_blocks(block):
+    options = {"rng": jax.random.key(3), "sampling": FREE, "max_new_tokens": 14, "stop": [[8, 10], [20, 8]]}
+    whole = generate(PARAMS, PROMPTS, CFG, **options)
+    parts = list(stream(PARAMS, PROMPTS, CFG, block=block, **options))
+    for name in ("tokens", "log_probs"):
+        joined = np.concatenate([getattr(part, name) for part in parts], axis=1)
+        np.testing.assert_array_equal(joined, getattr(whole, name)[:, : joined.shape[1]])
+    np.testing.assert_array_equal(sum(part.lengths for part in parts), whole.lengths)
+    np.testing.assert_array_equal(parts[-1].stopped, whole.stopped)
+    assert [part.tokens.shape[1] for part in parts[:2]] == [1, block]
+    assert all((part.tokens >= 0).any() for part in parts)  # none after the last row is done
+
+
+def test_the_stream_writes_into_the_cache_it_was_given():
+    request, shapes = loop.make_request(PARAMS, PROMPTS, CFG, lengths=None, max_new_tokens=16, stop=(), suppress=())
+    params, state = loop._start_jit(PARAMS, request, None, GREEDY.knobs(), cfg=CFG, shapes=shapes)
+    before = [[x.unsafe_buffer_pointer() for x in layer] for layer in state.cache.layers]
+    for until in (4, 9):
+        state = loop._advance_jit(params, state, request, None, GREEDY.knobs(), until, cfg=CFG)
+    assert int(state.cache.steps) == 8
+    assert [[x.unsafe_buffer_pointer() for x in layer] for layer in state.cache.layers] == before
+
+
+def test_one_program_serves_all_lengths_settings_and_seeds_of_a_size(monkeypatch):
+    traces = []
+    start = loop._start
+    monkeypatch.setattr(loop, "_start", lambda *args: (traces.append(1), start(*args))[1])
+    loop._generate.clear_cache()
+    for seed, (length, new, temperature, stop) in enumerate(
+        [(3, 5, 0.7, [1]), (9, 16, 1.3, [[2, 3]]), (16, 9, 2.0, [4])]
+    ):
+        generate(
+            PARAMS, [list(range(1, length + 1))], CFG, rng=jax.random.key(seed), max_new_tokens=new,
+            stop=[*stop, [1, 2]], sampling=Sampling(temperature, top_k=3 + seed, top_p=0.9 - seed / 10),
+        )  # fmt: skip
+    assert len(traces) == 1
+
+
+def test_a_row_ends_with_its_first_stop_sequence_which_is_part_of_it():
+    free = generate(PARAMS, PROMPTS, CFG, rng=jax.random.key(2), max_new_tokens=16).tokens
+    pair, single = free[0, 6:8].tolist(), int(free[2, 9])
+    out = generate(PARAMS, PROMPTS, CFG, rng=jax.random.key(2), max_new_tokens=16, stop=[pair, [single]])
+    for row in range(4):
+        ends = [i + 1 for i in range(16) if free[row, i] == single or (i and free[row, i - 1 : i + 1].tolist() == pair)]
+        end = min(ends, default=16)
+        assert out.lengths[row] == end and out.stopped[row] == bool(ends)
+        assert out.tokens[row, :end].tolist() == free[row, :end].tolist()
+        assert (out.tokens[row, end:] == -1).all() and (out.log_probs[row, end:] == 0).all()
+    assert out.stopped[0] and out.stopped[2]
+
+
+def test_a_stop_sequence_does_not_begin_in_the_prompt():
+    first = int(generate(PARAMS, PROMPTS, CFG, sampling=GREEDY, max_new_tokens=1).tokens[0, 0])
+    across, within = [PROMPTS[0][-1], first], [first]
+    for stop, ends in ((across, False), (within, True)):
+        out = generate(PARAMS, PROMPTS, CFG, sampling=GREEDY, max_new_tokens=4, stop=[stop, [0, 0, 0]])
+        assert (out.lengths[0] == 1) == ends
+
+
+def test_the_loop_ends_when_every_row_has():
+    first = generate(PARAMS, PROMPTS, CFG, sampling=GREEDY, max_new_tokens=1).tokens[:, 0].tolist()
+    parts = list(stream(PARAMS, PROMPTS, CFG, sampling=GREEDY, max_new_tokens=1000, stop=first, block=50))
+    assert len(parts) == 1 and parts[0].stopped.all()
+    request, shapes = loop.make_request(
+        PARAMS, PROMPTS, CFG, lengths=None, max_new_tokens=1000, stop=first, suppress=()
+    )
+    params, state = loop._start_jit(PARAMS, request, None, GREEDY.knobs(), cfg=CFG, shapes=shapes)
+    state = loop._advance_jit(params, state, request, None, GREEDY.knobs(), 1000, cfg=CFG)
+    assert int(state.cache.steps) == 0
+
+
+def test_learned_positions_end_with_the_context_and_others_go_on():
+    cfg = config(positions="learned", num_layers=1)  # context 16
+    params = params_of(cfg)
+    out = generate(params, PROMPTS, cfg, sampling=GREEDY, max_new_tokens=100)
+    # The last token needs no position of its own: it is never read.
+    assert out.lengths.tolist() == [17 - len(p) for p in PROMPTS] and not out.stopped.any()
+    assert out.tokens.shape == (4, 16)
+    for row, prompt in enumerate(PROMPTS):
+        assert out.tokens[row, : out.lengths[row]].tolist() == by_hand(params, prompt, cfg, out.lengths[row])[0]
+    full = generate(params, [list(range(16))], cfg, sampling=GREEDY, max_new_tokens=5)
+    assert full.lengths.tolist() == [1]
+    with pytest.raises(ConfigError, match=r"prompt: 17 tokens .*context_length 16, which learned .*at most 16"):
+        generate(params, [list(range(17))], cfg, sampling=GREEDY)
+    for positions in ("sinusoidal", "rotary", "alibi", "t5", "none"):
+        cfg = config(positions=positions, num_layers=1)
+        request, _ = loop.make_request(
+            PARAMS, [list(range(17))], cfg, lengths=None, max_new_tokens=99, stop=(), suppress=()
+        )
+        assert request.limits.tolist() == [99]
+
+
+def test_suppressed_tokens_never_come():
+    suppress = np.arange(4, 24)
+    out = generate(PARAMS, [PROMPTS[0]] * 4, CFG, rng=jax.random.key(0), max_new_tokens=16, suppress=suppress)
+    assert set(np.unique(out.tokens)) == {0, 1, 2, 3}
+
+
+def test_bfloat16_models_generate():
+    cfg = replace(CFG, dtype="bfloat16")
+    one = generate(params_of(cfg), PROMPTS[:1], cfg, rng=jax.random.key(0), max_new_tokens=8)
+    assert one.lengths.tolist() == [8] and np.isfinite(one.log_probs).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"prompts": []}, "prompts: none; accepted: at least one"),
+        ({"prompts": [[1], []]}, "prompts: row 1 is empty; accepted: at least one token"),
+        ({"prompts": [[1, 24]]}, "prompts: token 24; accepted: 0 to 23"),
+        ({"prompts": np.ones((1, 2))}, "prompts: float64 of shape (1, 2); accepted: integers [rows, tokens]"),
+        ({"prompts": np.ones((2, 2), int), "lengths": [1, 3]}, "lengths: [1, 3]; accepted: one for each of 2 rows"),
+        ({"lengths": [1]}, "lengths: given beside a list of prompts"),
+        ({"max_new_tokens": 0}, "max_new_tokens: 0; accepted: at least 1"),
+        ({"rng": None}, "rng: None; sampling at temperature 1.0 needs a key"),
+        (
+            {"rng": jax.random.split(jax.random.key(0), 3)},
+            "rng: keys of shape (3,); accepted: one key, or one for each",
+        ),
+        ({"stop": [[]]}, "stop: an empty sequence"),
+        ({"stop": [99]}, "stop: token 99; accepted: 0 to 23"),
+        ({"suppress": range(24)}, "suppress: all tokens"),
+        ({"cfg": config(family="bert")}, "config.model.family: bert; generating text needs gpt"),
+        ({"cfg": config(vocab_size=None)}, "config.model.vocab_size: None"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("function", [generate, stream])
+def test_bad_requests_are_one_line_each_before_anything_runs(function, changes, line):
+    options = {"prompts": [[1, 2]], "cfg": CFG, "rng": jax.random.key(0), **changes}
+    with pytest.raises(ConfigError) as error:
+        function(PARAMS, options.pop("prompts"), options.pop("cfg"), **options)
+    assert str(error.value).startswith(line) and "\n" not in str(error.value)
