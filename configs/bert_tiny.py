@@ -22,6 +22,6 @@ def get_config():
         },
         "data": {"source": "stdlib", "tokenizer": "bpe", "tokenizer_vocab": 2048, "objective": "masked"},
         "optimizer": {"learning_rate": 3e-3, "warmup_steps": 100, "beta2": 0.98, "final_fraction": 0.02},
-        "train": {"steps": 1300, "batch_rows": 24, "steps_per_dispatch": 10, "eval_every_steps": 325,
+        "train": {"steps": 850, "batch_rows": 24, "steps_per_dispatch": 10, "eval_every_steps": 425,
                   "eval_rows": 240},
     })  # fmt: skip
