@@ -1,7 +1,7 @@
 """A small BERT on the source text of Python's own standard library: about 3 minutes on 2 cores, no download.
 
-    python -m experiments.pretrain --config=configs/bert_tiny.py
-    python -m experiments.fill_mask --workdir=runs/bert_tiny --text='import [MASK]'
+python -m experiments.pretrain --config=configs/bert_tiny.py
+python -m experiments.fill_mask --workdir=runs/bert_tiny --text='import [MASK]'
 """
 
 from ml_collections import ConfigDict

@@ -1,6 +1,6 @@
 """A small GPT on the source text of Python's own standard library: about 3 minutes on 2 cores, no download.
 
-    python -m experiments.pretrain --config=configs/gpt_tiny.py
+python -m experiments.pretrain --config=configs/gpt_tiny.py
 """
 
 from ml_collections import ConfigDict

@@ -1,7 +1,7 @@
 """Draw the loss curves of runs from their records.
 
-    python -m experiments.curves --workdir=runs/gpt_tiny --out=curve.png
-    python -m experiments.curves --workdir=runs/a --workdir=runs/b --label=narrow --label=wide --out=curve.svg
+python -m experiments.curves --workdir=runs/gpt_tiny --out=curve.png
+python -m experiments.curves --workdir=runs/a --workdir=runs/b --label=narrow --label=wide --out=curve.svg
 """
 
 import math

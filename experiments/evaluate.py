@@ -1,6 +1,6 @@
 """Evaluate the newest checkpoint of a run on its whole held-out split.
 
-    python -m experiments.evaluate --workdir=runs/gpt_tiny
+python -m experiments.evaluate --workdir=runs/gpt_tiny
 """
 
 import json

@@ -10,6 +10,7 @@ description; only the reference implementation expands it to a [T, S] array, so 
 
 import functools
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +56,7 @@ class Mask:
         if not isinstance(other, Mask):
             return NotImplemented
         windows = [w for w in (self.window, other.window) if w is not None]
-        both = {"causal": self.causal or other.causal, "window": min(windows, default=None)}
+        both: dict[str, Any] = {"causal": self.causal or other.causal, "window": min(windows, default=None)}
         for name in ("keys", "dense"):
             a, b = getattr(self, name), getattr(other, name)
             both[name] = b if a is None else a if b is None else _and(a, b)
@@ -139,7 +140,7 @@ def expand(mask: Mask | None, queries: int, keys: int) -> Array | None:
         parts.append(jnp.broadcast_to(k >= 0, (*k.shape[:-2], queries, keys)))
     if mask.keys is not None:
         parts.append(mask.keys[:, None, None, :])
-    if mask.query_segments is not None:
+    if mask.query_segments is not None and mask.key_segments is not None:
         parts.append(mask.query_segments[:, None, :, None] == mask.key_segments[:, None, None, :])
     if mask.dense is not None:
         parts.append(mask.dense)

@@ -149,6 +149,7 @@ def make_model(config: ModelConfig, loss_config: LossConfig) -> Model:
 
     def loss(params: Params, batch: Batch, rng: Array | None) -> tuple[Sums, Sums]:
         rngs = {} if rng is None else {"dropout": rng}
-        return shell.apply({"params": params}, batch, rngs=rngs, method="loss")
+        out: Any = shell.apply({"params": params}, batch, rngs=rngs, method="loss")
+        return out
 
     return Model(family.specs(config), init, loss, family.weights)

@@ -1,1 +1,1 @@
-"""Pure functions of arrays and numbers: attention, positions, layers, blocks, losses. They import jax and numpy alone."""
+"""Pure functions of arrays and numbers: attention, positions, layers, blocks, losses; jax and numpy alone."""

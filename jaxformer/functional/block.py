@@ -39,8 +39,8 @@ class Memory(NamedTuple):
       slot: () int, where the one new token (T = 1) is written; None with the others.
     """
 
-    key: Array | None = None
-    value: Array | None = None
+    key: Any = None
+    value: Any = None
     slot: Array | None = None
 
 
@@ -146,6 +146,7 @@ def attention_layer(
         key = pos.rotary(key, *rotate)
     if memory is not None:
         memory = _remember(memory, key, value)
+    out: Any
     if memory is not None and memory.slot is not None:
         scale = 1 / math.sqrt(cfg.head_size)
         out = attend_one(query, memory.key, memory.value, mask, bias, scale=scale, soft_cap=cfg.attention_soft_cap)
@@ -169,11 +170,12 @@ def attention_layer(
 def _remember(memory: Memory, key: Array, value: Array) -> Memory:
     """The memory with new keys and values, [B, T, G, K], in it."""
     key, value = (jnp.swapaxes(x, 1, 2).reshape(-1, x.shape[1], x.shape[3]) for x in (key, value))
-    if memory.slot is None:
+    slot = memory.slot
+    if slot is None:
         return Memory(key, value)
 
     def write(old: Array, new: Array) -> Array:
-        return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), memory.slot, axis=1)
+        return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), slot, axis=1)
 
     return memory._replace(key=write(memory.key, key), value=write(memory.value, value))
 
@@ -290,4 +292,4 @@ def unstack(tree: Any, num_layers: int) -> list[Any]:
     """One tree per layer. By `lax.split`, whose gradient is one concatenation; indexing would pad and add L times."""
     leaves, structure = jax.tree.flatten(tree)
     split = [jax.lax.split(leaf, (1,) * num_layers, axis=0) for leaf in leaves]
-    return [structure.unflatten([parts[i][0] for parts in split]) for i in range(num_layers)]
+    return [jax.tree.unflatten(structure, [parts[i][0] for parts in split]) for i in range(num_layers)]

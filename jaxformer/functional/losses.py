@@ -7,7 +7,7 @@ block's logits is known as soon as they are, so the backward pass is done in the
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -176,7 +176,7 @@ def _visit(hidden_BTD, table_VD, bias_V, targets_BT, weights_BT, options, *, gra
         return (*sums, d_table, d_bias), d_hidden.reshape(hidden_BtD.shape)
 
     zero_B = jnp.zeros((batch,), accumulate)
-    carry = (jnp.zeros((), accumulate), (zero_B, zero_B))
+    carry: tuple[Any, ...] = (jnp.zeros((), accumulate), (zero_B, zero_B))
     if gradients:
         carry = (*carry, jnp.zeros(table_VD.shape, accumulate), jnp.zeros(bias_V.shape, accumulate))
     parts = (hidden_BTD, targets_BT, weights_BT)
