@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,7 +45,7 @@ def test_builds_and_steps_once(path):
         state,
         Batch(ids, ids, weights, ids, ids, *pair),
     )
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
+    chex.assert_trees_all_equal_shapes_and_dtypes(after, state)
     assert metrics.loss.shape == ()
 
 

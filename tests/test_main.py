@@ -82,6 +82,7 @@ def test_a_run_learns_and_is_described(family, tmp_path, capsys):
     np.testing.assert_allclose(again["loss"], final["loss"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_meshes_agree(tmp_path):
     """8x1x1, 2x2x2, 1x8x1 and 1x1x8 devices and one device give one loss curve within float32 rounding."""
     curves = {}
@@ -101,6 +102,7 @@ def test_meshes_agree(tmp_path):
         np.testing.assert_allclose(curve, expected, rtol=2e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_only_with_its_own_config(tmp_path):
     config = tiny(tmp_path)
     main.pretrain(parsed(config))

@@ -165,6 +165,7 @@ def test_the_default_folder(data, tmp_path, monkeypatch):
     assert cache.default_root() == tmp_path / "home" / ".cache" / "jaxformer"
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_work_once(data, tmp_path):
     """The second to come says so, waits for the first, and takes what it made."""
     go = tmp_path / "go"
@@ -179,6 +180,7 @@ def test_two_processes_at_once_work_once(data, tmp_path):
     assert len(names(tmp_path)) == 1
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_without_locks_agree(data, tmp_path):
     """Both work; the first to finish wins, and the other takes what it made."""
     together = "while len(list(folder.parent.glob('.building-*'))) < 2: time.sleep(0.01)"
@@ -190,6 +192,7 @@ def test_two_processes_at_once_without_locks_agree(data, tmp_path):
     assert not folder.startswith(".")
 
 
+@pytest.mark.slow
 def test_killed_half_way_leaves_nothing_that_counts(data, tmp_path):
     half = "(folder / 'train.tokens').write_bytes(b'half'); print('half', flush=True); time.sleep(60)"
     process = start(data, inside=half)
@@ -204,6 +207,7 @@ def test_killed_half_way_leaves_nothing_that_counts(data, tmp_path):
     assert made.fingerprint == undisturbed.fingerprint
 
 
+@pytest.mark.slow
 def test_what_another_corpus_left_is_removed_too_but_not_while_it_is_made(data, tmp_path):
     other = replace(data, tokenizer="bytes")
     process = start(other, inside="print('half', flush=True); time.sleep(60)")

@@ -16,6 +16,7 @@ PARAMS = params_of(CFG)
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3], [2]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])
 def test_one_beam_is_greedy_choice(length_penalty):
     greedy = generate(PARAMS, PROMPTS, CFG, sampling=Sampling(temperature=0), max_new_tokens=12)
@@ -64,6 +65,7 @@ def test_as_many_beams_as_continuations_find_the_best_ones_in_order(length_penal
     np.testing.assert_allclose(np.exp(out.log_probs[0].astype(np.float64)).sum(), 1, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_each_row_is_searched_as_if_alone_and_beams_report_the_models_probabilities():
     together = beam_search(PARAMS, PROMPTS, CFG, beams=3, max_new_tokens=9, stop=[5], length_penalty=0.6)
     for row, prompt in enumerate(PROMPTS):
@@ -83,6 +85,7 @@ def test_each_row_is_searched_as_if_alone_and_beams_report_the_models_probabilit
         assert (np.diff(together.scores[row]) <= 0).all()
 
 
+@pytest.mark.slow
 def test_more_beams_find_a_better_continuation_than_greedy_choice_somewhere():
     gains = []
     for seed in range(4):

@@ -75,6 +75,7 @@ def test_a_closed_over_table_gets_its_gradient():
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_cross_attention_of_other_lengths():
     with jax.enable_x64(True):
         for queries, keys in itertools.product((1, 5, 13), (3, 17)):

@@ -69,6 +69,7 @@ def test_abstract_state_is_the_state():
     assert states.averaged(state) is state.ema and states.averaged(state._replace(ema=None)) is state.params
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(8, 1, 1), (2, 2, 2), (1, 8, 1), (1, 1, 8)])
 def test_eight_devices_train_as_one_does(shape):
     def losses(mesh_config, devices, micro_batches):
