@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxformer.config import Config
+from jaxformer.config import Config, ConfigError
 from jaxformer.specs import count_params, is_spec
 from jaxformer.training import metrics
 from jaxformer.training.checkpoint import Checkpoints
@@ -102,36 +102,40 @@ def train(
     Raises:
       TrainingDiverged: train.max_bad_steps in a row were not finite.
       CheckpointError: none is sound, or one cannot be written.
-      ConfigError: the batch or a parameter does not divide over the mesh.
+      ConfigError: the batch or a parameter does not divide over the mesh, or the held-out split is empty.
     """
     workdir = Path(workdir)
+    if len(eval_batches) == 0:
+        raise ConfigError("config.data: the held-out split holds no row; it needs at least one")
     began = time.perf_counter()
     with ExitStack() as stack:
         stack.enter_context(jax.set_mesh(mesh))
+        progress = Progress(config.train.steps, log, show=jax.process_index() == 0, bar=bar)
+        stack.callback(progress.close)
+        stop = stack.enter_context(StopSignal(progress.line))
         steps = compile_steps(model, make_optimizer(config.optimizer, config.train.steps, model.specs), mesh, config)
         checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint, fingerprint)
         checkpoints.start()
-        batch = batches[0]
+        batch, held_out = batches[0], eval_batches[0]
         helper = stack.enter_context(ThreadPoolExecutor(1))
         # While XLA compiles the step, the state is made: compiling that, too, takes seconds.
         finished = checkpoints.steps()[-1:] == [config.train.steps]
-        programs = None if finished else helper.submit(compile_ahead, steps, mesh, batch)
+        programs = None if finished else helper.submit(compile_ahead, steps, mesh, batch, held_out)
         restored = checkpoints.restore(steps.abstract_state)
         state, step = (steps.init(), 0) if restored is None else restored
         steps = steps if programs is None else programs.result()
-        progress = Progress(config.train.steps, step, log, show=jax.process_index() == 0, bar=bar)
         reporter = Reporter(
             workdir / "records.jsonl",
             every=config.train.log_every_steps,
             total=config.train.steps,
             max_bad_steps=config.train.max_bad_steps,
             progress=progress,
+            mesh=mesh,
             flops_per_token=flops_per_token,
             tensorboard=str(workdir / "tensorboard") if config.tensorboard else None,
         )
         reporter.tokens_per_step = config.train.batch_rows * batch.tokens.shape[-1]
         stack.callback(reporter.close)
-        stop = stack.enter_context(StopSignal(progress.line))
         run = _Run(config, steps, batches, eval_batches, checkpoints, reporter, stop, bytes_per_token)
         stack.callback(run.feed.shutdown, wait=True, cancel_futures=True)
         if restored is not None:
@@ -148,7 +152,8 @@ def train(
             reporter.event(step, "interrupted")
             hint = f"; go on with: {resume_command}" if resume_command else ""
             checkpoints.wait()
-            progress.line(f"stopped at step {step} by {stop.requested or 'another process'} and saved{hint}")
+            saved = "saved" if step else "nothing to save"
+            progress.line(f"stopped at step {step} by {stop.requested or 'another process'}, {saved}{hint}")
             return Result(status, step, state, None, time.perf_counter() - began)
         values = run.evaluate(step, state, final=True)
         checkpoints.wait()
@@ -195,6 +200,9 @@ class _Run:
         while step < cfg.steps:
             if stops_early(list(losses.values()), cfg.early_stop_evals):
                 status = "stopped_early"
+                break
+            if self.stop.requested is not None and jax.process_count() == 1:  # it came before the first dispatch
+                status = "interrupted"
                 break
             chunk, number = self.coming.result()  # type: ignore[union-attr]
             count = int(number)

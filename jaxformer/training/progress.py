@@ -16,15 +16,12 @@ class Progress:
 
     Args:
       total: steps of the whole run.
-      done: steps made before this process began.
       log: prints a line.
       show: False to show nothing.
       bar: True for a bar, False for lines, None: a bar where stderr is a terminal.
     """
 
-    def __init__(
-        self, total: int, done: int, log: Callable[[str], None], *, show: bool = True, bar: bool | None = None
-    ):
+    def __init__(self, total: int, log: Callable[[str], None], *, show: bool = True, bar: bool | None = None):
         self._total, self._log, self._show = total, log, show
         self._first: tuple[int, float] | None = None  # step and time of the first update; compiling came before it
         self._spoke = -math.inf
@@ -35,7 +32,7 @@ class Progress:
 
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
             self._bar = Progress(*columns, console=Console(stderr=True), refresh_per_second=2, transient=True)
-            self._task = self._bar.add_task("compiling", total=total, completed=done)
+            self._task = self._bar.add_task("compiling", total=total)
             self._bar.start()
 
     def update(self, step: int, loss: float, tokens_per_second: float | None, utilisation: float | None) -> None:

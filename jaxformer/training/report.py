@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxformer import records
 from jaxformer.training.metrics import utilisation
@@ -32,6 +33,7 @@ class Reporter:
       total: steps of the run.
       max_bad_steps: so many in a row that are not finite end the run.
       progress: the display.
+      mesh: whose devices train.
       flops_per_token: of the model, forward and backward; None: no utilisation.
       tensorboard: directory, or None.
     """
@@ -44,11 +46,12 @@ class Reporter:
         total: int,
         max_bad_steps: int,
         progress: Progress,
+        mesh: Mesh,
         flops_per_token: float | None = None,
         tensorboard: str | None = None,
     ):
         self._path, self._every, self._total, self._max_bad = path, every, total, max_bad_steps
-        self._progress, self._flops = progress, flops_per_token
+        self._progress, self._mesh, self._flops = progress, mesh, flops_per_token
         self._writes = jax.process_index() == 0
         if self._writes:
             drop_cut_line(path)
@@ -108,8 +111,7 @@ class Reporter:
         used = None
         if speed is not None:
             values["tokens_per_second"] = speed
-            device = jax.devices()[0]
-            used = utilisation(speed, self._flops, device.device_kind, jax.device_count())
+            used = utilisation(speed, self._flops, self._mesh.devices.flat[0].device_kind, self._mesh.size)
             if used is not None:
                 values["utilisation"] = used
         self._window = []
@@ -138,8 +140,7 @@ class Reporter:
             self._board.write(record["step"], prefix, {k: v for k, v in record.items() if k != "step"})
 
     def close(self) -> None:
-        """Takes the display away."""
-        self._progress.close()
+        """Flushes what is written in the background."""
         if self._board is not None:
             self._board.close()
 

@@ -248,13 +248,13 @@ def compile_steps(model: Model, optimizer: optax.GradientTransformation, mesh: M
     )
 
 
-def compile_ahead(steps: Steps, mesh: Mesh, batch: Batch) -> Steps:
+def compile_ahead(steps: Steps, mesh: Mesh, batch: Batch, held_out: Batch) -> Steps:
     """`steps` with its two programs compiled now, at the same time, where jit would do it one by one at first use.
 
     Args:
       steps: of `compile_steps`.
       mesh: the run's.
-      batch: any host-local training batch; the evaluation's must have its shapes.
+      batch, held_out: any host-local batch for training, and for evaluation; all others have their shapes.
     """
     chunk, count = steps.place_chunk([batch])
     weights = states.averaged(steps.abstract_state)
@@ -264,7 +264,7 @@ def compile_ahead(steps: Steps, mesh: Mesh, batch: Batch) -> Steps:
             return program.lower(*args).compile()
 
     with ThreadPoolExecutor(1) as other:
-        evaluate = other.submit(compiled, steps.evaluate, weights, steps.place_batch(batch))
+        evaluate = other.submit(compiled, steps.evaluate, weights, steps.place_batch(held_out))
         train = compiled(steps.train, steps.abstract_state, chunk, np.int32(count))
     return steps._replace(train=train, evaluate=evaluate.result())
 

@@ -45,7 +45,7 @@ def compile_once(monkeypatch):
         return COMPILED[key]
 
     monkeypatch.setattr(loop, "compile_steps", cached)
-    monkeypatch.setattr(loop, "compile_ahead", lambda steps, mesh, batch: steps)
+    monkeypatch.setattr(loop, "compile_ahead", lambda steps, *_: steps)
 
 
 COMPILED: dict = {}
@@ -224,11 +224,20 @@ def test_sigterm_saves_and_the_run_goes_on_where_it_stopped(tmp_path):
     process.terminate()
     (status, step, _), said = finish(process)
     assert status == "interrupted" and 6 <= int(step) < 40
-    assert f"stopped at step {step} by SIGTERM and saved; go on with: make resume" in said
+    assert f"stopped at step {step} by SIGTERM, saved; go on with: make resume" in said
     assert (tmp_path / "stopped" / "checkpoints" / step).is_dir()
     assert load(tmp_path / "stopped")[-1] == {"kind": "event", "step": int(step), "event": "interrupted"}
     again, said = finish(start(tmp_path / "stopped", KILLED))
     assert again == whole and f"going on from step {step}" in said
+
+
+def test_a_signal_while_compiling_ends_the_run_cleanly(tmp_path):
+    process = start(tmp_path / "a", KILLED)
+    assert process.stdout.readline() == "READY\n"
+    process.terminate()
+    (status, step, _), said = finish(process)
+    assert (status, step) == ("interrupted", "0")
+    assert "stopped at step 0 by SIGTERM, nothing to save; go on with: make resume" in said
 
 
 def test_a_second_ctrl_c_ends_at_once_even_inside_a_dispatch(tmp_path):
@@ -236,6 +245,7 @@ def test_a_second_ctrl_c_ends_at_once_even_inside_a_dispatch(tmp_path):
     wait_for(lambda: (tmp_path / "a" / "records.jsonl").exists(), process)
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "READY\n"
     said = process.stdout.readline()
     assert "SIGINT: finishing this dispatch, then saving (Ctrl-C now: exit at once)" in said
     assert process.poll() is None
@@ -325,6 +335,12 @@ def test_what_cannot_work_fails_before_it_compiles(tmp_path):
         config = make_config(train={"batch_rows": 6})
         train(make_model(), ToyBatches(6), ToyBatches(6), config, workdir=tmp_path, mesh=mesh)
     assert os.listdir(tmp_path) == []
+
+
+def test_an_empty_held_out_split_is_one_line(tmp_path):
+    mesh = make_mesh(make_config().mesh, jax.devices()[:1])
+    with pytest.raises(ConfigError, match="the held-out split holds no row"):
+        train(make_model(), ToyBatches(8), ToyBatches(8, length=0), make_config(), workdir=tmp_path, mesh=mesh)
 
 
 def test_what_the_batches_raise_comes_out(tmp_path):
@@ -427,8 +443,9 @@ def test_a_bar_on_a_terminal(tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_two_processes_are_one(tmp_path):
-    config = {"mesh": {"data": 4, "fsdp": 2}, "checkpoint": {"save_every_steps": 3}, "train": {"steps": 40}}
+@pytest.mark.parametrize("mesh", [{"data": 4, "fsdp": 2}, {"data": 1, "tensor": 8}])  # the second: each brings all rows
+def test_two_processes_are_one(tmp_path, mesh):
+    config = {"mesh": mesh, "checkpoint": {"save_every_steps": 3}, "train": {"steps": 40}}
     port = random.randint(20000, 40000)
     both = [start(tmp_path / "two", config, 0.05, (i, port), devices=4) for i in range(2)]
     wait_for(lambda: steps_seen(tmp_path / "two") >= 6, both[0])

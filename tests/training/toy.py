@@ -93,13 +93,18 @@ class ToyBatches:
     def __init__(
         self, rows: int, length: int = 3, seed: int = 0, bad: tuple[int, ...] = (), delay: float = 0.0, own=None
     ):
+        self.announce = False
         self.rows, self.length, self.seed, self.bad, self.delay, self.own = rows, length, seed, bad, delay, own
 
     def __len__(self):
         return self.length
 
     def __getitem__(self, step):
-        time.sleep(self.delay if step else 0)  # every run reads batch 0 first, to see its shapes
+        if step:  # every run reads batch 0 first, to see its shapes
+            time.sleep(self.delay)
+        elif self.announce:
+            print("READY", flush=True)
+            self.announce = False
         batch = make_batch(self.seed + 1000 * step, self.rows)
         if step in self.bad:
             batch = batch._replace(weights=np.full_like(batch.weights, np.nan))
@@ -133,6 +138,7 @@ def main() -> int:
         jax.distributed.initialize(f"127.0.0.1:{sys.argv[5]}", num_processes=2, process_id=int(sys.argv[4]))
     mesh = make_mesh(config.mesh)
     batches, held_out = batch_sources(config, mesh, delay)
+    batches.announce = True
     result = train(
         make_model(dropout=0.2), batches, held_out, config, workdir=workdir, mesh=mesh, resume_command="make resume"
     )
