@@ -114,7 +114,8 @@ def predict_largest(table: Table, settings: Settings) -> dict[str, Any]:
                               resampling=settings.resampling)  # fmt: skip
     thetas = laws.replicate(found, [rest.n, rest.d], rest.loss, drawn)
     predicted = found.predict(found.theta[None], [test.n, test.d])[0]
-    low, high = np.quantile(found.predict(thetas, [test.n, test.d]), [0.025, 0.975], axis=0)
+    levels = bootstrap.tails(len(rest), len(found.theta), rest.clusters)
+    low, high = np.quantile(found.predict(thetas, [test.n, test.d]), levels, axis=0)
     error = predicted / test.loss - 1
     columns = zip(test.rows, test.n, test.d, test.c, test.loss, predicted, low, high, error, strict=True)
     keys = ("N", "D", "C", "measured", "predicted")
@@ -138,18 +139,22 @@ def _parametric(table: Table, settings: Settings, price: optimum.Price) -> dict[
     residuals = np.log(table.loss / found.predict(found.theta[None], [table.n, table.d])[0])
     flagged, z = find_outliers(residuals, len(found.theta))
     top = float(table.c.max())
+    levels = bootstrap.tails(len(table), len(found.theta), table.clusters)
     best, drawn = optimum.exponents(value), optimum.exponents(values)
-    optimal: dict[str, Any] = {k: bootstrap.quantity(float(best[k][0]), drawn[k], max_width=0.5) for k in ("a", "b")}
+    optimal: dict[str, Any] = {
+        k: bootstrap.quantity(float(best[k][0]), drawn[k], levels=levels, max_width=0.5) for k in ("a", "b")
+    }
     optimal["flops_per_parameter_token"] = float(np.exp(price.log_flops[0])) if price.is_constant else None
     optimal["budgets"] = []
     for budget in settings.budgets or (top, 10 * top):
         at, spread = optimum.allocate(value, budget, price), optimum.allocate(values, budget, price)
-        row: dict[str, Any] = {k: bootstrap.quantity(float(at[k][0]), spread[k], max_ratio=10.0) for k in at}
+        row: dict[str, Any] = {
+            k: bootstrap.quantity(float(at[k][0]), spread[k], levels=levels, max_ratio=10.0) for k in at
+        }
         optimal["budgets"].append({"C": float(budget), "extrapolation": float(f"{budget / top:.3g}"), **row})
     reach = np.geomspace(table.c.min(), max([top, *(row["C"] for row in optimal["budgets"])]), _CURVE_POINTS)
-    optimal["curve"] = _curve(
-        value, {name: column[:_CURVE_REPLICATES] for name, column in values.items()}, reach, price
-    )
+    few = {name: column[:_CURVE_REPLICATES] for name, column in values.items()}
+    optimal["curve"] = _curve(value, few, reach, price, levels)
     return {
         "parametric": parameters,
         "optimal": optimal,
@@ -163,14 +168,18 @@ def _parametric(table: Table, settings: Settings, price: optimum.Price) -> dict[
 
 
 def _curve(
-    value: dict[str, Floats], values: dict[str, Floats], budgets: Floats, price: optimum.Price
+    value: dict[str, Floats],
+    values: dict[str, Floats],
+    budgets: Floats,
+    price: optimum.Price,
+    levels: tuple[float, float],
 ) -> dict[str, Any]:
     """Optimal N, D and loss along the budgets, with the 95% band of each: what the figures draw."""
     out: dict[str, Any] = {"C": budgets.tolist()}
     middle = [optimum.allocate(value, budget, price) for budget in budgets]
     spread = [optimum.allocate(values, budget, price) for budget in budgets]
     for key in ("N", "D", "loss"):
-        band = np.quantile([at[key] for at in spread], [0.025, 0.975], axis=1)
+        band = np.quantile([at[key] for at in spread], levels, axis=1)
         out[key] = [float(at[key][0]) for at in middle]
         out[f"{key}_low"], out[f"{key}_high"] = band.tolist()
     return out

@@ -64,7 +64,8 @@ def fit_law(law: laws.Law, table: Table, settings: Settings) -> tuple[laws.Estim
     value, values = found.natural(found.theta[None]), found.natural(thetas)
     low, high = laws.EXPONENT_RANGE
     stuck = {name: (values[name] <= low * 1.001) | (values[name] >= high * 0.999) for name in values if name[0] in "ab"}
-    profile = laws.profile_floor(found, xs, table.loss, drawn, thetas) if law.floor else None
+    levels = bootstrap.tails(len(table), len(law.names), table.clusters)
+    profile = laws.profile_floor(found, xs, table.loss, drawn, thetas, levels) if law.floor else None
     parameters: dict[str, Any] = {}
     for name in law.names:
         if name == "E":
@@ -75,6 +76,7 @@ def fit_law(law: laws.Law, table: Table, settings: Settings) -> tuple[laws.Estim
         parameters[name] = bootstrap.quantity(
             float(value[name][0]),
             values[name],
+            levels=levels,
             max_ratio=_MAX_RATIO[name],
             at_bound=at_bound,
             bound=bound,

@@ -210,17 +210,25 @@ def replicate(found: Estimate, xs: Sequence[Floats], loss: Floats, weights: Floa
     return theta
 
 
-def profile_floor(found: Estimate, xs: Sequence[Floats], loss: Floats, weights: Floats, thetas: Floats) -> Profile:
+def profile_floor(
+    found: Estimate,
+    xs: Sequence[Floats],
+    loss: Floats,
+    weights: Floats,
+    thetas: Floats,
+    levels: tuple[float, float] = (0.025, 0.975),
+) -> Profile:
     """Profile of E: the likelihood-ratio statistic with E held and everything else refitted.
 
     The statistic is 2 (rho(E) - rho_min) E[psi'] / E[psi^2], which in large tables is chi-squared with one degree of
     freedom for a Huber estimate whatever the scale of the noise (Ronchetti 1982); the two expectations are those of
     Gaussian noise of the residuals' robust scale. In small tables 3.84 is a little low a cut (its intervals cover the
-    truth 92 to 95 times in 100 with 30 to 56 rows), so the cut is the 95th percentile of the same statistic over the
+    truth 92 to 95 times in 100 with 30 to 56 rows), so the cut is a percentile of the same statistic over the
     bootstrap replicates, where the truth is known to be the estimate.
 
     Args:
       weights, thetas: [R, I] and [R, P], the replicates of `replicate`.
+      levels: percentiles that make a 95 % interval.
 
     """
     design, target, (lower, upper) = found.law.design(xs, found.centres), np.log(loss), found.law.bounds(loss)
@@ -236,7 +244,7 @@ def profile_floor(found: Estimate, xs: Sequence[Floats], loss: Floats, weights: 
     free = solver.objective(design, target, weights, thetas, found.delta)
     start = np.repeat(found.theta[None], len(weights), 0)
     _, held = solver.minimise(design, target, weights, start, lower, upper, delta=found.delta)
-    cut = max(CHI2_95, float(np.quantile(scale * (held - free), 0.95)))
+    cut = max(CHI2_95, float(np.quantile(scale * (held - free), levels[1] - levels[0])))
     return Profile(floors, scale * np.maximum(value - found.value, 0.0), cut, path)
 
 
