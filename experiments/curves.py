@@ -47,19 +47,20 @@ def main() -> None:
         colour = COLOURS[index % len(COLOURS)]
         steps = [r for r in found if r["kind"] == "train"]
         losses = [factor * float(r["loss"]) for r in steps]
-        axes.plot([r["tokens"] for r in steps], losses, color=colour, alpha=0.35, lw=1)
+        axes.plot(
+            [r["tokens"] for r in steps], losses, color=colour, alpha=0.35, lw=1, label=f"{label}, training batches"
+        )
+        ending = f": {factor * evals[-1]['loss']:.2f} at the end" if evals else ""
         axes.errorbar(
             [r["tokens"] for r in evals],
             [factor * r["loss"] for r in evals],
             yerr=[1.96 * factor * r["loss_stderr"] for r in evals],
-            color=colour, marker=MARKERS[index % len(MARKERS)], capsize=3, label=f"{label}, held out (95 % interval)",
+            color=colour, marker=MARKERS[index % len(MARKERS)], capsize=3, label=f"{label}, held out (95 % interval){ending}",
         )  # fmt: skip
         finals = [r for r in found if r["kind"] == "final"] if factor != 1.0 else []
         for name, level in (finals[-1].get("compressed_bits_per_byte", {}) if finals else {}).items():
             axes.axhline(level, color="0.3", ls=COMPRESSORS[name], lw=1, label=f"{name} on the same bytes: {level:.2f}")
         if evals:
-            last = factor * evals[-1]["loss"]
-            axes.annotate(f"{last:.2f}", (evals[-1]["tokens"], last), xytext=(4, 6), textcoords="offset points")
             top = max(factor * float(r["loss"]) for r in evals) * 1.8
             if math.isfinite(top):
                 axes.set_ylim(top=top)
