@@ -55,7 +55,8 @@ def main() -> None:
             [r["tokens"] for r in evals],
             [factor * r["loss"] for r in evals],
             yerr=[1.96 * factor * r["loss_stderr"] for r in evals],
-            color=colour, marker=MARKERS[index % len(MARKERS)], capsize=3, label=f"{label}, held out (95 % interval){ending}",
+            color=colour, marker=MARKERS[index % len(MARKERS)], capsize=3,
+            label=f"{label}, held out (95 % interval){ending}",
         )  # fmt: skip
         finals = [r for r in found if r["kind"] == "final"] if factor != 1.0 else []
         for name, level in (finals[-1].get("compressed_bits_per_byte", {}) if finals else {}).items():

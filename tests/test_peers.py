@@ -1,4 +1,4 @@
-"""The same weights in `transformers` (on torch) and here give the same numbers: GPT-2, Llama, BERT, and position schemes."""
+"""The same weights in `transformers` (on torch) and here give the same numbers: GPT-2, Llama, BERT, positions."""
 
 import jax
 import jax.numpy as jnp

@@ -33,10 +33,10 @@ class Beams(NamedTuple):
 
 
 class State(NamedTuple):
-    """What the loop carries; all but `cache` (rows B * W) and `count` in the shapes of `Beams`."""
+    """What the loop carries; all but `cache` (rows B * W) and `number` in the shapes of `Beams`."""
 
     cache: kept.Cache
-    count: Array  # () tokens so far
+    number: Array  # () tokens so far
     tokens: Array
     lengths: Array
     log_probs: Array
@@ -87,12 +87,12 @@ def beam_search(
         params, prompts, cfg, lengths=lengths, max_new_tokens=max_new_tokens, stop=stop, suppress=suppress
     )
     shapes = shapes._replace(by_columns=shapes.by_columns and beams == 1)
-    out = jax.device_get(_search(params, request, float(length_penalty), beams=beams, cfg=cfg, shapes=shapes))
+    out = Beams(*jax.device_get(_search(params, request, float(length_penalty), beams=beams, cfg=cfg, shapes=shapes)))
     return out._replace(tokens=out.tokens[:, :, : request.limits.max()])
 
 
 @functools.partial(jax.jit, static_argnames=("beams", "cfg", "shapes"))
-def _search(params, request: Request, penalty, *, beams: int, cfg: ModelConfig, shapes: Shapes) -> Beams:
+def _search(params, request: Request, penalty, *, beams: int, cfg: ModelConfig, shapes: Shapes) -> tuple[Array, ...]:
     rows = len(request.lengths)
     hidden, cache = kept.prefill(params, request.tokens, request.lengths, cfg, shapes.slots, shapes.cache_dtype)
     params = kept.ready(params, cfg, by_columns=shapes.by_columns)
@@ -100,7 +100,7 @@ def _search(params, request: Request, penalty, *, beams: int, cfg: ModelConfig, 
     cache = kept.Cache(_spread(cache.layers, rows, beams), jnp.repeat(cache.starts, beams), cache.steps)
     state = State(
         cache=cache,
-        count=jnp.zeros((), jnp.int32),
+        number=jnp.zeros((), jnp.int32),
         tokens=jnp.full((rows, beams, shapes.buffer), -1, jnp.int32),
         lengths=jnp.zeros((rows, beams), jnp.int32),
         log_probs=jnp.broadcast_to(jnp.where(jnp.arange(beams) == 0, 0.0, -jnp.inf), (rows, beams)),
@@ -113,13 +113,13 @@ def _search(params, request: Request, penalty, *, beams: int, cfg: ModelConfig, 
         return ~jnp.all(_done(state, request))
 
     def add(state: State) -> State:
-        last = jax.lax.dynamic_index_in_dim(state.tokens, state.count - 1, axis=2, keepdims=False)
+        last = jax.lax.dynamic_index_in_dim(state.tokens, state.number - 1, axis=2, keepdims=False)
         hidden, cache = kept.step(params, jnp.maximum(last, 0).reshape(-1), cfg, state.cache)
         return _extend(state._replace(cache=cache), kept.logits(params, hidden), request, penalty)
 
     state = jax.lax.while_loop(more, add, state)
     scores = _score(state.log_probs, state.lengths, penalty)
-    return Beams(state.tokens, state.lengths, state.log_probs, scores, state.stopped)
+    return state.tokens, state.lengths, state.log_probs, scores, state.stopped  # the fields of Beams
 
 
 def _extend(state: State, logits: Array, request: Request, penalty) -> State:
@@ -142,14 +142,14 @@ def _extend(state: State, logits: Array, request: Request, penalty) -> State:
 
     was_done = inherit(done)
     column = jnp.where(was_done, -1, token)[:, :, None]
-    tokens = jax.lax.dynamic_update_slice_in_dim(inherit(state.tokens), column, state.count, axis=2)
-    stopped = inherit(state.stopped) | (~was_done & _stops(tokens, state.count, request))
+    tokens = jax.lax.dynamic_update_slice_in_dim(inherit(state.tokens), column, state.number, axis=2)
+    stopped = inherit(state.stopped) | (~was_done & _stops(tokens, state.number, request))
     layers = jax.tree.map(
         lambda x: inherit(x.reshape(rows, beams, -1, *x.shape[1:])).reshape(x.shape), state.cache.layers
     )
     return State(
         cache=state.cache._replace(layers=layers),
-        count=state.count + 1,
+        number=state.number + 1,
         tokens=tokens,
         lengths=inherit(lengths),
         log_probs=jnp.take_along_axis(log_probs.reshape(rows, -1), best, axis=1),

@@ -79,7 +79,11 @@ def prefill(
     source = jnp.maximum(held(lengths, jnp.zeros((), jnp.int32), slots), 0)
     source = jnp.repeat(source, cfg.kv_heads, axis=0)[:, :, None]
     dtype = cfg.dtype if dtype is None else dtype
-    layers = [tuple(jnp.take_along_axis(x, source, axis=1).astype(dtype) for x in (m.key, m.value)) for m in memory]
+
+    def ring(x: Array) -> Array:
+        return jnp.take_along_axis(x, source, axis=1).astype(dtype)
+
+    layers = [(ring(m.key), ring(m.value)) for m in memory]
     last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)[:, 0]
     return last, Cache(layers, lengths, jnp.zeros((), jnp.int32))
 
@@ -167,4 +171,4 @@ def _as_rows(params: Params, tokens: Array) -> Params:
         return params
     arrays = iter(jax.lax.optimization_barrier((arrays, tokens))[0])
     seen = [next(arrays).T.reshape(leaf.shape) if isinstance(leaf, Columns) else leaf for leaf in columns]
-    return structure.unflatten(seen)
+    return jax.tree.unflatten(structure, seen)

@@ -94,7 +94,7 @@ def generate(
     )
     rngs = _row_rngs(rng, len(request.lengths), sampling)
     out = _generate(params, request, rngs, sampling.knobs(), cfg=cfg, shapes=shapes)
-    return _part(jax.device_get(out), 0, int(request.limits.max()))
+    return _part(Generated(*jax.device_get(out)), 0, int(request.limits.max()))
 
 
 def stream(
@@ -135,7 +135,7 @@ def _blocks(params, request, rngs, knobs, cfg, shapes, block, limit) -> Iterator
     params, state = _start_jit(params, request, rngs, knobs, cfg=cfg, shapes=shapes)
     given = 0
     while True:
-        now = jax.device_get(_results(state))
+        now = Generated(*jax.device_get(_results(state)))
         newest = int(now.lengths.max())
         yield _part(now, given, newest)
         given = newest
@@ -169,12 +169,15 @@ def _row_rngs(rng: Array | None, rows: int, sampling: Sampling) -> Array | None:
     return rng
 
 
-def _results(state: State) -> Generated:
-    return Generated(state.tokens, state.lengths, state.log_probs, state.stopped)
+def _results(state: State) -> tuple[Array, Array, Array, Array]:
+    """The fields of `Generated`."""
+    return state.tokens, state.lengths, state.log_probs, state.stopped
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "shapes"))
-def _generate(params, request: Request, rngs, knobs: Knobs, *, cfg, shapes: Shapes) -> Generated:
+def _generate(
+    params, request: Request, rngs, knobs: Knobs, *, cfg, shapes: Shapes
+) -> tuple[Array, Array, Array, Array]:
     params, state = _start(params, request, rngs, knobs, cfg, shapes)
     return _results(_advance(params, state, request, rngs, knobs, shapes.buffer, cfg))
 
@@ -231,7 +234,7 @@ def _emit(state: State, logits: Array, request: Request, rngs: Array | None, kno
     written = jnp.where(state.done, -1, token)
     lengths = state.lengths + ~state.done
     stopped, recent = state.stopped, state.recent
-    if request.stop is not None:
+    if recent is not None:
         recent = jnp.concatenate([recent[:, 1:], written[:, None]], axis=1)
         stopped = stopped | (~state.done & ends_in(recent, request.stop))
     return State(

@@ -29,11 +29,11 @@ class Request(NamedTuple):
       stop: [n, m] int32, stop sequences padded on the left with -1; None if there are none.
     """
 
-    tokens: np.ndarray
-    lengths: np.ndarray
-    limits: np.ndarray
-    allowed: np.ndarray
-    stop: np.ndarray | None
+    tokens: Any  # NumPy on the host, jax arrays inside the compiled program
+    lengths: Any
+    limits: Any
+    allowed: Any
+    stop: Any
 
 
 class Shapes(NamedTuple):

@@ -172,4 +172,5 @@ def choose(logits: Array, seen: Array | None, knobs: Knobs, rngs: Array | None) 
     logits = filtered(logits, seen, knobs)
     if knobs.temperature is None:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    assert rngs is not None
     return jax.vmap(jax.random.categorical)(rngs, logits).astype(jnp.int32)

@@ -7,6 +7,7 @@ memory in every step of a loop for a single row (2.9 against 31 GB/s measured at
 import jax
 import jax.numpy as jnp
 
+from jaxformer.kernels.xla import Bias
 from jaxformer.masks import Mask, expand
 from jaxformer.types import Array
 
@@ -16,7 +17,7 @@ def attend_one(
     key: Array,
     value: Array,
     mask: Mask | None,
-    bias: Array | None,
+    bias: Bias | None,
     *,
     scale: float,
     soft_cap: float | None,
@@ -27,7 +28,7 @@ def attend_one(
       query: [B, 1, H, K].
       key, value: [B * G, S, K]; the products are computed in their dtype.
       mask: over [1, S]; each row must see at least one key.
-      bias: broadcastable to [B, H, 1, S], or None.
+      bias: an array broadcastable to [B, H, 1, S], or None.
       scale, soft_cap: as in `functional.attention.attention`.
 
     Returns:
@@ -42,6 +43,7 @@ def attend_one(
     if soft_cap is not None:
         scores_BHTS = soft_cap * jnp.tanh(scores_BHTS / soft_cap)
     if bias is not None:
+        assert not callable(bias), "attend_one: a function has no indices to go by; pass what it returns"
         scores_BHTS = scores_BHTS + bias.reshape((1,) * (4 - bias.ndim) + bias.shape).astype(accumulate)
     allowed = expand(mask, 1, slots)
     if allowed is not None:

@@ -28,11 +28,12 @@ def check_laws_and_reference(length, mask, bias, groups, soft_cap, dropout, impl
     with jax.enable_x64(True):
         arrays = cases.inputs(length, groups, jnp.float64)
 
-        def attend(query, key, value):
-            options = {"soft_cap": soft_cap, "dropout_rate": dropout, "rng": jax.random.key(1) if dropout else None}
+        def attend(query, key, value, rate=dropout):
+            options = {"soft_cap": soft_cap, "dropout_rate": rate, "rng": jax.random.key(1) if rate else None}
             return attention(query, key, value, described, bias=added, implementation=implementation, **options)
 
         out, backward = jax.vjp(attend, *arrays)
+        plain = attend(*arrays, rate=0.0)
         cotangents = np.zeros((len(rows), *out.shape))
         cotangents[np.arange(len(rows)), :, rows] = np.random.default_rng(5).normal(size=(BATCH, HEADS, WIDTH)) + 3
         d_query, d_key, d_value = (np.asarray(d) for d in jax.vmap(backward)(jnp.array(cotangents)))
@@ -48,12 +49,11 @@ def check_laws_and_reference(length, mask, bias, groups, soft_cap, dropout, impl
         assert (d_key[number][~seen] == 0).all() and (d_value[number][~seen] == 0).all(), f"query {t} leaks"
         if not dropout:
             assert (d_value[number][seen] != 0).any(axis=-1).all(), f"query {t} does not see all it may"
-    if not dropout:
-        query, key, value = (np.asarray(x) for x in arrays)
-        options = {"allowed": allowed, "bias": added_reference, "soft_cap": soft_cap}
-        # 1e-6: ALiBi's slopes are float32 numbers, all else is float64.
-        tolerance = 1e-6 if bias == "alibi" else 1e-12
-        np.testing.assert_allclose(out, reference.attention(query, key, value, **options), atol=tolerance)
+    query, key, value = (np.asarray(x) for x in arrays)
+    options = {"allowed": allowed, "bias": added_reference, "soft_cap": soft_cap}
+    # 1e-6: ALiBi's slopes are float32 numbers, all else is float64.
+    tolerance = 1e-6 if bias == "alibi" else 1e-12
+    np.testing.assert_allclose(plain, reference.attention(query, key, value, **options), atol=tolerance)
 
 
 @pytest.mark.parametrize("case", cases.pairwise(), ids=lambda case: "-".join(map(str, case)))
