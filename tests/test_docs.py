@@ -23,7 +23,7 @@ def test_examples_run():
 def test_commands_name_what_exists():
     for name in set(re.findall(r"python -m experiments\.(\w+)", README)):
         assert (ROOT / "experiments" / f"{name}.py").is_file(), name
-    for path in set(re.findall(r"configs/\w+\.py", README)) | set(re.findall(r"\]\(([\w/.]+)\)", README)):
+    for path in set(re.findall(r"configs/\w+\.py", README)) | set(re.findall(r"\]\(([\w/]+\.[\w/.]+)\)", README)):
         assert (ROOT / path).exists(), path
 
 

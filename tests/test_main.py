@@ -113,7 +113,7 @@ def test_a_run_goes_on_only_with_its_own_config(tmp_path):
 
 SHORT = [
     "--config.data.max_train_bytes=400000", "--config.data.tokenizer=bytes", "--config.model.num_layers=2",
-    "--config.model.width=64", "--config.train.steps=60", "--config.train.steps_per_dispatch=3",
+    "--config.model.width=96", "--config.train.steps=60", "--config.train.steps_per_dispatch=3",
     "--config.train.eval_every_steps=15", "--config.train.eval_rows=24", "--config.optimizer.warmup_steps=5",
     "--config.checkpoint.save_every_steps=6",
 ]  # fmt: skip
