@@ -61,7 +61,7 @@ def prefill(
     """Reads all prompts in one pass.
 
     Args:
-      params: as in `gpt.specs(cfg)`.
+      params: as in `gpt.specs(cfg)`, or from `ready`.
       tokens: [B, T] int, prompts padded on the right with anything.
       lengths: [B] int, tokens of each prompt, 1 to T.
       cfg: the model.
@@ -74,7 +74,8 @@ def prefill(
     lengths = jnp.asarray(lengths, jnp.int32)
     mask = masks.causal() if cfg.window is None else masks.causal() & masks.window(cfg.window)
     memory = [Memory() for _ in range(cfg.num_layers)]
-    x, memory = gpt.step(params, tokens, replace(cfg, remat="none"), memory, mask, jnp.arange(tokens.shape[1]))
+    cfg, positions = replace(cfg, remat="none"), jnp.arange(tokens.shape[1])
+    x, memory = gpt.step(_as_rows(params, tokens), tokens, cfg, memory, mask, positions)
     # An empty slot holds a copy of the first token: finite, and never seen.
     source = jnp.maximum(held(lengths, jnp.zeros((), jnp.int32), slots), 0)
     source = jnp.repeat(source, cfg.kv_heads, axis=0)[:, :, None]
@@ -130,7 +131,7 @@ class Columns:
 def ready(params: Params, cfg: ModelConfig, *, by_columns: bool = False) -> Params:
     """The parameters as `step` wants them in a loop: layers apart, matrices in the compute dtype.
 
-    Done once before a loop, which would repeat it for every token.
+    Done once before a loop, which would repeat it for every token. Costs a copy of all blocks.
 
     Args:
       params: as in `gpt.specs(cfg)`.
@@ -139,8 +140,10 @@ def ready(params: Params, cfg: ModelConfig, *, by_columns: bool = False) -> Para
         path of XLA on CPU (1.5 against 44 GB/s measured); for more rows it is the other way round.
 
     Returns:
-      A tree that `step` and `logits` take in place of `params`.
+      A tree that everything in `decoding` for GPT takes in place of `params`, this function too.
     """
+    if isinstance(params["blocks"], list):
+        return params
     if jnp.dtype(cfg.dtype).itemsize >= 4:
         return {**params, "blocks": unstack(params["blocks"], cfg.num_layers)}
 

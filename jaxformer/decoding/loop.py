@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ class Generated(NamedTuple):
 class State(NamedTuple):
     """Everything the loop carries. B rows, N the buffer, m the longest stop sequence."""
 
-    cache: kept.Cache
+    cache: Any  # kept.Cache
     last: Array  # [B] the newest token, not yet in the cache
     tokens: Array  # [B, N]
     log_probs: Array  # [B, N]
@@ -63,7 +63,7 @@ def generate(
     where the context does; every other position scheme goes on beyond it.
 
     Args:
-      params: as in `gpt.specs(cfg)`.
+      params: as in `gpt.specs(cfg)`; or from `ready`, which spares every further call that work.
       prompts: lists of token ids, one for each row, or [B, P] int padded on the right.
       cfg: the model.
       lengths: [B], tokens of each prompt when they are an array; None: P.
@@ -139,9 +139,10 @@ def _blocks(params, request, rngs, knobs, cfg, shapes, block, limit) -> Iterator
         newest = int(now.lengths.max())
         yield _part(now, given, newest)
         given = newest
-        if np.all(now.lengths >= request.limits) or np.all(now.stopped | (now.lengths >= request.limits)):
+        if np.all(now.stopped | (now.lengths >= request.limits)):
             return
-        state = _advance_jit(params, state, request, rngs, knobs, min(given + block, limit), cfg=cfg)
+        rest, until = state._replace(cache=None), min(given + block, limit)
+        state = _next_block(params, state.cache, rest, request, rngs, knobs, until, cfg=cfg)
 
 
 def _part(out: Generated, first: int, last: int) -> Generated:
@@ -220,7 +221,12 @@ def _advance(params, state: State, request: Request, rngs, knobs: Knobs, until, 
 
 
 _start_jit = jax.jit(_start, static_argnames=("cfg", "shapes"))
-_advance_jit = jax.jit(_advance, static_argnames=("cfg",), donate_argnames=("state",))
+
+
+@functools.partial(jax.jit, static_argnames=("cfg",), donate_argnames=("cache",))
+def _next_block(params, cache: kept.Cache, rest: State, request: Request, rngs, knobs: Knobs, until, *, cfg) -> State:
+    """`_advance` that writes into the cache it is given; the rest is small, and the host may still be looking at it."""
+    return _advance(params, rest._replace(cache=cache), request, rngs, knobs, until, cfg)
 
 
 def _emit(state: State, logits: Array, request: Request, rngs: Array | None, knobs: Knobs) -> State:

@@ -9,7 +9,7 @@ import pytest
 from small_models import config, gpt_apply, params_of
 
 from jaxformer.config import ConfigError
-from jaxformer.decoding import Sampling, generate, loop, stream
+from jaxformer.decoding import Sampling, generate, loop, ready, stream
 
 # One layer, one batch and few sizes wherever a law allows it: programs compiled for one test serve the next.
 CFG = config(positions="rotary", num_kv_heads=2, num_layers=1)
@@ -111,7 +111,8 @@ def test_the_stream_writes_into_the_cache_it_was_given():
     params, state = loop._start_jit(PARAMS, request, None, GREEDY.knobs(), cfg=CFG, shapes=shapes)
     before = [[x.unsafe_buffer_pointer() for x in layer] for layer in state.cache.layers]
     for until in (4, 9):
-        state = loop._advance_jit(params, state, request, None, GREEDY.knobs(), until, cfg=CFG)
+        rest = state._replace(cache=None)
+        state = loop._next_block(params, state.cache, rest, request, None, GREEDY.knobs(), until, cfg=CFG)
     assert int(state.cache.steps) == 8
     assert [[x.unsafe_buffer_pointer() for x in layer] for layer in state.cache.layers] == before
 
@@ -154,14 +155,13 @@ def test_a_stop_sequence_does_not_begin_in_the_prompt():
 
 def test_the_loop_ends_when_every_row_has():
     first = generate(PARAMS, PROMPTS, CFG, sampling=GREEDY, max_new_tokens=1).tokens[:, 0].tolist()
-    parts = list(stream(PARAMS, PROMPTS, CFG, sampling=GREEDY, max_new_tokens=1000, stop=first, block=50))
-    assert len(parts) == 1 and parts[0].stopped.all()
-    request, shapes = loop.make_request(
-        PARAMS, PROMPTS, CFG, lengths=None, max_new_tokens=1000, stop=first, suppress=()
-    )
+    options = {"max_new_tokens": 16, "stop": first}
+    assert len(list(stream(PARAMS, PROMPTS, CFG, sampling=GREEDY, **options))) == 1
+    request, shapes = loop.make_request(PARAMS, PROMPTS, CFG, lengths=None, suppress=(), **options)
     params, state = loop._start_jit(PARAMS, request, None, GREEDY.knobs(), cfg=CFG, shapes=shapes)
-    state = loop._advance_jit(params, state, request, None, GREEDY.knobs(), 1000, cfg=CFG)
-    assert int(state.cache.steps) == 0
+    rest = state._replace(cache=None)
+    state = loop._next_block(params, state.cache, rest, request, None, GREEDY.knobs(), 16, cfg=CFG)
+    assert state.stopped.all() and int(state.cache.steps) == 0
 
 
 def test_learned_positions_end_with_the_context_and_others_go_on():
@@ -191,10 +191,31 @@ def test_suppressed_tokens_never_come():
     assert set(np.unique(out.tokens)) == {0, 1, 2, 3}
 
 
-def test_bfloat16_models_generate():
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_parameters_made_ready_once_generate_the_same(by_columns):
     cfg = replace(CFG, dtype="bfloat16")
-    one = generate(params_of(cfg), PROMPTS[:1], cfg, rng=jax.random.key(0), max_new_tokens=8)
-    assert one.lengths.tolist() == [8] and np.isfinite(one.log_probs).all()
+    once = ready(PARAMS, cfg, by_columns=by_columns)
+    assert once["blocks"][0]["mlp"]["b_up"].dtype == jnp.float32
+    out, same = (generate(p, PROMPTS[:1], cfg, rng=jax.random.key(0), max_new_tokens=16) for p in (PARAMS, once))
+    assert out.lengths.tolist() == [16]
+    np.testing.assert_allclose(out.log_probs[:, :2], same.log_probs[:, :2], rtol=0.05, atol=0.05)
+    if by_columns:  # what a single row on CPU takes by itself
+        np.testing.assert_array_equal(out.tokens, same.tokens)
+
+
+def test_every_draw_is_independent_of_the_one_before_and_of_the_other_rows():
+    # A model that predicts the same distribution after everything.
+    constant = jax.tree.map(jnp.zeros_like, PARAMS)
+    constant["final_norm"]["bias"] += 1.0
+    constant["head"]["table"] = constant["head"]["table"].at[:3, 0].set(jnp.array([9.0, 8.0, 7.5]))
+    probabilities = np.asarray(jax.nn.softmax(gpt_apply(constant, jnp.array([[1]]), CFG)[0, 0])).astype(np.float64)
+    tokens = generate(constant, [[1]] * 64, CFG, rng=jax.random.key(0), max_new_tokens=128).tokens
+    for pairs in ((tokens[:, :-1], tokens[:, 1:]), (tokens[:-1], tokens[1:])):
+        counts = np.zeros((24, 24))
+        np.add.at(counts, (pairs[0].ravel(), pairs[1].ravel()), 1)
+        expected = np.outer(probabilities, probabilities)
+        deviation = np.sqrt(expected * (1 - expected) / counts.sum())
+        assert (np.abs(counts / counts.sum() - expected) <= 5 * deviation + 1e-4).all()
 
 
 @pytest.mark.parametrize(
