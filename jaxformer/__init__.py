@@ -33,6 +33,7 @@ from jaxformer.functional.positions import (
     t5_bias,
     t5_buckets,
 )  # fmt: skip
+from jaxformer.functional.selected import selected_loss
 from jaxformer.masks import Mask, causal, dense, expand, padding, prefix, segments, window
 from jaxformer.models import bert, gpt
 from jaxformer.specs import ParamSpec, abstract_params, count_params, init_params, param_axes, stack_specs
@@ -45,6 +46,6 @@ __all__ = [
     "TokenLoss", "abstract_params", "alibi", "alibi_slopes", "attention", "bert", "block", "block_specs", "causal",
     "count_params", "cross_entropy", "dense", "dropout", "embed", "expand", "from_mapping", "gelu", "gelu_tanh", "gpt",
     "init_params", "layer_norm", "learned", "linear", "masks", "mlp", "padding", "param_axes", "prefix", "relu",
-    "rms_norm", "rotary", "rotary_angles", "rotary_frequencies", "rotation", "segments", "silu", "sinusoidal",
-    "stack", "stack_specs", "t5_bias", "t5_buckets", "token_loss", "unembed", "window",
+    "rms_norm", "rotary", "rotary_angles", "rotary_frequencies", "rotation", "segments", "selected_loss", "silu",
+    "sinusoidal", "stack", "stack_specs", "t5_bias", "t5_buckets", "token_loss", "unembed", "window",
 ]  # fmt: skip

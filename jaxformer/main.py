@@ -78,7 +78,7 @@ def pretrain(parsed: Parsed) -> loop.Result:
     print_overview(config, corpus, batches, mesh, parsed.overrides, log)
 
     counts = count_parameters(config.model)
-    flops = flops_per_token(config.model).training
+    flops = training_flops(config)
     result = loop.train(
         model,
         batches,
@@ -117,6 +117,12 @@ def fit_vocabulary(config: Config, tokenizer: Tokenizer) -> Config:
             f"accepted: none, or at least {tokenizer.vocab_size}"
         )
     return replace(config, model=replace(config.model, vocab_size=size))
+
+
+def training_flops(config: Config) -> float:
+    """Operations per token of a row, forward and backward; the head's count where the objective needs its logits."""
+    share = config.data.mask_rate if config.data.objective == "masked" else 1.0
+    return flops_per_token(config.model, head_fraction=share).training
 
 
 def bytes_per_token(config: Config, split: Split) -> float | None:
@@ -193,7 +199,7 @@ def print_overview(config: Config, corpus: Corpus, batches: Batches, mesh, overr
     )
     log(
         f"run: {train.steps} steps of {train.batch_rows} x {model.context_length} tokens = {_short(tokens)} tokens, "
-        f"{epochs:.2f} epochs, {_short(flops_per_token(model).training * tokens)}FLOP, on "
+        f"{epochs:.2f} epochs, {_short(training_flops(config) * tokens)}FLOP, on "
         f"{mesh.devices.size} x {mesh.devices.flat[0].device_kind}, into {config.workdir}"
     )
     for line in overrides:

@@ -17,6 +17,7 @@ import pytest
 from jaxformer import main, records
 from jaxformer.command_line import Parsed
 from jaxformer.config import MeshConfig, from_mapping
+from jaxformer.scaling.flops import flops_per_token
 from jaxformer.sharding import make_mesh
 from jaxformer.training.checkpoint import list_steps
 
@@ -70,6 +71,9 @@ def test_a_run_learns_and_is_described(family, tmp_path, capsys):
     assert evals[-1]["loss"] < np.log(256)
     final = found[-1]
     assert final["kind"] == "final" and final["flops"] > 0 and final["tokens"] == 8 * 16 * config.model.context_length
+    model = replace(config.model, vocab_size=320)
+    flops = flops_per_token(model, head_fraction=0.15 if family == "bert" else 1.0).training
+    assert final["flops"] == pytest.approx(final["tokens"] * flops)
     out = capsys.readouterr().out
     assert "resume:" in out
     assert ("gzip -9" in out) == (family == "gpt")

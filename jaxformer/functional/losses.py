@@ -143,6 +143,37 @@ def _projected_backward(options, gradients, cotangents):
 _projected.defvjp(_projected_forward, _projected_backward)
 
 
+def block_loss(hidden_ND, compute_VD, bias_V, targets_Bt, weights_Bt, label_smoothing, z_loss, *, gradients):
+    """The loss of one block of positions, N = B * t, whose logits exist only here.
+
+    Returns:
+      (total, (nll of each row, correct weight of each row)), and (if asked, else None) the gradients of `total` by
+      hidden [N, D] in its own dtype, table and bias in the dtype of the weights.
+    """
+    accumulate, batch = weights_Bt.dtype, len(targets_Bt)
+    targets_N, weights_N = targets_Bt.reshape(-1), weights_Bt.reshape(-1)
+    logits_NV = jnp.matmul(hidden_ND, compute_VD.T, preferred_element_type=accumulate) + bias_V[None, :]
+
+    def weighted(logits_NV):
+        loss_N, nll_N = cross_entropy(logits_NV, targets_N, label_smoothing, z_loss)
+        return jnp.sum(loss_N * weights_N), nll_N
+
+    if gradients:
+        total, backward, nll_N = jax.vjp(weighted, logits_NV, has_aux=True)
+    else:
+        total, nll_N = weighted(logits_NV)
+    hit_N = _at(logits_NV, targets_N) >= jnp.max(logits_NV, axis=-1)
+    rows = tuple(jnp.sum((x * weights_N).reshape(batch, -1), axis=1) for x in (nll_N, hit_N))
+    if not gradients:
+        return (total, rows), None
+    (g_NV,) = backward(jnp.ones((), accumulate))
+    d_bias = jnp.sum(g_NV, axis=0)
+    g_NV = g_NV.astype(hidden_ND.dtype)
+    d_table = transposed_product(g_NV, hidden_ND, accumulate)
+    d_hidden = product("NV,VD->ND", g_NV, compute_VD, hidden_ND.dtype)
+    return (total, rows), (d_hidden, d_table, d_bias)
+
+
 def _visit(hidden_BTD, table_VD, bias_V, targets_BT, weights_BT, options, *, gradients):
     """One pass over the chunks: the sums, and (if asked) the gradients of `total` by hidden, table and bias."""
     label_smoothing, z_loss, chunks, per_chunk = options
@@ -152,28 +183,15 @@ def _visit(hidden_BTD, table_VD, bias_V, targets_BT, weights_BT, options, *, gra
 
     def chunk(carry, part):
         hidden_BtD, targets_Bt, weights_Bt = part
-        hidden_ND, targets_N, weights_N = hidden_BtD.reshape(-1, width), targets_Bt.reshape(-1), weights_Bt.reshape(-1)
-        logits_NV = jnp.matmul(hidden_ND, compute_VD.T, preferred_element_type=accumulate) + bias_V[None, :]
-
-        def weighted(logits_NV):
-            loss_N, nll_N = cross_entropy(logits_NV, targets_N, label_smoothing, z_loss)
-            return jnp.sum(loss_N * weights_N), nll_N
-
-        if gradients:
-            total, backward, nll_N = jax.vjp(weighted, logits_NV, has_aux=True)
-        else:
-            total, nll_N = weighted(logits_NV)
-        hit_N = _at(logits_NV, targets_N) >= jnp.max(logits_NV, axis=-1)
-        rows = [jnp.sum((x * weights_N).reshape(batch, -1), axis=1) for x in (nll_N, hit_N)]
-        sums = (carry[0] + total, (carry[1][0] + rows[0], carry[1][1] + rows[1]))
+        hidden_ND = hidden_BtD.reshape(-1, width)
+        sums, grads = block_loss(
+            hidden_ND, compute_VD, bias_V, targets_Bt, weights_Bt, label_smoothing, z_loss, gradients=gradients
+        )
+        sums = jax.tree.map(jnp.add, carry[:2], sums)
         if not gradients:
             return sums, None
-        (g_NV,) = backward(jnp.ones((), accumulate))
-        d_bias = carry[3] + jnp.sum(g_NV, axis=0)
-        g_NV = g_NV.astype(hidden_ND.dtype)
-        d_table = carry[2] + transposed_product(g_NV, hidden_ND, accumulate)
-        d_hidden = product("NV,VD->ND", g_NV, compute_VD, hidden_ND.dtype)
-        return (*sums, d_table, d_bias), d_hidden.reshape(hidden_BtD.shape)
+        d_hidden, d_table, d_bias = grads
+        return (*sums, carry[2] + d_table, carry[3] + d_bias), d_hidden.reshape(hidden_BtD.shape)
 
     zero_B = jnp.zeros((batch,), accumulate)
     carry: tuple[Any, ...] = (jnp.zeros((), accumulate), (zero_B, zero_B))

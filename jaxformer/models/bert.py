@@ -21,7 +21,8 @@ from jaxformer import masks
 from jaxformer.config import LossConfig, ModelConfig
 from jaxformer.functional import layers
 from jaxformer.functional.block import block_specs, norm, norm_specs, rotation, stack, weight_init
-from jaxformer.functional.losses import cross_entropy, token_loss
+from jaxformer.functional.losses import cross_entropy
+from jaxformer.functional.selected import selected_loss
 from jaxformer.models import embedding
 from jaxformer.models.gpt import loss_options, token_metrics
 from jaxformer.specs import ParamSpec, stack_specs, zeros
@@ -124,7 +125,10 @@ def next_sentence_logits(params: Params, x: Array) -> Array:
 def loss(
     params: Params, batch: Batch, cfg: ModelConfig, loss_cfg: LossConfig, rng: Array | None = None
 ) -> tuple[Sums, Sums]:
-    """(objective, metrics) of a batch; see `types.Model`. With next-sentence labels their loss is a second term."""
+    """(objective, metrics) of a batch; see `types.Model`. With next-sentence labels their loss is a second term.
+
+    The masked-token head runs on the selected positions (weight > 0) and few others, see `selected_loss`.
+    """
     x = hidden(
         params,
         batch.tokens,
@@ -134,12 +138,15 @@ def loss(
         token_types=batch.token_types,
         rng=rng,
     )
-    out = token_loss(
-        transform(params, x, cfg),
+    head = params["head"]
+    out = selected_loss(
+        x,
         output_table(params),
         batch.targets,
         batch.weights,
-        params["head"]["bias"],
+        head["bias"],
+        transform=lambda p, x_ND: transform({"head": p}, x_ND, cfg),
+        transform_params={name: head[name] for name in ("w", "b", "norm")},
         **loss_options(loss_cfg),
     )
     objective, metrics = {"loss": (out.total, out.weight)}, token_metrics(out)

@@ -2,7 +2,8 @@
 
 Parameters are counted under each published convention, operations exactly: two per multiply-add of every matrix
 product, attention scores and values included, over the whole [T, T] square as Chowdhery et al. count it (an
-implementation may skip the masked half, which makes it faster, not the model smaller).
+implementation may skip the masked half, which makes it faster, not the model smaller). A head that is needed at a share
+of the positions only, as BERT's at the masked ones, counts by that share: the objective asks no more of anybody.
 
 >>> from jaxformer.config import ModelConfig
 >>> gpt2 = ModelConfig(num_layers=12, width=768, num_heads=12, context_length=1024, vocab_size=50257)
@@ -43,7 +44,7 @@ class Flops(NamedTuple):
       projections: query, key, value and output projections of all layers, forward.
       attention: scores and weighted values of all layers, forward.
       mlp: forward.
-      head: vocabulary projection (and BERT's transform), forward.
+      head: vocabulary projection (and BERT's transform) at the positions that need it, forward.
       remat: what the backward pass computes a second time under the config's policy.
     """
 
@@ -85,7 +86,8 @@ def flops_per_token(cfg: ModelConfig, context_length: int | None = None, head_fr
     Args:
       cfg: the model, its vocabulary size filled in.
       context_length: tokens of a row; None: the model's. A window limits the keys that count.
-      head_fraction: share of the positions whose logits are computed.
+      head_fraction: share of the positions whose logits are needed: 1 for next tokens, `mask_rate` for masked ones
+        (the expected share; what is computed is rounded up to whole blocks, see `functional.selected`).
 
     Returns:
       Flops per token.
@@ -100,7 +102,7 @@ def flops_per_token(cfg: ModelConfig, context_length: int | None = None, head_fr
     projections = layers * 2 * d * k * (2 * cfg.num_heads + 2 * cfg.kv_heads)
     attention = layers * 2 * 2 * cfg.num_heads * k * keys
     mlp = layers * 2 * d * f * (3 if cfg.gated else 2)
-    head = 2 * d * vocab * head_fraction + (2 * d * d if cfg.family == "bert" else 0)
+    head = head_fraction * (2 * d * vocab + (2 * d * d if cfg.family == "bert" else 0))
     # "dots" keeps every product with a weight and recomputes the batched ones, attention's.
     remat = {"none": 0.0, "dots": attention, "full": projections + attention + mlp}[cfg.remat]
     return Flops(projections, attention, mlp, head, remat)
