@@ -22,7 +22,7 @@ from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.modules import make_model
 from jaxformer.process import keep_compiled_programs, keep_freed_memory
 from jaxformer.scaling.flops import count_parameters, flops_per_token, six_n
-from jaxformer.sharding import check_batch, make_mesh, param_shardings, replicated
+from jaxformer.sharding import check_batch, host_rows, make_mesh, param_shardings, replicated
 from jaxformer.specs import abstract_params
 from jaxformer.training import loop, metrics
 from jaxformer.training.checkpoint import restore_params
@@ -67,7 +67,7 @@ def pretrain(parsed: Parsed) -> loop.Result:
 
     model = make_model(config.model, config.loss)
     param_shardings(model.specs, mesh)  # refuses what does not divide
-    share = {"host_index": jax.process_index(), "host_count": jax.process_count()}
+    share = {"own": host_rows(config.train.batch_rows, mesh)}
     shape = {"rows": config.train.batch_rows, "context_length": config.model.context_length}
     batches = Batches(corpus.train, corpus.tokenizer, config.data, **shape, **share, seed=config.seed)
     held_out = eval_batches(corpus.validation, corpus.tokenizer, config.data, **shape, **share)

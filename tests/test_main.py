@@ -86,6 +86,23 @@ def test_a_run_learns_and_is_described(family, tmp_path, capsys):
     np.testing.assert_allclose(again["loss"], final["loss"], rtol=1e-5)
 
 
+def test_a_host_brings_the_rows_that_its_devices_hold(tmp_path, monkeypatch):
+    """Which need not be its share by number: where the tensor axis spans hosts, several bring the same rows."""
+    given = []
+
+    def train(model, batches, held_out, *args, **kwargs):
+        given.append((batches[3].tokens, held_out[0].tokens))
+        return main.loop.Result("interrupted", 0, None, None, 0.0)
+
+    monkeypatch.setattr(main.loop, "train", train)
+    main.pretrain(parsed(tiny(tmp_path)))
+    monkeypatch.setattr(main, "host_rows", lambda rows, mesh: np.array([1, 2, rows - 1]))
+    main.pretrain(parsed(tiny(tmp_path)))
+    for whole, own in zip(*given, strict=True):
+        assert len(whole) == 16
+        np.testing.assert_array_equal(own, whole[[1, 2, 15]])
+
+
 @pytest.mark.slow
 def test_meshes_agree(tmp_path):
     """8x1x1, 2x2x2, 1x8x1 and 1x1x8 devices and one device give one loss curve within float32 rounding."""

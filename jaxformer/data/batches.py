@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer.config import ConfigError, DataConfig
+from jaxformer.config import DataConfig
 from jaxformer.data.corpus import Split
 from jaxformer.data.objectives import masking
 from jaxformer.data.pairs import PairRows
@@ -33,7 +33,7 @@ class Batches:
     """The training batches of one host.
 
     Each epoch cuts the split into windows of context_length tokens at a fresh random offset and goes through them in a
-    fresh order. Global row `step * rows + r` is row `r` of step `step` over all hosts; host h has the h-th share.
+    fresh order. Global row `step * rows + r` is row `r` of step `step` over all hosts, and does not depend on who asks.
 
     Attributes:
       rows_per_epoch: rows in which no token is read twice.
@@ -49,8 +49,7 @@ class Batches:
         rows: int,
         context_length: int,
         seed: int,
-        host_index: int = 0,
-        host_count: int = 1,
+        own: np.ndarray | None = None,
     ):
         """Looks only at sizes.
 
@@ -61,13 +60,14 @@ class Batches:
           rows: rows of a batch, all hosts together.
           context_length: tokens of a row.
           seed: order, offsets and noise.
-          host_index, host_count: which share of the rows.
+          own: [R] which of the rows 0 .. rows-1 of each batch this host brings, in this order; None: all.
 
         Raises:
-          ConfigError: the split is shorter than one row, or the rows do not divide over the hosts.
+          ConfigError: the split is shorter than one row.
+          ValueError: `own` names a row that is not there.
         """
         self._rows = _rows(split, tokenizer, data, context_length, covering=False)
-        self._share = _share(rows, host_index, host_count)
+        self._own = _own(own, rows)
         self._global_rows, self._seed = rows, seed
         self.rows_per_epoch = self._rows.per_epoch
         self.tokens_per_epoch = self.rows_per_epoch * context_length
@@ -76,11 +76,10 @@ class Batches:
         """The rows of this host in step `step` (from 0): numpy arrays as in `Batch`."""
         if step < 0:
             raise IndexError(f"step {step}; steps count from 0")
-        first = step * self._global_rows + self._share.start
-        count = len(self._share)
-        epoch, index = np.divmod(np.arange(first, first + count), self.rows_per_epoch)
+        numbers = step * self._global_rows + self._own
+        epoch, index = np.divmod(numbers, self.rows_per_epoch)
         index = permuted(index, self.rows_per_epoch, keys(self._seed, _ORDER, epoch))
-        return self._rows.batch(index, self._seed, epoch, noise(self._seed, first, count, self._rows.words))
+        return self._rows.batch(index, self._seed, epoch, _noise(self._seed, numbers, self._rows.words))
 
     def epochs(self, steps: int) -> float:
         """How often `steps` steps go through the split."""
@@ -94,8 +93,7 @@ def eval_batches(
     *,
     rows: int,
     context_length: int,
-    host_index: int = 0,
-    host_count: int = 1,
+    own: np.ndarray | None = None,
     max_rows: int | None = None,
 ) -> Sequence[Batch]:
     """The whole split once, in order, in batches of one shape, with the same noise every time.
@@ -110,21 +108,22 @@ def eval_batches(
       data: the objective and its settings.
       rows: rows of a batch, all hosts together.
       context_length: tokens of a row.
-      host_index, host_count: which share of the rows of each batch.
+      own: [R] which of the rows 0 .. rows-1 of each batch this host brings, in this order; None: all.
       max_rows: no more than so many rows, evenly spread over the split; None: all.
 
     Raises:
-      ConfigError: the rows do not divide over the hosts, or the split is too small to ask anything.
+      ConfigError: the split is too small to ask anything.
+      ValueError: `own` names a row that is not there.
     """
     source = _rows(split, tokenizer, data, context_length, covering=True)
     total = source.per_epoch
     chosen = np.arange(total) if max_rows is None else np.arange(min(max_rows, total)) * total // min(max_rows, total)
-    return _EvalBatches(source, chosen, rows, _share(rows, host_index, host_count), tokenizer.pad_id)
+    return _EvalBatches(source, chosen, rows, _own(own, rows), tokenizer.pad_id)
 
 
 class _EvalBatches(Sequence):
-    def __init__(self, source: Any, chosen: np.ndarray, rows: int, share: range, pad_id: int):
-        self._source, self._chosen, self._rows, self._share, self._pad_id = source, chosen, rows, share, pad_id
+    def __init__(self, source: Any, chosen: np.ndarray, rows: int, own: np.ndarray, pad_id: int):
+        self._source, self._chosen, self._rows, self._own, self._pad_id = source, chosen, rows, own, pad_id
 
     def __len__(self) -> int:
         return -(-len(self._chosen) // self._rows)
@@ -133,11 +132,10 @@ class _EvalBatches(Sequence):
         if isinstance(number, slice):
             return [self[i] for i in range(*number.indices(len(self)))]
         number = range(len(self))[number]  # IndexError past the end, negative numbers from the end
-        first = number * self._rows + self._share.start
-        ordinal = np.arange(first, first + len(self._share))
+        ordinal = number * self._rows + self._own
         filler = ordinal >= len(self._chosen)
         index = self._chosen[np.minimum(ordinal, len(self._chosen) - 1)]
-        bits = noise(_EVAL_SEED, first, len(ordinal), self._source.words)
+        bits = _noise(_EVAL_SEED, ordinal, self._source.words)
         batch = self._source.batch(index, _EVAL_SEED, np.zeros_like(index), bits)
         return blanked(batch, filler[:, None] | np.zeros(batch.tokens.shape, bool), self._pad_id)
 
@@ -149,8 +147,15 @@ def _rows(split: Split, tokenizer: Tokenizer, data: DataConfig, length: int, *, 
     return WindowRows(split, tokenizer, settings, length, covering=covering)
 
 
-def _share(rows: int, host_index: int, host_count: int) -> range:
-    """The rows of a batch that one host has."""
-    if rows % host_count:
-        raise ConfigError(f"config.train.batch_rows: {rows} does not divide over {host_count} hosts")
-    return range(host_index * rows // host_count, (host_index + 1) * rows // host_count)
+def _own(own: np.ndarray | None, rows: int) -> np.ndarray:
+    """[R] int64: the rows of a batch that one host brings."""
+    own = np.arange(rows) if own is None else np.asarray(own, np.int64)
+    if own.ndim != 1 or ((own < 0) | (own >= rows)).any():
+        raise ValueError(f"own: {own}; accepted: one axis of row numbers from 0 to {rows - 1}")
+    return own
+
+
+def _noise(seed: int, numbers: np.ndarray, words: int) -> np.ndarray:
+    """[R, words] random bits of the global rows `numbers`, by runs of consecutive ones."""
+    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    return np.concatenate([noise(seed, int(run[0]) if len(run) else 0, len(run), words) for run in runs])

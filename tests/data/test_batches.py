@@ -64,20 +64,35 @@ def test_order_and_offset_depend_on_the_seed(make_split, vocabulary):
     assert rows == 1 and len(offsets) > 3
 
 
-@pytest.mark.parametrize("hosts", [2, 3, 6])
-def test_hosts_together_have_the_batch_of_one(make_split, vocabulary, data, hosts):
+# Who brings which of six rows: shares in order, every other row, a tensor axis over hosts (both bring the same rows).
+HOSTS = {
+    "2 shares": [[0, 1, 2], [3, 4, 5]],
+    "6 shares": [[0], [1], [2], [3], [4], [5]],
+    "unequal": [[0, 1, 2, 3], [4, 5]],
+    "in turn": [[0, 2, 4], [1, 3, 5]],
+    "scattered": [[0, 1, 5], [2, 3, 4]],
+    "the same rows": [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5]],
+}
+
+
+def rows_of(batch, own):
+    return type(batch)(*(None if field is None else field[own] for field in batch))
+
+
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_a_host_has_its_rows_of_the_whole_batch(make_split, vocabulary, data, hosts):
     """Through several epochs, whose borders fall inside batches."""
     split = make_split(LENGTHS)
 
-    def make(index, count):
-        return Batches(split, vocabulary, data, rows=6, context_length=16, seed=1, host_index=index, host_count=count)
+    def make(own):
+        return Batches(split, vocabulary, data, rows=6, context_length=16, seed=1, own=own)
 
-    whole = make(0, 1)
-    shares = [make(index, hosts) for index in range(hosts)]
+    whole = make(None)
+    shares = [(np.array(own), make(np.array(own))) for own in HOSTS[hosts]]
     for step in range(3 * whole.rows_per_epoch // 6 + 2):
-        parts = [share[step] for share in shares]
-        assert_shapes(parts[0], 6 // hosts, 16, data.pairs)
-        assert_same(joined(parts), whole[step])
+        for own, share in shares:
+            assert_shapes(share[step], len(own), 16, data.pairs)
+            assert_same(share[step], rows_of(whole[step], own))
 
 
 @pytest.mark.parametrize("name", ["next_token", "masked"])
@@ -147,13 +162,14 @@ def test_a_corpus_of_exactly_one_row_works_and_a_shorter_one_does_not(make_split
     )
 
 
-def test_rows_that_do_not_divide_over_hosts_are_refused(make_split, vocabulary):
+@pytest.mark.parametrize("own", [[0, 6], [-1, 2], [[0, 1]]], ids=str)
+def test_rows_that_are_not_there_are_refused(make_split, vocabulary, own):
     for make in (
         lambda **kw: Batches(make_split([99]), vocabulary, DataConfig(), context_length=8, seed=0, **kw),
         lambda **kw: eval_batches(make_split([99]), vocabulary, DataConfig(), context_length=8, **kw),
     ):
-        with pytest.raises(ConfigError, match=r"^config.train.batch_rows: 6 does not divide over 4 hosts$"):
-            make(rows=6, host_index=0, host_count=4)
+        with pytest.raises(ValueError, match=r"^own: .* from 0 to 5$"):
+            make(rows=6, own=np.array(own))
 
 
 @pytest.mark.parametrize("length", [7, 16, 1000])
@@ -180,22 +196,27 @@ def test_masked_evaluation_reads_every_token_once(make_split, vocabulary):
     assert all((batch.weights[batch.segments == 0] == 0).all() for batch in batches)
 
 
-def test_evaluation_is_the_same_for_any_batch_size_and_number_of_hosts(make_split, vocabulary, data):
+def test_evaluation_is_the_same_for_any_batch_size_and_any_hosts(make_split, vocabulary, data):
     split = make_split(LENGTHS)
 
-    def rows_of(parts):
+    def real_rows(parts):
         out = joined(parts)
         real = out.segments.any(axis=1)
         return type(out)(*(None if x is None else x[real] for x in out))
 
-    def make(rows, index=0, count=1):
-        return eval_batches(split, vocabulary, data, rows=rows, context_length=16, host_index=index, host_count=count)
+    def make(rows, own=None):
+        return eval_batches(split, vocabulary, data, rows=rows, context_length=16, own=own)
 
-    want = rows_of(list(make(4)))
-    assert_same(rows_of(list(make(6))), want)
-    assert_same(rows_of(list(make(1))), want)
-    assert_same(rows_of([make(6, index, 3)[i] for i in range(len(make(6))) for index in range(3)]), want)
+    want = real_rows(list(make(4)))
+    assert_same(real_rows(list(make(6))), want)
+    assert_same(real_rows(list(make(1))), want)
     assert want.weights.sum() > 0
+    whole = make(6)
+    for own in (np.array(own) for hosts in HOSTS.values() for own in hosts):
+        part = make(6, own)
+        assert len(part) == len(whole)
+        for batch, all_rows in zip(part, whole, strict=True):
+            assert_same(batch, rows_of(all_rows, own))
 
 
 def test_evaluation_of_some_rows_spreads_them(make_split, vocabulary):
