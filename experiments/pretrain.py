@@ -11,7 +11,7 @@ from jaxformer.process import program
 
 
 def main() -> int:
-    """Exit code: 0 finished, 75 interrupted and saved (start again to go on), 3 diverged."""
+    """Exit code: 0 finished, 75 interrupted and saved (start again to go on), 3 diverged, 2 refused or leaking."""
     parsed = parse_config(parser(__doc__, "pretrain"))
     from jaxformer.main import pretrain  # after the command line, so that a misspelt field is answered at once
 

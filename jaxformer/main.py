@@ -9,18 +9,19 @@ import math
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 
 from jaxformer import manifest
 from jaxformer.command_line import Parsed
 from jaxformer.config import Config, ConfigError, to_dict
+from jaxformer.data import languages
 from jaxformer.data.batches import Batches, eval_batches
 from jaxformer.data.corpus import Corpus, Split, open_corpus
 from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.modules import make_model
-from jaxformer.process import keep_compiled_programs, keep_freed_memory
+from jaxformer.process import ProgramError, keep_compiled_programs, keep_freed_memory
 from jaxformer.scaling.flops import count_parameters, flops_per_token, six_n
 from jaxformer.sharding import check_batch, host_rows, make_mesh, param_shardings, replicated
 from jaxformer.specs import abstract_params
@@ -29,6 +30,8 @@ from jaxformer.training.checkpoint import restore_params
 from jaxformer.training.report import describe
 from jaxformer.training.step import compile_eval, place_batch
 from jaxformer.types import Params
+
+C = TypeVar("C", bound=Config)
 
 
 class Run(NamedTuple):
@@ -52,6 +55,7 @@ def pretrain(parsed: Parsed) -> loop.Result:
 
     Raises:
       ConfigError, CheckpointError: one line each, nothing written over; TrainingDiverged.
+      ProgramError: the run ended below the floor of its language, which only a leak can do.
     """
     config = parsed.config
     if config.compilation_cache:
@@ -67,10 +71,11 @@ def pretrain(parsed: Parsed) -> loop.Result:
 
     model = make_model(config.model, config.loss)
     param_shardings(model.specs, mesh)  # refuses what does not divide
-    share = {"own": host_rows(config.train.batch_rows, mesh)}
+    own = host_rows(config.train.batch_rows, mesh)
     shape = {"rows": config.train.batch_rows, "context_length": config.model.context_length}
-    batches = Batches(corpus.train, corpus.tokenizer, config.data, **shape, **share, seed=config.seed)
-    held_out = eval_batches(corpus.validation, corpus.tokenizer, config.data, **shape, **share)
+    batches = Batches(corpus.train, corpus.tokenizer, config.data, **shape, own=own, seed=config.seed)
+    held_out = eval_batches(corpus.validation, corpus.tokenizer, config.data, **shape, own=own)
+    floor = languages.floor(config.data, config.model.context_length)
     about = manifest.describe(config, parsed.overrides, parsed.source, corpus.fingerprint)
     if chief:
         manifest.write_or_check(about, config)
@@ -92,6 +97,7 @@ def pretrain(parsed: Parsed) -> loop.Result:
             "params_non_embedding": counts.non_embedding,
             "flops_6nd_per_token": six_n(config.model),
             "compressed_bits_per_byte": compressed(corpus.validation),
+            **({} if floor is None else {"floor": floor.nats, "floor_stderr": floor.standard_error}),
         },
         fingerprint=_fingerprint(config),
         resume_command=resume_command(parsed),
@@ -99,10 +105,14 @@ def pretrain(parsed: Parsed) -> loop.Result:
     )
     if result.evaluation is not None:
         print_result(config, corpus.validation, result, resume_command(parsed), log)
+        found = result.evaluation["loss"], result.evaluation["loss_stderr"]
+        leak = None if floor is None else languages.below_floor(floor, *found)
+        if leak is not None:
+            raise ProgramError(f"{config.workdir}: {leak}")
     return result
 
 
-def fit_vocabulary(config: Config, tokenizer: Tokenizer) -> Config:
+def fit_vocabulary(config: C, tokenizer: Tokenizer) -> C:
     """`config` with the vocabulary size filled in: the tokenizer's, rounded up to a multiple of 64.
 
     Raises:
@@ -177,6 +187,7 @@ def evaluate(workdir: str | Path, *, log=print) -> dict[str, float]:
         found = loop.evaluate(compile_eval(model, mesh), lambda b: place_batch(b, mesh), params, held_out)
     values = metrics.evaluation(found, bytes_per_token(config, corpus.validation))
     log(f"{workdir} at step {step}, held out: {describe(values)}")
+    print_floor(config, values, log)
     print_codes(corpus.validation, values, log)
     return {"step": step, **values}
 
@@ -211,6 +222,7 @@ def print_result(config: Config, split: Split, result: loop.Result, resume: str,
     assert result.evaluation is not None
     log(f"\n{result.status} at step {result.step} after {result.seconds:.0f} s")
     log(f"held out: {describe(result.evaluation)}")
+    print_floor(config, result.evaluation, log)
     print_codes(split, result.evaluation, log)
     if config.model.family == "gpt":
         log(f"sample:  python -m experiments.generate --workdir={config.workdir} --prompt='def '")
@@ -218,6 +230,16 @@ def print_result(config: Config, split: Split, result: loop.Result, resume: str,
         log(f"fill in: python -m experiments.fill_mask --workdir={config.workdir} --text='import [MASK]'")
     log(f"measure: python -m experiments.evaluate --workdir={config.workdir}")
     log(f"resume:  {resume}")
+
+
+def print_floor(config: Config, values: dict[str, float], log) -> None:
+    """What the best possible model would lose on a generated language, and how far this one is from it."""
+    floor = languages.floor(config.data, config.model.context_length)
+    if floor is None:
+        return
+    error = f" ± {floor.standard_error:.4f}" if floor.standard_error else ""
+    what = "the best possible model loses" if floor.attained else "no model loses less than"
+    log(f"floor: {what} {floor.nats:.4f}{error} nats per token, this one {values['loss'] - floor.nats:+.4f} from that")
 
 
 def print_codes(split: Split, values: dict[str, float], log) -> None:

@@ -17,6 +17,8 @@ import pytest
 from jaxformer import main, records
 from jaxformer.command_line import Parsed
 from jaxformer.config import MeshConfig, from_mapping
+from jaxformer.data import languages
+from jaxformer.process import program
 from jaxformer.scaling.flops import flops_per_token
 from jaxformer.sharding import make_mesh
 from jaxformer.training.checkpoint import list_steps
@@ -84,6 +86,43 @@ def test_a_run_learns_and_is_described(family, tmp_path, capsys):
     # Measuring the checkpoint gives what the run measured.
     again = main.evaluate(tmp_path / "run")
     np.testing.assert_allclose(again["loss"], final["loss"], rtol=1e-5)
+
+
+LANGUAGE = {
+    "data": {"source": "markov", "files": (), "separator": None, "language_symbols": 16, "language_order": 1,
+             "language_zipf": 0.5, "language_tokens": 20_000, "validation_fraction": 0.2},
+    "train": {"steps": 60, "eval_every_steps": 60, "steps_per_dispatch": 10},
+}  # fmt: skip
+
+
+def test_a_run_below_the_floor_of_its_language_fails_in_one_line(tmp_path, monkeypatch, capsys):
+    """Honest rows end above it; rows in which every token is its own target end below it and fail the program."""
+    config = tiny(tmp_path, **LANGUAGE)
+    floor = languages.floor(config.data, 32)
+
+    class Leaking(main.Batches):
+        def __getitem__(self, step):
+            batch = super().__getitem__(step)
+            return batch._replace(tokens=batch.targets)
+
+    def run(name):
+        with pytest.raises(SystemExit) as end:
+            program(lambda: 0 if main.pretrain(parsed(replace(config, workdir=str(tmp_path / name)))) else 1)
+        final = records.load(tmp_path / name / "records.jsonl", "final")[0]
+        assert (final["floor"], final["floor_stderr"]) == (floor.nats, 0.0)
+        out, err = capsys.readouterr()
+        assert f"floor: the best possible model loses {floor.nats:.4f} nats per token, this one" in out
+        return end.value.code, final["loss"], err
+
+    code, loss, err = run("honest")
+    assert code == 0 and floor.nats < loss < np.log(16) and "floor" not in err
+    plain = main.eval_batches
+    monkeypatch.setattr(main, "Batches", Leaking)
+    monkeypatch.setattr(main, "eval_batches", lambda *a, **k: [b._replace(tokens=b.targets) for b in plain(*a, **k)])
+    code, loss, err = run("leaking")
+    assert code == 2 and loss < floor.nats
+    assert err.splitlines()[-1].startswith(f"error: {tmp_path / 'leaking'}: held-out loss {loss:.4f}")
+    assert sum("below the floor" in line for line in err.splitlines()) == 1
 
 
 def test_a_host_brings_the_rows_that_its_devices_hold(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ its first target is predicted from one token, the second from two. A document of
 True
 """
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -30,22 +31,51 @@ def floor(data: DataConfig, context_length: int) -> Floor | None:
     """The floor of the objective of a configuration; None where none is known (natural text, masked hierarchy).
 
     Of rows of context_length tokens inside the text. The first and last rows of a split differ (a separator, fewer
-    tokens): that moves the mean over n tokens by less than log(V) * context_length / n. Strings of the hierarchy are
-    whole in every row, and their floor attained, if context_length is a multiple of branching**depth + 1.
+    tokens): that moves the mean over n tokens by less than log(V) * context_length / n, `ends` of the Floor. Strings
+    of the hierarchy are whole in every row, and their floor attained, if context_length is a multiple of
+    branching**depth + 1.
 
     Raises:
       ConfigError: rows shorter than the order of a masked Markov language.
     """
+    ends = math.log(data.language_symbols) * context_length / _symbols_of(data, "validation")
     if data.source == "markov":
         language = _markov(data)
         if data.objective == "next_token":
-            return Floor(language.next_token_floor(context_length), 0.0, True)
-        return language.masked_floor(context_length, Noise.of(data))
+            return Floor(language.next_token_floor(context_length), 0.0, True, ends)
+        return language.masked_floor(context_length, Noise.of(data))._replace(ends=ends)
     if data.source == "hierarchy" and data.objective == "next_token":
         grammar = _hierarchy(data)
         length = grammar.tokens + 1  # the separator is a token too; where it comes is known
-        return Floor(grammar.document_nats / length, 0.0, context_length % length == 0)
+        return Floor(grammar.document_nats / length, 0.0, context_length % length == 0, ends)
     return None
+
+
+def below_floor(floor: Floor, loss: float, loss_stderr: float) -> str | None:
+    """One line if a held-out loss is lower than any model can get without having seen what it predicts; else None.
+
+    Lower means: by more than 3 standard errors (of loss and floor together) and what the ends of the split may do.
+
+    Args:
+      floor: of `floor`.
+      loss: nats per predicted token, a mean over held-out rows.
+      loss_stderr: its standard error; nan (a single row) says nothing, and nothing is concluded.
+
+    >>> exact = Floor(1.5, 0.0, True)
+    >>> below_floor(exact, 1.48, 0.01) is None  # two standard errors
+    True
+    >>> print(below_floor(exact, 1.3, 0.01).split(":")[0])
+    held-out loss 1.3000 ± 0.0100 is 20.0 standard errors below the floor of 1.5000 nats per token
+    """
+    combined = math.hypot(loss_stderr, floor.standard_error)
+    missing = floor.nats - floor.ends - loss
+    if not missing > 3 * combined:  # nan: not
+        return None
+    by = f"{missing / combined:.1f} standard errors" if combined > 0 else f"{missing:.4f}"
+    return (
+        f"held-out loss {loss:.4f} ± {loss_stderr:.4f} is {by} below the floor of {floor.nats:.4f} nats per token: "
+        "what is to be predicted leaks into what the model reads"
+    )
 
 
 def documents(data: DataConfig, split: str) -> Iterator[str]:
@@ -55,9 +85,7 @@ def documents(data: DataConfig, split: str) -> Iterator[str]:
       data: source "markov" or "hierarchy" and the language fields.
       split: "train" or "validation".
     """
-    tokens = data.language_tokens
-    if split == "validation":
-        tokens = max(1, round(tokens * data.validation_fraction))
+    tokens = _symbols_of(data, split)
     if data.source == "markov":
         language = _markov(data)
         yield _text(language.sample(tokens, split), language.symbols)
@@ -70,6 +98,11 @@ def documents(data: DataConfig, split: str) -> Iterator[str]:
         text = _text(strings.reshape(-1), grammar.symbols)
         for begin in range(0, len(text), grammar.tokens):
             yield text[begin : begin + grammar.tokens]
+
+
+def _symbols_of(data: DataConfig, split: str) -> int:
+    share = data.validation_fraction if split == "validation" else 1.0
+    return max(1, round(data.language_tokens * share))
 
 
 def alphabet(symbols: int) -> str:

@@ -29,11 +29,13 @@ class Floor(NamedTuple):
       nats: per predicted token.
       standard_error: of `nats`, where it is a mean over sampled rows; 0.0 where it is a closed form.
       attained: the best model reaches `nats`; False: it is only a bound from below.
+      ends: nats by which the mean over a whole held-out split may differ: its first and last rows are unlike others.
     """
 
     nats: float
     standard_error: float
     attained: bool
+    ends: float = 0.0
 
 
 class Noise(NamedTuple):

@@ -11,7 +11,7 @@ from jaxformer.data import markov as markov_module
 from jaxformer.data.batches import Batches, eval_batches
 from jaxformer.data.corpus import open_corpus
 from jaxformer.data.hierarchy import Hierarchy
-from jaxformer.data.markov import Markov, Noise, corrupted
+from jaxformer.data.markov import Floor, Markov, Noise, corrupted
 from jaxformer.data.shuffle import noise as random_bits
 
 CHAINS = [(2, 1), (2, 3), (3, 2)]
@@ -283,6 +283,44 @@ def test_hierarchy_floor_is_that_of_aligned_rows(tmp_path):
     nats = grammar.next_token_nats(tokens[:, 1:] - 6).sum() / targets.size
     assert languages.floor(data, 10).nats == pytest.approx(nats, abs=1e-12)
     assert languages.floor(data, 10).attained and not languages.floor(data, 12).attained
+
+
+@pytest.mark.parametrize(
+    ("loss", "stderr", "floor", "below"),
+    [
+        (1.69, 0.1, (2.0, 0.0, True), True),
+        (1.71, 0.1, (2.0, 0.0, True), False),
+        (1.59, 0.08, (2.0, 0.06, True), True),  # together 0.1
+        (1.71, 0.08, (2.0, 0.06, True), False),
+        (1.69, 0.0, (2.0, 0.1, True), True),
+        (1.69, 0.1, (2.0, 0.0, False), True),  # a bound, too, is a floor
+        (1.69, 0.1, (2.0, 0.0, True, 0.02), False),  # the ends of the split may explain it
+        (1.67, 0.1, (2.0, 0.0, True, 0.02), True),
+        (1.99, 0.0, (2.0, 0.0, True), True),
+        (2.00, 0.0, (2.0, 0.0, True), False),
+        (9.99, 0.0, (2.0, 0.0, True), False),
+        (0.10, float("nan"), (2.0, 0.0, True), False),  # one row
+        (float("nan"), 0.1, (2.0, 0.0, True), False),
+    ],
+)
+def test_a_loss_below_the_floor_is_a_leak(loss, stderr, floor, below):
+    line = languages.below_floor(Floor(*floor), loss, stderr)
+    assert (line is not None) == below
+    assert line is None or (f"{loss:.4f}" in line and "2.0000" in line and "\n" not in line)
+
+
+def test_ends_of_the_split_move_the_mean_as_little_as_is_said(tmp_path):
+    """The best model's exact loss on whole splits of a few rows, against the floor inside the text."""
+    data = tiny(tmp_path, source="markov", language_symbols=5, language_order=2, language_tokens=1000)
+    assert languages.floor(data, 20).ends == pytest.approx(np.log(5) * 20 / 100)
+    language = Markov(5, 2, data.language_zipf, data.language_seed)
+    for tokens, length in itertools.product((19, 20, 21, 30, 39, 100), (5, 20)):
+        whole, rest = divmod(tokens, length)
+        # The first row is predicted from a separator, so from one token less; the last one is cut.
+        rows = [(length, 0), *[(length, 1)] * (whole - 1), (rest, 1)] if whole else [(rest, 0)]
+        mean = sum(n * language.next_token_floor(n, first) for n, first in rows if n) / tokens
+        ends = np.log(5) * length / tokens
+        assert -ends < mean - language.next_token_floor(length) < ends
 
 
 def test_no_floor_is_known_of_other_text(tmp_path):
