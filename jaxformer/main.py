@@ -16,7 +16,7 @@ import jax
 from jaxformer import manifest
 from jaxformer.command_line import Parsed
 from jaxformer.config import Config, ConfigError, to_dict
-from jaxformer.data import languages
+from jaxformer.data import excerpt, languages
 from jaxformer.data.batches import Batches, eval_batches
 from jaxformer.data.corpus import Corpus, Split, open_corpus
 from jaxformer.data.tokenizers import Tokenizer
@@ -104,7 +104,7 @@ def pretrain(parsed: Parsed) -> loop.Result:
         log=log,
     )
     if result.evaluation is not None:
-        print_result(config, corpus.validation, result, resume_command(parsed), log)
+        print_result(config, corpus, result, resume_command(parsed), log)
         found = result.evaluation["loss"], result.evaluation["loss_stderr"]
         leak = None if floor is None else languages.below_floor(floor, *found)
         if leak is not None:
@@ -217,19 +217,30 @@ def print_overview(config: Config, corpus: Corpus, batches: Batches, mesh, overr
         log(f"override: {line}")
 
 
-def print_result(config: Config, split: Split, result: loop.Result, resume: str, log) -> None:
+def print_result(config: Config, corpus: Corpus, result: loop.Result, resume: str, log) -> None:
     """How it ended, beside what general compressors make of the same bytes, and what to do next."""
     assert result.evaluation is not None
     log(f"\n{result.status} at step {result.step} after {result.seconds:.0f} s")
     log(f"held out: {describe(result.evaluation)}")
     print_floor(config, result.evaluation, log)
-    print_codes(split, result.evaluation, log)
+    print_codes(corpus.validation, result.evaluation, log)
+    workdir, text = shlex.quote(config.workdir), shlex.quote(something_to_try(config, corpus))
     if config.model.family == "gpt":
-        log(f"sample:  python -m experiments.generate --workdir={config.workdir} --prompt='def '")
+        log(f"sample:  python -m experiments.generate --workdir={workdir} --prompt={text}")
     else:
-        log(f"fill in: python -m experiments.fill_mask --workdir={config.workdir} --text='import [MASK]'")
-    log(f"measure: python -m experiments.evaluate --workdir={config.workdir}")
+        log(f"fill in: python -m experiments.fill_mask --workdir={workdir} --text={text}")
+    log(f"measure: python -m experiments.evaluate --workdir={workdir}")
     log(f"resume:  {resume}")
+
+
+def something_to_try(config: Config, corpus: Corpus) -> str:
+    """A prompt for a GPT, or a text with [MASK] for a BERT, such as the corpus could hold."""
+    if config.model.family == "gpt":
+        return "def " if config.data.source == "stdlib" else excerpt.prompt(corpus.validation, corpus.tokenizer)
+    if config.data.source == "stdlib":
+        return "import [MASK]"
+    room = max(1, min(12, config.model.context_length - 2))  # what else stands in a row: [CLS], [SEP]
+    return excerpt.with_mask(corpus.validation, corpus.tokenizer, room)
 
 
 def print_floor(config: Config, values: dict[str, float], log) -> None:

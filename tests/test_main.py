@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -78,6 +79,9 @@ def test_a_run_learns_and_is_described(family, tmp_path, capsys):
     assert final["flops"] == pytest.approx(final["tokens"] * flops)
     out = capsys.readouterr().out
     assert "resume:" in out
+    # What to try next is text of this corpus.
+    shown = re.search("--prompt=(.*)" if family == "gpt" else "--text=(.*)", out)
+    assert shown and re.fullmatch(r"'Document \d+: 0'" if family == "gpt" else r"'Docume\[MASK\]t \d+:?'", shown[1])
     assert ("gzip -9" in out) == (family == "gpt")
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["config"]["model"]["vocab_size"] == 320
@@ -86,6 +90,12 @@ def test_a_run_learns_and_is_described(family, tmp_path, capsys):
     # Measuring the checkpoint gives what the run measured.
     again = main.evaluate(tmp_path / "run")
     np.testing.assert_allclose(again["loss"], final["loss"], rtol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "shown"), [("gpt", "def "), ("bert", "import [MASK]")])
+def test_what_to_try_on_python_is_python(family, shown):
+    tree = {"model": {"family": family}, "data": {"objective": "masked" if family == "bert" else "next_token"}}
+    assert main.something_to_try(from_mapping(tree), None) == shown
 
 
 LANGUAGE = {
