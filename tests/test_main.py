@@ -153,15 +153,16 @@ def test_a_host_brings_the_rows_that_its_devices_hold(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_meshes_agree(tmp_path):
+@pytest.mark.parametrize("family", ["gpt", "bert"])
+def test_meshes_agree(family, tmp_path):
     """8x1x1, 2x2x2, 1x8x1 and 1x1x8 devices and one device give one loss curve within float32 rounding."""
-    curves = {}
+    sections, curves = BERT if family == "bert" else {}, {}
     for shape in [(8, 1, 1), (2, 2, 2), (1, 8, 1), (1, 1, 8)]:
         name = "x".join(map(str, shape))
-        config = replace(tiny(tmp_path), workdir=str(tmp_path / name), mesh=MeshConfig(*shape))
+        config = replace(tiny(tmp_path, **sections), workdir=str(tmp_path / name), mesh=MeshConfig(*shape))
         main.pretrain(parsed(config))
         curves[name] = losses(tmp_path / name)
-    one = replace(tiny(tmp_path), workdir=str(tmp_path / "one"), mesh=MeshConfig(1, 1, 1))
+    one = replace(tiny(tmp_path, **sections), workdir=str(tmp_path / "one"), mesh=MeshConfig(1, 1, 1))
     devices = jax.devices()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(main, "make_mesh", lambda mesh: make_mesh(mesh, devices[:1]))
