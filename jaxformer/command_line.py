@@ -44,8 +44,8 @@ def parser(doc: str | None, name: str) -> argparse.ArgumentParser:
     )
 
 
-def parse_config(parser: argparse.ArgumentParser, argv: list[str] | None = None) -> Parsed:
-    """Reads the config file and the overrides of a command line.
+def parse_config(parser: argparse.ArgumentParser, argv: list[str] | None = None, cls: type[Config] = Config) -> Parsed:
+    """Reads the config file and the overrides of a command line into a `cls`.
 
     Raises:
       ConfigError: no such file, no get_config in it, or anything `config.from_mapping` refuses.
@@ -66,8 +66,8 @@ def parse_config(parser: argparse.ArgumentParser, argv: list[str] | None = None)
             raise ConfigError(f"{word}: needs a value, as in {word}=VALUE")
         overrides[match[1]] = match[2]
     mapping = load_file(known.config)
-    base = from_mapping(mapping)
-    config = from_mapping(mapping, overrides)
+    base = from_mapping(mapping, cls=cls)
+    config = from_mapping(mapping, overrides, cls)
     if "workdir" not in mapping:
         base = replace(base, workdir=f"runs/{Path(known.config.split(':')[0]).stem}")
         config = config if "workdir" in overrides else replace(config, workdir=base.workdir)

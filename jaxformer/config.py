@@ -368,6 +368,9 @@ class Config:
             )
 
 
+C = typing.TypeVar("C", bound=Config)
+
+
 def _at_least(name: str, value: float, low: float) -> None:
     if not low <= value < float("inf"):
         finite = "a finite number, " if isinstance(low, float) else ""
@@ -390,24 +393,29 @@ def _up_to(name: str, value: int, low: int, fits: Callable[[int], bool], symbols
         raise ConfigError(f"config.{name}: {value}; accepted with {symbols} symbols: {low} to {most}")
 
 
-def from_mapping(mapping: Mapping[str, Any], overrides: Mapping[str, str] | None = None) -> Config:
+def from_mapping(
+    mapping: Mapping[str, Any],
+    overrides: Mapping[str, str] | None = None,
+    cls: type[C] = Config,  # type: ignore[assignment]
+) -> C:
     """The typed Config of a nested mapping or ml_collections ConfigDict.
 
     Args:
       mapping: nested, sections inside; fields that are not given take the defaults of the dataclasses.
       overrides: dotted field -> text as typed on a command line ("model.num_layers": "6"). Texts are read by the
         field's type: "none" is None where the field may be absent, tuples are separated by commas.
+      cls: Config, or a dataclass that adds sections to it.
 
     Raises:
       ConfigError: an unknown field (names the nearest), a wrong type, a value out of range, an impossible combination.
     """
     tree = _plain(mapping)
     for dotted, text in (overrides or {}).items():
-        _place(tree, dotted, text)
+        _place(tree, dotted, text, cls)
     data = tree.get("data")
     if isinstance(data, Mapping) and data.get("files") and data.get("source", "stdlib") == "stdlib":
         tree["data"] = {**data, "source": "files"}
-    return _build(Config, tree, "config")
+    return _build(cls, tree, "config")
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -431,9 +439,8 @@ def _plain(mapping: Mapping[str, Any]) -> dict[str, Any]:
     return {str(k): _plain(v) if hasattr(v, "items") else v for k, v in mapping.items()}
 
 
-def _place(tree: dict[str, Any], dotted: str, text: str) -> None:
+def _place(tree: dict[str, Any], dotted: str, text: str, cls: Any) -> None:
     """Puts one override into the nested dict, read by the type its field has."""
-    cls: Any = Config
     *sections, name = dotted.split(".")
     where = "config"
     for section in sections:
@@ -456,8 +463,12 @@ def _from_text(text: str, kind: Any, where: str) -> Any:
         return None
     for option in options:
         if typing.get_origin(option) is tuple:
-            stripped = text.strip("()[]")
-            return tuple(part.strip().strip("'\"") for part in stripped.split(",") if part.strip())
+            parts = [part.strip().strip("'\"") for part in text.strip("()[]").split(",") if part.strip()]
+            each = typing.get_args(option)[0]
+            try:
+                return tuple(part if each is str else each(part.replace("_", "")) for part in parts)
+            except ValueError:
+                pass
         if option is bool:
             if text.lower() in ("true", "1", "yes", "false", "0", "no"):
                 return text.lower() in ("true", "1", "yes")
@@ -501,17 +512,23 @@ def _convert(value: Any, kind: Any, where: str) -> Any:
             if isinstance(value, str) and value in typing.get_args(option):
                 return value
         elif typing.get_origin(option) is tuple:
-            if isinstance(value, list | tuple) and all(isinstance(v, str) for v in value):
-                return tuple(value)
-            if isinstance(value, str):
-                return (value,)
-        elif option is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        elif option is int and isinstance(value, int) and not isinstance(value, bool):
-            return value
+            each = typing.get_args(option)[0]
+            if isinstance(value, list | tuple) and all(_is_a(v, each) for v in value):
+                return tuple(each(v) for v in value)
+            if _is_a(value, each):
+                return (each(value),)
+        elif option in (int, float) and _is_a(value, option):
+            return option(value)
         elif option in (str, bool, type(None)) and isinstance(value, option):
             return value
     raise ConfigError(f"{where}: {value!r} is not {_describe(kind)}")
+
+
+def _is_a(value: Any, kind: type) -> bool:
+    """Whether a plain value is one of a kind: a float may be written as an integer, a bool is no number."""
+    if kind in (int, float):
+        return isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+    return isinstance(value, kind)
 
 
 def _options(kind: Any) -> tuple[Any, ...]:
@@ -524,7 +541,8 @@ def _describe(kind: Any) -> str:
         if typing.get_origin(option) is Literal:
             names.append("one of " + ", ".join(typing.get_args(option)))
         elif typing.get_origin(option) is tuple:
-            names.append("a comma-separated list")
+            each = typing.get_args(option)[0]
+            names.append("a comma-separated list" + {int: " of integers", float: " of numbers"}.get(each, ""))
         else:
             names.append({int: "an integer", float: "a number", bool: "true or false", str: "text"}.get(option, "none"))
     return " or ".join(names)

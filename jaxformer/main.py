@@ -22,7 +22,7 @@ from jaxformer.data.corpus import Corpus, Split, open_corpus
 from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.modules import make_model
 from jaxformer.process import ProgramError, keep_compiled_programs, keep_freed_memory
-from jaxformer.scaling.flops import count_parameters, flops_per_token, six_n
+from jaxformer.scaling.flops import count_parameters, six_n, training_flops
 from jaxformer.sharding import check_batch, host_rows, make_mesh, param_shardings, replicated
 from jaxformer.specs import abstract_params
 from jaxformer.training import loop, metrics
@@ -83,7 +83,7 @@ def pretrain(parsed: Parsed) -> loop.Result:
     print_overview(config, corpus, batches, mesh, parsed.overrides, log)
 
     counts = count_parameters(config.model)
-    flops = training_flops(config)
+    flops = training_flops(config.model, config.data)
     result = loop.train(
         model,
         batches,
@@ -127,12 +127,6 @@ def fit_vocabulary(config: C, tokenizer: Tokenizer) -> C:
             f"accepted: none, or at least {tokenizer.vocab_size}"
         )
     return replace(config, model=replace(config.model, vocab_size=size))
-
-
-def training_flops(config: Config) -> float:
-    """Operations per token of a row, forward and backward; the head's count where the objective needs its logits."""
-    share = config.data.mask_rate if config.data.objective == "masked" else 1.0
-    return flops_per_token(config.model, head_fraction=share).training
 
 
 def bytes_per_token(config: Config, split: Split) -> float | None:
@@ -210,7 +204,7 @@ def print_overview(config: Config, corpus: Corpus, batches: Batches, mesh, overr
     )
     log(
         f"run: {train.steps} steps of {train.batch_rows} x {model.context_length} tokens = {_short(tokens)} tokens, "
-        f"{epochs:.2f} epochs, {_short(training_flops(config) * tokens)}FLOP, on "
+        f"{epochs:.2f} epochs, {_short(training_flops(config.model, config.data) * tokens)}FLOP, on "
         f"{mesh.devices.size} x {mesh.devices.flat[0].device_kind}, into {config.workdir}"
     )
     for line in overrides:

@@ -11,7 +11,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +73,14 @@ def read_config(workdir: str | Path) -> Config:
     return from_mapping(read(workdir)["config"])
 
 
-def check_workdir(config: Config) -> None:
+def check_workdir(config: Config, free: Sequence[str] = ()) -> None:
     """Looks, before anything is computed, whether `config.workdir` can be written and is free or holds this run.
 
     Writes nothing but the empty directory.
+
+    Args:
+      config: of the run that is to start.
+      free: sections and fields, beside OPERATIONAL, in which it may differ from the one found.
 
     Raises:
       ConfigError: not a directory, not writable, not empty and not a run, or a run of another config (with a diff).
@@ -91,11 +95,13 @@ def check_workdir(config: Config) -> None:
         raise ConfigError(f"config.workdir: {workdir} cannot be written to")
     if FILE_NAME in found:
         stored = read(workdir)["config"]
-        stored = to_dict(from_mapping(stored))  # fields this version has and that one had not take their defaults
+        stored = to_dict(
+            from_mapping(stored, cls=type(config))
+        )  # fields this version has and that one had not take their defaults
         new = to_dict(config)
         if config.model.vocab_size is None:  # filled in from the tokenizer later
             new["model"]["vocab_size"] = stored["model"]["vocab_size"]
-        if changes := diff(_essential(stored), _essential(new)):
+        if changes := diff(_essential(stored, free), _essential(new, free)):
             raise ConfigError(
                 f"config.workdir: {workdir} holds a run of another config ({'; '.join(changes)}); "
                 "give this one a --config.workdir of its own"
@@ -136,10 +142,10 @@ def write_or_check(manifest: Mapping[str, Any], config: Config) -> None:
         raise ConfigError(f"config.workdir: {path} cannot be written ({error.strerror})") from None
 
 
-def _essential(config: dict[str, Any]) -> dict[str, Any]:
+def _essential(config: dict[str, Any], free: Sequence[str]) -> dict[str, Any]:
     """The config without its operational fields."""
     kept = {k: dict(v) if isinstance(v, dict) else v for k, v in config.items()}
-    for name in OPERATIONAL:
+    for name in (*OPERATIONAL, *free):
         section, _, field = name.partition(".")
         if field:
             kept[section].pop(field, None)

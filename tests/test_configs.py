@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from jaxformer.command_line import load_file, parse_config, parser
-from jaxformer.config import from_mapping
+from jaxformer.config import Config, from_mapping
 from jaxformer.modules import make_model
 from jaxformer.scaling.flops import count_parameters
+from jaxformer.scaling.ladder import StudyConfig
 from jaxformer.training.optim import make_optimizer, make_schedule
 from jaxformer.training.state import state_shapes
 from jaxformer.training.step import train_step
@@ -21,10 +22,16 @@ from jaxformer.types import Batch
 CONFIGS = sorted(p for p in (Path(__file__).parent.parent / "configs").glob("*.py") if p.name != "__init__.py")
 
 
+def load(source):
+    """The config of a file: of a scaling study, where it has a ladder."""
+    mapping = load_file(str(source))
+    return from_mapping(mapping, cls=StudyConfig if "ladder" in mapping else Config)
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
 def test_builds_and_steps_once(path):
     """The train step of the config as it is traces, and gives the state back in the shapes it took."""
-    config = from_mapping(load_file(str(path)))
+    config = load(path)
     config = replace(config, model=replace(config.model, vocab_size=config.model.vocab_size or 4096))
     model = make_model(config.model, config.loss)
     optimizer = make_optimizer(config.optimizer, config.train.steps, model.specs)
@@ -78,7 +85,7 @@ def test_overrides_by_equals_and_by_space():
 def test_a_batch_dimension_is_never_a_parameter():
     """No config's vocabulary is smaller than the tokenizer it asks for."""
     for path in CONFIGS:
-        config = from_mapping(load_file(str(path)))
+        config = load(path)
         if config.model.vocab_size is not None:
             assert config.model.vocab_size >= config.data.tokenizer_vocab, path.name
             assert np.remainder(config.model.vocab_size, 64) == 0

@@ -37,11 +37,12 @@ def test_every_config_says_its_command():
         if path.name == "__init__.py":
             continue
         text = path.read_text(encoding="utf-8")
-        assert f"python -m experiments.pretrain --config=configs/{path.name}" in text, path.name
+        program = "scaling" if path.name.startswith("scaling_") else "pretrain"
+        assert f"python -m experiments.{program} --config=configs/{path.name}" in text, path.name
         assert len(text.splitlines()) <= 60, path.name
 
 
-@pytest.mark.parametrize("name", ["pretrain", "evaluate", "generate", "fill_mask", "curves", "fit"])
+@pytest.mark.parametrize("name", ["pretrain", "evaluate", "generate", "fill_mask", "curves", "fit", "scaling"])
 def test_help(name, monkeypatch, capsys):
     """--help answers without loading jax's backends, and shows the command."""
     module = __import__(f"experiments.{name}", fromlist=["main"])

@@ -23,7 +23,7 @@ FLOORS = {
     "models": 3, "data": 3, "sharding": 3,
     "modules": 4, "decoding": 4, "scaling": 4,
     "training": 5,
-    "plan": 6, "process": 6, "main": 6,
+    "plan": 6, "process": 6, "main": 6, "study": 6,
 }  # fmt: skip
 
 # More than the floors forbid: (room, rooms it does not see).

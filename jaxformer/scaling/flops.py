@@ -16,7 +16,7 @@ of the positions only, as BERT's at the masked ones, counts by that share: the o
 
 from typing import NamedTuple
 
-from jaxformer.config import ModelConfig
+from jaxformer.config import DataConfig, ModelConfig
 from jaxformer.models import bert, gpt
 from jaxformer.specs import count_by_group, count_params
 
@@ -106,6 +106,12 @@ def flops_per_token(cfg: ModelConfig, context_length: int | None = None, head_fr
     # "dots" keeps every product with a weight and recomputes the batched ones, attention's.
     remat = {"none": 0.0, "dots": attention, "full": projections + attention + mlp}[cfg.remat]
     return Flops(projections, attention, mlp, head, remat)
+
+
+def training_flops(cfg: ModelConfig, data: DataConfig) -> float:
+    """Operations per token of a row, forward and backward; the head's count where the objective needs its logits."""
+    share = data.mask_rate if data.objective == "masked" else 1.0
+    return flops_per_token(cfg, head_fraction=share).training
 
 
 def six_n(cfg: ModelConfig) -> float:

@@ -11,7 +11,7 @@ optimizer, because the train step needs the norm anyway.
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,45 @@ MUON_RMS = 0.2
 NOT_MATRICES = frozenset({"vocab", "positions", "types"})
 
 
-def make_schedule(cfg: OptimizerConfig, steps: int) -> Schedule:
+class Knobs(NamedTuple):
+    """The numbers of a rule and its schedule, all that may differ between members of one compiled sweep.
+
+    Python numbers, or traced scalars: the program is the same for all of them.
+
+    Attributes:
+      learning_rate: the peak.
+      final_fraction: of the peak, where the decay ends.
+      weight_decay: of the matrices.
+      warmup_steps: first update at the peak.
+      steps: of the run.
+      decay_steps: of wsd's final decay.
+    """
+
+    learning_rate: Any
+    final_fraction: Any
+    weight_decay: Any
+    warmup_steps: Any
+    steps: Any
+    decay_steps: Any
+
+    @classmethod
+    def of(cls, cfg: OptimizerConfig, steps: int) -> "Knobs":
+        """Those of a configuration, in a run of `steps`.
+
+        Raises:
+          ConfigError: wsd's decay does not fit between the warm-up and the end.
+        """
+        warmup = cfg.warmup_steps
+        decay = min(max(1, steps // 5), max(1, steps - warmup)) if cfg.decay_steps is None else cfg.decay_steps
+        if cfg.schedule == "wsd" and warmup + decay > max(steps, 1):
+            raise ConfigError(
+                f"config.optimizer.decay_steps: {decay} after optimizer.warmup_steps {warmup} is more than "
+                f"train.steps {steps}; accepted: at most {steps - warmup}"
+            )
+        return cls(cfg.learning_rate, cfg.final_fraction, cfg.weight_decay, warmup, steps, decay)
+
+
+def make_schedule(cfg: OptimizerConfig, steps: int, knobs: Knobs | None = None) -> Schedule:
     """The learning rate as a function of the number of updates already made.
 
     Linear warm-up to `learning_rate`, which update number `warmup_steps` (from 0) is the first to use; then
@@ -41,36 +79,40 @@ def make_schedule(cfg: OptimizerConfig, steps: int) -> Schedule:
       constant         stays
       wsd              stays, then falls linearly to the floor over the last `decay_steps`
 
+    Args:
+      cfg: the schedule's kind, and its numbers where `knobs` are not given.
+      steps: of the run.
+      knobs: its numbers, perhaps traced; `cfg` gives the kind alone and `steps` is not read.
+
     Raises:
-      ConfigError: wsd's decay does not fit between the warm-up and the end.
+      ConfigError: as in `Knobs.of`.
     """
-    peak, floor, warmup = cfg.learning_rate, cfg.learning_rate * cfg.final_fraction, cfg.warmup_steps
-    decay = min(max(1, steps // 5), max(1, steps - warmup)) if cfg.decay_steps is None else cfg.decay_steps
-    if cfg.schedule == "wsd" and warmup + decay > max(steps, 1):
-        raise ConfigError(
-            f"config.optimizer.decay_steps: {decay} after optimizer.warmup_steps {warmup} is more than "
-            f"train.steps {steps}; accepted: at most {steps - warmup}"
-        )
+    knobs = Knobs.of(cfg, steps) if knobs is None else knobs
+    peak, warmup, end, decay = knobs.learning_rate, knobs.warmup_steps, knobs.steps, knobs.decay_steps
+    floor = peak * knobs.final_fraction
 
     def schedule(step: Array | int) -> Array:
         step = jnp.asarray(step, jnp.float32)
-        done = jnp.clip((step - warmup) / max(1, steps - warmup), 0, 1)
+        done = jnp.clip((step - warmup) / jnp.maximum(1, end - warmup), 0, 1)
         if cfg.schedule == "cosine":
             rate = floor + (peak - floor) * 0.5 * (1 + jnp.cos(jnp.pi * done))
         elif cfg.schedule == "linear":
             rate = peak + (floor - peak) * done
         elif cfg.schedule == "inverse_sqrt":
-            rate = jnp.maximum(peak * jnp.sqrt(max(warmup, 1) / jnp.maximum(step, max(warmup, 1))), floor)
+            first = jnp.maximum(warmup, 1)
+            rate = jnp.maximum(peak * jnp.sqrt(first / jnp.maximum(step, first)), floor)
         elif cfg.schedule == "constant":
             rate = jnp.asarray(peak, jnp.float32)
         else:
-            rate = peak + (floor - peak) * jnp.clip((step - (steps - decay)) / decay, 0, 1)
+            rate = peak + (floor - peak) * jnp.clip((step - (end - decay)) / decay, 0, 1)
         return jnp.where(step < warmup, peak * (step + 1) / (warmup + 1), rate)
 
     return schedule
 
 
-def make_optimizer(cfg: OptimizerConfig, steps: int, specs: Any) -> optax.GradientTransformation:
+def make_optimizer(
+    cfg: OptimizerConfig, steps: int, specs: Any, knobs: Knobs | None = None
+) -> optax.GradientTransformation:
     """The update rule over parameters described by `specs`, for a run of `steps`.
 
       adamw      beta1, beta2, epsilon
@@ -78,7 +120,8 @@ def make_optimizer(cfg: OptimizerConfig, steps: int, specs: Any) -> optax.Gradie
       adafactor  factored second moment, which decays as 1 - t**-0.8; beta1 is its momentum, 0 for none
       muon       beta1 is its (Nesterov) momentum; tables, biases and scales take adamw's update
 
-    A leading "layers" axis is a batch of parameters, never a dimension of a matrix.
+    A leading "layers" axis is a batch of parameters, never a dimension of a matrix. Given `knobs` take the place of
+    those in `cfg`, as in `make_schedule`.
 
     Raises:
       ConfigError: as in `make_schedule`.
@@ -93,9 +136,10 @@ def make_optimizer(cfg: OptimizerConfig, steps: int, specs: Any) -> optax.Gradie
         "muon": lambda: _muon(cfg, specs, adam),
     }[cfg.name]()
     parts = [rule]
-    if cfg.weight_decay:
-        parts.append(optax.add_decayed_weights(cfg.weight_decay, decay_mask(specs)))
-    return optax.chain(*parts, optax.scale_by_learning_rate(make_schedule(cfg, steps)))
+    if cfg.weight_decay or knobs is not None:
+        decay = cfg.weight_decay if knobs is None else knobs.weight_decay
+        parts.append(optax.add_decayed_weights(decay, decay_mask(specs)))
+    return optax.chain(*parts, optax.scale_by_learning_rate(make_schedule(cfg, steps, knobs)))
 
 
 def clip(grads: Params, limit: float | None) -> tuple[Params, Array]:

@@ -19,10 +19,19 @@ class Progress:
       log: prints a line.
       show: False to show nothing.
       bar: True for a bar, False for lines, None: a bar where stderr is a terminal.
+      unit: what is counted.
     """
 
-    def __init__(self, total: int, log: Callable[[str], None], *, show: bool = True, bar: bool | None = None):
-        self._total, self._log, self._show = total, log, show
+    def __init__(
+        self,
+        total: int,
+        log: Callable[[str], None],
+        *,
+        show: bool = True,
+        bar: bool | None = None,
+        unit: str = "step",
+    ):
+        self._total, self._log, self._show, self._unit = total, log, show, unit
         self._first: tuple[int, float] | None = None  # step and time of the first update; compiling came before it
         self._spoke = -math.inf
         self._bar: Any = None
@@ -35,14 +44,22 @@ class Progress:
             self._task = self._bar.add_task("compiling", total=total)
             self._bar.start()
 
-    def update(self, step: int, loss: float, tokens_per_second: float | None, utilisation: float | None) -> None:
-        """The run is at `step`."""
+    def expect(self, total: int) -> None:
+        """There is more (or less) to do than was thought."""
+        self._total = total
+        if self._bar is not None:
+            self._bar.update(self._task, total=total)
+
+    def update(
+        self, step: int, loss: float, tokens_per_second: float | None, utilisation: float | None, label: str = ""
+    ) -> None:
+        """The run is at `step`; `label` says in which part of it."""
         if not self._show:
             return
         if self._first is None:
             self._first = (step, time.monotonic())
         first, since = self._first
-        parts = [f"loss {loss:.4f}"]
+        parts = [f"{label} loss {loss:.4f}".strip()]
         if tokens_per_second is not None:
             parts.append(f"{tokens_per_second:,.0f} tokens/s")
         if utilisation is not None:
@@ -53,7 +70,7 @@ class Progress:
             self._spoke = time.monotonic()
             if step > first:
                 parts.append(f"{duration((self._spoke - since) / (step - first) * (self._total - step))} left")
-            self._log(f"step {step} of {self._total}: {', '.join(parts)}")
+            self._log(f"{self._unit} {step} of {self._total}: {', '.join(parts)}")
 
     def line(self, text: str) -> None:
         """Prints a line, above the bar if there is one."""

@@ -1,5 +1,6 @@
 """What a run is between two steps: one tuple of arrays, born on the devices that keep it."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -41,19 +42,25 @@ def init_state(
     model: Model, optimizer: optax.GradientTransformation, seed: int, mesh: Mesh, *, ema: bool = False
 ) -> TrainState:
     """The state of step 0. Made inside jit with `state_shardings`, so no device ever holds more than its part."""
+    make = functools.partial(fresh_state, model, optimizer, seed, ema=ema)
+    shardings = state_shardings(model, optimizer, mesh, ema=ema)
+    return jax.jit(make, out_shardings=shardings, compiler_options=init_options(mesh.devices.flat[0]))()
 
-    def init() -> TrainState:
-        init_rng, run_rng = jax.random.split(jax.random.key(seed))
-        params = model.init(init_rng)
-        zero = jnp.zeros((), jnp.int32)
-        # A copy, because donation needs the average in buffers of its own.
-        average = jax.tree.map(jnp.copy, params) if ema else None
-        return TrainState(zero, params, optimizer.init(params), average, jax.random.key_data(run_rng), zero, zero)
 
-    # On CPU the random numbers of a small model take LLVM 4.5 s to compile, at this level 1.2 s, with the same bits.
-    on_cpu = mesh.devices.flat[0].platform == "cpu"
-    options = {"xla_backend_optimization_level": 1} if on_cpu else None
-    return jax.jit(init, out_shardings=state_shardings(model, optimizer, mesh, ema=ema), compiler_options=options)()
+def fresh_state(model: Model, optimizer: optax.GradientTransformation, seed: Leaf, *, ema: bool = False) -> TrainState:
+    """The state of step 0 as a pure function of the seed, an int or a traced int32."""
+    init_rng, run_rng = jax.random.split(jax.random.key(seed))
+    params = model.init(init_rng)
+    zero = jnp.zeros((), jnp.int32)
+    # A copy, because donation needs the average in buffers of its own.
+    average = jax.tree.map(jnp.copy, params) if ema else None
+    return TrainState(zero, params, optimizer.init(params), average, jax.random.key_data(run_rng), zero, zero)
+
+
+def init_options(device: jax.Device) -> dict[str, int] | None:
+    """Compiler options for `fresh_state`: on CPU the random numbers of a small model take LLVM 4.5 s to compile, at
+    this level 1.2 s, with the same bits."""
+    return {"xla_backend_optimization_level": 1} if device.platform == "cpu" else None
 
 
 def state_shapes(model: Model, optimizer: optax.GradientTransformation, *, ema: bool = False) -> TrainState:

@@ -103,6 +103,7 @@ def train_step(
     micro_batches: int = 1,
     clip_norm: float | None = None,
     ema_decay: float | None = None,
+    max_bad_steps: int | None = None,
 ) -> tuple[TrainState, StepMetrics]:
     """One update; no I/O, no clock, no globals.
 
@@ -119,6 +120,8 @@ def train_step(
       clip_norm: largest global gradient norm; None: no clipping.
       ema_decay: of the average of the weights after n updates it is min(ema_decay, (1 + n) / (10 + n)), so that a
         young average forgets the initial values; None: there is no average.
+      max_bad_steps: after so many steps in a row that were not finite nothing is updated any more: a member of a
+        sweep is frozen while the others go on; None: every finite step counts.
 
     Returns:
       The state after, and the step's metrics.
@@ -127,6 +130,8 @@ def train_step(
     loss, grads, sums, weights = gradients(state.params, batch, rng, model=model, micro_batches=micro_batches)
     grads, norm = clip(grads, clip_norm)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+    if max_bad_steps is not None:
+        finite &= state.bad_steps < max_bad_steps
 
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)

@@ -1,0 +1,82 @@
+"""A scaling study: a ladder of small models, their fitted laws with intervals, and a report.
+
+    python -m experiments.scaling --config=configs/scaling_tiny.py
+    python -m experiments.scaling --config=configs/scaling_gpt.py --config.data.files='books/*.txt.xz' --stage=plan
+
+Stages: plan (says what would be run and how long it takes), run (trains; the same command goes on with a study that was
+stopped or killed), fit (writes fit.json), report (writes report.html and figures/). Without --stage: all of them.
+Fit and report need the directory's manifest.json and records.jsonl alone.
+"""
+
+from pathlib import Path
+
+from jaxformer.command_line import Parsed, parse_config, parser
+from jaxformer.process import program
+from jaxformer.scaling.ladder import StudyConfig
+
+STAGES = ("plan", "run", "fit", "report")
+
+
+def main() -> int:
+    """Exit code: 0 done, 75 interrupted (start again to go on)."""
+    arguments = parser(__doc__, "scaling")
+    arguments.add_argument("--stage", choices=STAGES, help="one stage alone (default: all)")
+    arguments.add_argument("--at-once", type=int, metavar="M", help="members that train together (default: by trial)")
+    arguments.add_argument("--bootstrap", type=int, default=1000, metavar="R", help="replicates (default 1000)")
+    arguments.add_argument("--holdout", type=int, default=1, metavar="K", help="largest budgets to predict (default 1)")
+    arguments.add_argument("--delta", type=float, default=1e-3, help="of Huber's function (default 0.001)")
+    parsed = parse_config(arguments, cls=StudyConfig)
+    stage = parsed.options.stage
+    if stage in (None, "plan", "run"):
+        from jaxformer import study
+        from jaxformer.training.sweep import Interrupted
+
+        assert isinstance(parsed.config, StudyConfig)
+        opened = study.open_study(parsed.config)
+        if stage == "plan":
+            study.print_plan(opened)
+            return 0
+        study.start(opened, parsed.overrides, parsed.source)
+        try:
+            study.run(opened, at_once=parsed.options.at_once)
+        except Interrupted as signal:
+            print(f"stopped by {signal}; the same command goes on")
+            return 75
+    if stage != "run":
+        conclude(parsed, stage)
+    return 0
+
+
+def conclude(parsed: Parsed, stage: str | None) -> None:
+    """Fits, and unless that was all that was asked for, the report; ends with its path and three lines."""
+    from jaxformer import manifest, records
+    from jaxformer.config import ConfigError
+    from jaxformer.scaling import results
+    from jaxformer.scaling.fit import Settings
+
+    workdir = Path(parsed.config.workdir)
+    about = manifest.read(workdir)
+    path = workdir / "records.jsonl"
+    if not path.exists():
+        raise ConfigError(f"workdir {workdir}: no run has finished (no records.jsonl); --stage=run trains them")
+    found = records.load(path)
+    options = parsed.options
+    settings = Settings(delta=options.delta, replicates=options.bootstrap, holdout=options.holdout)
+    fits = results.fit(found, settings, str(path))
+    print(results.write_fits(workdir, fits))
+    if stage in (None, "report"):
+        command = f"python -m experiments.scaling --config={about['config_file']}"
+        given = "".join(f" --config.{name}={text}" for name, text in parsed.given.items())
+        print(results.write_report(workdir, title(about), found, fits, commands=[command + given], manifest=about))
+    for line in results.summary(fits):
+        print(line)
+
+
+def title(about: dict) -> str:
+    """What the study is about, in a line."""
+    model, data = about["config"]["model"], about["config"]["data"]
+    return f"Scaling of {model['family'].upper()} on {data['source']} ({data['objective'].replace('_', ' ')})"
+
+
+if __name__ == "__main__":
+    program(main)

@@ -1,0 +1,275 @@
+"""The ladder of a scaling study: sizes from one dial, budgets, learning rates, seeds; which runs they ask for.
+
+A size is a width; depth and heads follow from stated ratios, the feed-forward width from the model's own. A run is a
+size trained for some tokens at a learning rate from a seed. Under the warmup-stable-decay schedule the runs of one
+size, rate and seed are branches of one trunk, so that many budgets cost little more than the largest.
+
+The learning rate of a size is chosen among factors of a starting value, by runs up to a middle budget; the best one
+goes on to all budgets (its trunk is already there). Where the best is the lowest or highest tried, another is tried.
+
+>>> study = from_mapping({"model": {"vocab_size": 512, "context_length": 128},
+...                       "optimizer": {"schedule": "wsd", "warmup_steps": 20},
+...                       "ladder": {"widths": [64, 128], "budgets": [5e12, 2e13]}}, cls=StudyConfig)
+>>> [(run.width, run.steps, run.learning_rate) for run in runs(study, {})][:3]
+[(64, 2484, 0.0005), (64, 9934, 0.0005), (64, 2484, 0.001)]
+>>> [(cell.width, cell.steps, cell.budget) for cell in cells(study)]
+[(64, 2484, 5000000000000.0), (64, 9934, 20000000000000.0), (128, 1656, 20000000000000.0)]
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import NamedTuple
+
+from jaxformer.config import Config, ConfigError, ModelConfig, from_mapping
+from jaxformer.scaling.flops import count_parameters, training_flops
+
+__all__ = [
+    "Cell", "LadderConfig", "Run", "StudyConfig", "cells", "from_mapping", "planned", "run_config", "run_name", "runs",
+    "size_model",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LadderConfig:
+    """Sizes, budgets, learning rates and seeds of a study."""
+
+    widths: tuple[int, ...] = (64, 96, 128, 192, 256)  # the sizes
+    head_width: int = 32  # heads = width / head_width
+    layer_width: int = 32  # layers = width / layer_width, rounded, at least min_layers
+    min_layers: int = 2
+    budgets: tuple[float, ...] = ()  # training FLOP: at each, every size that it trains sensibly (iso-FLOP lines)
+    tokens: tuple[int, ...] = ()  # training tokens: every size is trained for each (fixed-D and fixed-N lines)
+    min_tokens_per_parameter: float = 2.0  # a budget leaves out sizes that it trains for fewer
+    max_tokens_per_parameter: float = 400.0  # or more
+    min_steps: int = 100  # and those with fewer steps
+    learning_rates: tuple[float, ...] = (0.5, 1.0, 2.0)  # factors tried around the starting value of each size
+    learning_rate_exponent: float = 0.5  # it is optimizer.learning_rate * (widths[0] / width) ** this
+    learning_rate_extensions: int = 2  # how often a best factor at the edge makes another be tried
+    seeds: int = 1  # runs at the chosen rate, for error bars
+    seeded_sizes: int = 2  # the smallest sizes have all the seeds, the others one
+    max_epochs: float = 1.0  # a run that reads its text more often is refused
+
+    def __post_init__(self):
+        for name in ("head_width", "layer_width", "min_layers", "min_steps", "seeds"):
+            _at_least(name, getattr(self, name), 1)
+        for name in ("learning_rate_extensions", "seeded_sizes", "min_tokens_per_parameter", "learning_rate_exponent"):
+            _at_least(name, getattr(self, name), 0)
+        for name in ("widths", "learning_rates"):
+            if not getattr(self, name):
+                raise ConfigError(f"config.ladder.{name}: () is empty; accepted: at least one")
+        for name in ("widths", "budgets", "tokens", "learning_rates"):
+            values = getattr(self, name)
+            if list(values) != sorted(set(values)) or any(not 0 < value < math.inf for value in values):
+                raise ConfigError(f"config.ladder.{name}: {values}; accepted: numbers above 0, ascending")
+        if not self.budgets and not self.tokens:
+            raise ConfigError("config.ladder.budgets: () is empty, and so is ladder.tokens; one of them is needed")
+        if self.max_tokens_per_parameter <= self.min_tokens_per_parameter:
+            raise ConfigError(
+                f"config.ladder.max_tokens_per_parameter: {self.max_tokens_per_parameter}; accepted: more than "
+                f"ladder.min_tokens_per_parameter {self.min_tokens_per_parameter}"
+            )
+        if not self.max_epochs > 0:
+            raise ConfigError(f"config.ladder.max_epochs: {self.max_epochs}; accepted: a number above 0")
+        for width in self.widths:
+            if width % self.head_width:
+                raise ConfigError(
+                    f"config.ladder.head_width: {self.head_width} does not divide the width {width} of ladder.widths"
+                )
+
+
+@dataclass(frozen=True)
+class StudyConfig(Config):
+    """A run's config, from which every run of the study is derived, and the ladder."""
+
+    ladder: LadderConfig = field(default_factory=lambda: LadderConfig(tokens=(1_000_000,)))
+
+
+class Cell(NamedTuple):
+    """A size trained for some tokens.
+
+    Attributes:
+      width: the size.
+      steps: updates.
+      tokens: training tokens, steps of whole batches.
+      flops: exact training FLOP.
+      budget: the budget it was made for, or None (a fixed-D line).
+    """
+
+    width: int
+    steps: int
+    tokens: int
+    flops: float
+    budget: float | None
+
+
+class Run(NamedTuple):
+    """A run the ladder asks for.
+
+    Attributes:
+      name: unique in the study, says all that follows.
+      width, steps, learning_rate, seed: what it is.
+      role: "ladder", a point of the fits, or "learning rate", tried for the choice and not chosen (so far).
+    """
+
+    name: str
+    width: int
+    steps: int
+    learning_rate: float
+    seed: int
+    role: str
+
+
+def size_model(model: ModelConfig, width: int, ladder: LadderConfig) -> ModelConfig:
+    """The model of a size: `model` with width, layers and heads of the ladder's ratios."""
+    layers = max(ladder.min_layers, round(width / ladder.layer_width))
+    return replace(
+        model, width=width, num_layers=layers, num_heads=width // ladder.head_width, head_width=None, mlp_width=None
+    )
+
+
+def cells(study: StudyConfig, available: int | None = None) -> list[Cell]:
+    """The grid: by width, then by steps; no two with the same steps.
+
+    Args:
+      study: with model.vocab_size filled in.
+      available: training tokens in one epoch; None: not checked.
+
+    Raises:
+      ConfigError: a run would read its text more often than ladder.max_epochs, or a budget is for no size.
+    """
+    ladder, batch = study.ladder, study.train.batch_rows * study.model.context_length
+    out: list[Cell] = []
+    used: set[float] = set()
+    for width in ladder.widths:
+        model = size_model(study.model, width, ladder)
+        price, size = training_flops(model, study.data), count_parameters(model).total
+        mine: dict[int, Cell] = {}
+        for tokens in ladder.tokens:
+            steps = max(1, round(tokens / batch))
+            mine[steps] = Cell(width, steps, steps * batch, steps * batch * price, None)
+        for budget in ladder.budgets:
+            steps = round(budget / price / batch)
+            per_parameter = steps * batch / size
+            if steps >= ladder.min_steps and (
+                ladder.min_tokens_per_parameter <= per_parameter <= ladder.max_tokens_per_parameter
+            ):
+                used.add(budget)
+                mine[steps] = Cell(width, steps, steps * batch, steps * batch * price, budget)
+        out += [mine[steps] for steps in sorted(mine)]
+    if unused := [budget for budget in ladder.budgets if budget not in used]:
+        raise ConfigError(
+            f"config.ladder.budgets: {unused[0]:g} FLOP trains none of ladder.widths for at least {ladder.min_steps} "
+            f"steps and {ladder.min_tokens_per_parameter:g} to {ladder.max_tokens_per_parameter:g} tokens per parameter"
+        )
+    if available is not None:
+        for cell in out:
+            if cell.tokens > ladder.max_epochs * available:
+                name = "tokens" if cell.budget is None else f"budgets: {cell.budget:g} FLOP"
+                raise ConfigError(
+                    f"config.ladder.{name}: width {cell.width} needs {cell.tokens} tokens, "
+                    f"{cell.tokens / available:.2f} epochs of the corpus's {available}; accepted: up to "
+                    f"ladder.max_epochs {ladder.max_epochs:g}"
+                )
+    return out
+
+
+def runs(study: StudyConfig, losses: Mapping[str, float], available: int | None = None) -> list[Run]:
+    """All runs that the ladder asks for, as far as finished ones decide; call again with their losses for the rest.
+
+    Args:
+      study: with model.vocab_size filled in.
+      losses: name of a finished run -> its held-out loss; not finite where it diverged.
+      available: as in `cells`.
+
+    Raises:
+      ConfigError: as `cells`.
+    """
+    ladder = study.ladder
+    grid = cells(study, available)
+    out: list[Run] = []
+    for place, width in enumerate(ladder.widths):
+        mine = [cell for cell in grid if cell.width == width]
+        if not mine:
+            continue
+        middle = len(mine) // 2
+        tried, chosen = _rates(study, width, mine[middle].steps, losses)
+        for rate in tried:
+            # Up to the middle one, because its trunk passes the smaller budgets and does not come back.
+            for cell in mine[: middle + 1]:
+                name = run_name(width, cell.steps, rate, study.seed)
+                role = "ladder" if rate == chosen else "learning rate"
+                out.append(Run(name, width, cell.steps, rate, study.seed, role))
+        if chosen is None:
+            continue
+        for extra in range(ladder.seeds if place < ladder.seeded_sizes else 1):
+            for cell in mine:
+                name = run_name(width, cell.steps, chosen, study.seed + extra)
+                if all(run.name != name for run in out):
+                    out.append(Run(name, width, cell.steps, chosen, study.seed + extra, "ladder"))
+    return out
+
+
+def planned(study: StudyConfig, losses: Mapping[str, float], available: int | None = None) -> list[Run]:
+    """`runs` to the end, as if among learning rates not yet known the starting value came out best."""
+    losses = dict(losses)
+    while True:
+        found = runs(study, losses, available)
+        unknown = [run for run in found if run.name not in losses]
+        if not unknown:
+            return found
+        for run in unknown:
+            losses[run.name] = 10.0 + abs(math.log(run.learning_rate / starting_rate(study, run.width)))
+
+
+def starting_rate(study: StudyConfig, width: int) -> float:
+    """The learning rate around which a size tries its factors."""
+    ladder = study.ladder
+    return study.optimizer.learning_rate * (ladder.widths[0] / width) ** ladder.learning_rate_exponent
+
+
+def run_name(width: int, steps: int, learning_rate: float, seed: int) -> str:
+    """The name of a run.
+
+    >>> run_name(64, 300, 0.001, 0)
+    'w64-n300-lr0.001-s0'
+    """
+    return f"w{width}-n{steps}-lr{learning_rate:g}-s{seed}"
+
+
+def run_config(study: StudyConfig, run: Run) -> Config:
+    """The configuration of a run, whole: it is also that of the run alone."""
+    kept = {each.name: getattr(study, each.name) for each in fields(Config)}
+    kept["model"] = size_model(study.model, run.width, study.ladder)
+    kept["optimizer"] = replace(study.optimizer, learning_rate=run.learning_rate)
+    kept["train"] = replace(study.train, steps=run.steps)
+    kept["seed"] = run.seed
+    return Config(**kept)
+
+
+def _rates(study: StudyConfig, width: int, steps: int, losses: Mapping[str, float]) -> tuple[list[float], float | None]:
+    """Learning rates to try at a size, ascending, and the chosen one once all are known."""
+    ladder, start = study.ladder, starting_rate(study, width)
+    factors = list(ladder.learning_rates)
+    ratio = factors[1] / factors[0] if len(factors) > 1 else 1.0
+    for _ in range(ladder.learning_rate_extensions + 1):
+        rates = [float(f"{start * factor:.3g}") for factor in factors]
+        found = [losses.get(run_name(width, steps, rate, study.seed)) for rate in rates]
+        if len(rates) == 1:
+            return rates, rates[0]
+        if None in found:
+            return rates, None
+        finite = [loss if loss is not None and math.isfinite(loss) else math.inf for loss in found]
+        best = finite.index(min(finite))
+        if best == 0:
+            factors.insert(0, factors[0] / ratio)
+        elif best == len(rates) - 1:
+            factors.append(factors[-1] * ratio)
+        else:
+            return rates, rates[best]
+    return rates, rates[best] if math.isfinite(finite[best]) else None
+
+
+def _at_least(name: str, value: float, low: float) -> None:
+    if not low <= value < math.inf:
+        raise ConfigError(f"config.ladder.{name}: {value}; accepted: at least {low}")

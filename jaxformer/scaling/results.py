@@ -1,0 +1,202 @@
+"""From the records of a study to its fits, figures and report."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxformer.config import ConfigError
+from jaxformer.scaling import figures, plotting, report, run_figures
+from jaxformer.scaling.fit import Settings, Table, fit_table
+
+Record = Mapping[str, Any]
+# How N and C are counted; the first is the headline.
+CONVENTIONS = {
+    "all parameters, exact FLOP": lambda r: (r["params"], r["flops"]),
+    "all parameters, C = 6ND": lambda r: (r["params"], 6.0 * r["params"] * r["tokens"]),
+    "without embeddings, C = 6ND": lambda r: (r["params_non_embedding"], 6.0 * r["params_non_embedding"] * r["tokens"]),
+}
+NEEDED = ("run", "trunk", "role", "status", "width", "params", "params_non_embedding", "tokens", "flops", "loss")
+CURVE_POINTS = 400
+
+
+def points(records: Sequence[Record]) -> list[Record]:
+    """The final records that are points of the fits: those of the ladder that finished.
+
+    Raises:
+      ConfigError: a final record lacks a field, or no run of the ladder has finished.
+    """
+    finals = [record for record in records if record["kind"] == "final"]
+    for record in finals:
+        if missing := [name for name in NEEDED if name not in record]:
+            raise ConfigError(f"records: the final record of {record.get('run', '?')} lacks {', '.join(missing)}")
+    found = [record for record in finals if record["role"] == "ladder" and record["status"] == "finished"]
+    if not found:
+        raise ConfigError(f"records: none of {len(finals)} runs is a finished point of the ladder")
+    return found
+
+
+def table(found: Sequence[Record], convention: str, source: str = "records") -> Table:
+    """The points as a table to fit, N and C counted by one of CONVENTIONS."""
+    n, c = zip(*(CONVENTIONS[convention](record) for record in found), strict=True)
+    names = [str(record["run"]) for record in found]
+    return Table.of(
+        n=n, c=c, d=[r["tokens"] for r in found], loss=[r["loss"] for r in found], source=source, names=names
+    )
+
+
+def fit(records: Sequence[Record], settings: Settings, source: str = "records") -> dict[str, dict[str, Any]]:
+    """The fits under each convention, by its name.
+
+    Raises:
+      ConfigError: as `points` and `fit.fit_table`.
+    """
+    found = points(records)
+    fits = {name: fit_table(table(found, name, source), settings) for name in CONVENTIONS}
+    diverged = [record["run"] for record in records if record["kind"] == "final" and record["status"] == "diverged"]
+    if diverged:
+        first = next(iter(fits.values()))
+        first["warnings"] = [*first["warnings"], f"{len(diverged)} runs diverged: {', '.join(diverged)}"]
+    return fits
+
+
+def summary(fits: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Three lines: the exponents, the best split of the largest budget, the error of prediction."""
+    name, first = next(iter(fits.items()))
+    law, best = first["parametric"], first["optimal"]
+    exponents = ", ".join(f"{key} {report.interval(law[key])}" for key in ("alpha", "beta", "E"))
+    at = best["budgets"][0]
+    held = first["holdout"]
+    if "skipped" in held:
+        prediction = f"prediction of the largest budget: not done ({held['skipped']})"
+    else:
+        prediction = (
+            f"prediction: {len(held['rows'])} runs above {held['fitted_up_to']:.2g} FLOP, from the "
+            f"{held['fitted_rows']} below: off by {100 * held['mean_abs_error']:.2f} % on average, "
+            f"{100 * held['max_abs_error']:.2f} % at most"
+        )
+    return [
+        f"law ({name}): {exponents}; N ~ C^{report.interval(best['a'], '{:.3f}'.format)}",
+        f"best at {at['C']:.3g} FLOP: N {report.interval(at['N'], plotting.count)}, "
+        f"D {report.interval(at['D'], plotting.count)} tokens, loss {report.interval(at['loss'])}",
+        prediction,
+    ]
+
+
+def write_fits(directory: Path, fits: Mapping[str, Mapping[str, Any]]) -> Path:
+    """`fit.json`: the headline fit as `experiments.fit` writes it, and all of them under "conventions"."""
+    directory.mkdir(parents=True, exist_ok=True)
+    value = finite({**next(iter(fits.values())), "conventions": fits})
+    return report.write(directory / "fit.json", json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def write_report(
+    directory: Path,
+    title: str,
+    records: Sequence[Record],
+    fits: Mapping[str, Mapping[str, Any]],
+    *,
+    notes: Sequence[str] = (),
+    commands: Sequence[str] = (),
+    manifest: Record | None = None,
+) -> Path:
+    """`report.html` and `figures/` (PNG and SVG); returns the page's path."""
+    found = points(records)
+    finals = [record for record in records if record["kind"] == "final"]
+    name, first = next(iter(fits.items()))
+    drawn = figures.draw(table(found, name), first)
+    rates = [
+        {"N": r["params"], "learning_rate": r["learning_rate"], "loss": r["loss"], "chosen": r["role"] == "ladder"}
+        for r in _tried(finals)
+    ]
+    if len({(r["N"], r["learning_rate"]) for r in rates}) > len({r["N"] for r in rates}):
+        drawn["learning_rate"] = run_figures.learning_rate_curves(rates)
+    drawn["training"] = run_figures.training_curves(_curves(records))
+    plotting.save(drawn, directory / "figures")
+    tables: dict[str, Sequence[Record]] = {"Runs": [_row(record) for record in sorted(finals, key=_order)]}
+    if spread := seed_spread(found):
+        tables["Seeds"] = spread
+    text = report.page(
+        title,
+        fits,
+        {key: report.embed(figure) for key, figure in drawn.items()},
+        summary=summary(fits),
+        notes=notes,
+        tables=tables,
+        commands=commands,
+        manifest=manifest,
+    )
+    return report.write(directory / "report.html", text)
+
+
+def seed_spread(found: Sequence[Record]) -> list[dict[str, Any]]:
+    """Mean and standard deviation over seeds of every point that has several."""
+    groups: dict[tuple[int, int], list[Record]] = {}
+    for record in found:
+        groups.setdefault((record["width"], record["tokens"]), []).append(record)
+    return [
+        {
+            "width": width, "D": float(tokens), "seeds": len(mine),
+            "mean loss": float(np.mean([r["loss"] for r in mine])),
+            "standard deviation": float(np.std([r["loss"] for r in mine], ddof=1)),
+        }
+        for (width, tokens), mine in sorted(groups.items()) if len(mine) > 1
+    ]  # fmt: skip
+
+
+def finite(value: Any) -> Any:
+    """JSON has no infinity and no NaN: absent is None."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def _tried(finals: Sequence[Record]) -> list[Record]:
+    """The runs of each size at the tokens to which its learning rates were compared: the most that all rates have."""
+    out = []
+    for width in sorted({record["width"] for record in finals}):
+        mine = [record for record in finals if record["width"] == width]
+        seed = min(record["seed"] for record in mine)
+        mine = [record for record in mine if record["seed"] == seed]
+        rates = {record["learning_rate"] for record in mine}
+        by_tokens = {t: [r for r in mine if r["tokens"] == t] for t in {r["tokens"] for r in mine}}
+        whole = [t for t, those in by_tokens.items() if {r["learning_rate"] for r in those} == rates]
+        out += by_tokens[max(whole)] if whole else []
+    return out
+
+
+def _curves(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Training curves of the longest run of each size, its trunk included."""
+    out = []
+    finals = {r["run"]: r for r in records if r["kind"] == "final" and r["role"] == "ladder"}
+    for width in sorted({record["width"] for record in finals.values()}):
+        longest = max((r for r in finals.values() if r["width"] == width), key=lambda r: (r["tokens"], -r["seed"]))
+        before = longest["branched_at"]
+        own = [r for r in records if r["kind"] == "train" and r["run"] == longest["run"]]
+        start = own[0]["step"] if own else before
+        trunk = [
+            r for r in records
+            if r["kind"] == "train" and r["trunk"] == longest["trunk"] and r["run"] != longest["run"]
+            and r["step"] < start and r["step"] <= finals.get(r["run"], {"branched_at": 0})["branched_at"]
+        ]  # fmt: skip
+        curve = sorted([*trunk, *own], key=lambda r: r["step"])
+        curve = curve[:: max(1, len(curve) // CURVE_POINTS)]
+        out.append({"N": longest["params"], "tokens": [r["tokens"] for r in curve], "loss": [r["loss"] for r in curve]})
+    return out
+
+
+def _order(record: Record) -> tuple:
+    return record["width"], record["tokens"], record["learning_rate"], record["seed"]
+
+
+def _row(record: Record) -> dict[str, Any]:
+    return {
+        "run": record["run"], "role": record["role"], "N": float(record["params"]), "D": float(record["tokens"]),
+        "C (FLOP)": f"{record['flops']:.3g}", "tokens/parameter": f"{record['tokens'] / record['params']:.3g}",
+        "learning rate": f"{record['learning_rate']:g}",
+        "loss": f"{float(record['loss']):.4f} ± {float(record['loss_stderr']):.4f}", "status": record["status"],
+    }  # fmt: skip

@@ -1,0 +1,237 @@
+"""A scaling study: ladder -> sweep -> fits -> report. Beside `main`, the only file that knows both wings.
+
+A study's directory holds `manifest.json`, `runs/` (a file for each finished run), and, made from those, `records.jsonl`
+(all of them), `fit.json`, `figures/` and `report.html`. The last four and the manifest are all that fits and report
+need, and what is worth keeping.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxformer import manifest, records
+from jaxformer.config import Config, ConfigError
+from jaxformer.data import languages
+from jaxformer.data.batches import Batches, eval_batches
+from jaxformer.data.corpus import Corpus, open_corpus
+from jaxformer.main import bytes_per_token, fit_vocabulary
+from jaxformer.modules import make_model
+from jaxformer.process import keep_compiled_programs, keep_freed_memory
+from jaxformer.scaling import ladder
+from jaxformer.scaling.flops import count_parameters, training_flops
+from jaxformer.scaling.ladder import StudyConfig
+from jaxformer.training import sweep, sweep_files
+from jaxformer.training.sweep_plan import Member, gflop_per_step, shapes, trunks
+
+RECORDS = "records.jsonl"
+# May grow between two starts of one study: finished runs stay what they are.
+MAY_CHANGE = ("ladder",)
+# Share of a large product's speed that training reaches, for the estimate of time alone.
+USUAL_SHARE, COMPILE_SECONDS = 0.45, 12.0
+
+
+class Study(NamedTuple):
+    """A study, its text opened.
+
+    Attributes:
+      config: vocabulary size filled in.
+      corpus: the text.
+      available: training tokens of one epoch.
+    """
+
+    config: StudyConfig
+    corpus: Corpus
+    available: int
+
+
+def open_study(config: StudyConfig) -> Study:
+    """Opens the text and looks whether the ladder fits it.
+
+    Raises:
+      ConfigError: any fault of text, ladder or working directory; nothing has been compiled or written.
+    """
+    if config.optimizer.schedule != "wsd" and len(config.ladder.budgets) + len(config.ladder.tokens) > 1:
+        print(f"note: under optimizer.schedule={config.optimizer.schedule} every run starts anew; wsd shares trunks")
+    manifest.check_workdir(config, free=MAY_CHANGE)
+    corpus = open_corpus(config.data)
+    config = fit_vocabulary(config, corpus.tokenizer)
+    epoch = _batches(config, corpus).tokens_per_epoch
+    ladder.planned(config, {}, epoch)
+    return Study(config, corpus, epoch)
+
+
+def members(study: Study, finals: Mapping[str, Mapping[str, Any]]) -> list[Member]:
+    """The runs wanted as far as finished ones decide."""
+    losses = {name: float(record["loss"]) for name, record in finals.items()}
+    return [_member(study, run) for run in ladder.runs(study.config, losses, study.available)]
+
+
+def print_plan(study: Study, log: Callable[[str], None] = print) -> float:
+    """Says what would be run and how long that takes here; returns the GFLOP still to do."""
+    config = study.config
+    found = _restored(study)
+    losses = {name: float(record["loss"]) for name, record in found.items()}
+    wanted = [_member(study, run) for run in ladder.planned(config, losses, study.available)]
+    todo = [member for member in wanted if member.name not in found]
+    log(
+        f"{len(wanted)} runs on {len(trunks(wanted))} trunks, {len(shapes(wanted))} programs to compile; "
+        f"{len(found)} finished"
+    )
+    log(f"{'width':>6} {'layers':>6} {'parameters':>10} {'rates from':>10}  steps (tokens per parameter)")
+    grid = ladder.cells(config, study.available)
+    for width in config.ladder.widths:
+        model = ladder.size_model(config.model, width, config.ladder)
+        size = count_parameters(model).total
+        cells = ", ".join(f"{c.steps} ({c.tokens / size:.0f})" for c in grid if c.width == width) or "none"
+        log(f"{width:>6} {model.num_layers:>6} {size:>10} {ladder.starting_rate(config, width):>10.2g}  {cells}")
+    most = max(cell.tokens for cell in grid) / study.available
+    if most > 1:
+        log(f"warning: the longest run reads its text {most:.2f} times; the laws are about fresh text")
+    gflop = sum(trunk.steps * gflop_per_step(trunk.members[0]) for trunk in trunks(todo))
+    seconds = 1e9 * gflop / (USUAL_SHARE * product_speed(config)) + COMPILE_SECONDS * len(shapes(todo))
+    log(f"to do: {gflop / 1e3:.4g} TFLOP, here about {_duration(seconds)}, judged by the speed of a large product")
+    return gflop
+
+
+def start(study: Study, overrides: list[str], source: str) -> None:
+    """Writes the manifest of a new study; of one that goes on, checks that its text is the same."""
+    manifest.write_or_check(manifest.describe(study.config, overrides, source, study.corpus.fingerprint), study.config)
+
+
+def run(study: Study, *, at_once: int | None = None, log: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
+    """Trains what is not trained yet, and gathers all records. `start` comes first.
+
+    Raises:
+      sweep.Interrupted: a signal; start again to go on.
+      ConfigError: a run ended below the entropy of its language, which only a leak can do.
+    """
+    config, workdir = study.config, Path(study.config.workdir)
+    gflop = print_plan(study, log)
+    if config.compilation_cache:
+        keep_compiled_programs()
+    keep_freed_memory()
+    sources = sweep.Sources(
+        model=lambda c: make_model(c.model, c.loss),
+        batches=functools.lru_cache(64)(lambda c: _batches(c, study.corpus)),
+        held_out=functools.lru_cache(1)(lambda c: _held_out(c, study.corpus)),
+        bytes_per_token=bytes_per_token(config, study.corpus.validation),
+    )
+    try:
+        found = sweep.run(
+            functools.partial(members, study), workdir, sources, at_once=at_once, expected_gflop=gflop, log=log
+        )
+    finally:
+        _gather(study)
+    check_floor(study.config, found)
+    return found
+
+
+def check_floor(config: StudyConfig, found: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raises ConfigError if a run ended below the entropy of its generated language."""
+    floor = languages.floor(config.data, config.model.context_length)
+    for name, record in found.items():
+        line = None if floor is None else languages.below_floor(floor, record["loss"], record["loss_stderr"])
+        if line is not None:
+            raise ConfigError(f"{name}: {line}")
+
+
+def load(workdir: str | Path) -> tuple[StudyConfig, list[dict[str, Any]]]:
+    """Config and records of the study in a directory.
+
+    Raises:
+      ConfigError: there is none, or none of its runs has finished.
+    """
+    config = ladder.from_mapping(manifest.read(workdir)["config"], cls=StudyConfig)
+    path = Path(workdir) / RECORDS
+    if not path.exists():
+        raise ConfigError(f"workdir {workdir}: holds no {RECORDS}; --stage=run writes it")
+    return config, records.load(path)
+
+
+def product_speed(config: StudyConfig) -> float:
+    """FLOP/s of all devices on products of the study's largest width, measured now."""
+    width = max(config.ladder.widths)
+    tokens = config.train.batch_rows * config.model.context_length
+    x, w = jnp.ones((tokens, width), config.model.dtype), jnp.ones((width, 4 * width), config.model.dtype)
+    product = jax.jit(lambda x, w: jnp.matmul(x, w, preferred_element_type=jnp.float32))
+    jax.block_until_ready(product(x, w))
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        jax.block_until_ready(product(x, w))
+        times.append(time.perf_counter() - began)
+    return len(jax.devices()) * 2 * tokens * width * 4 * width / min(times)
+
+
+def _member(study: Study, run: ladder.Run) -> Member:
+    config = ladder.run_config(study.config, run)
+    tokens = run.steps * config.train.batch_rows * config.model.context_length
+    counts = count_parameters(config.model)
+    fields = {
+        "role": run.role,
+        "width": run.width,
+        "num_layers": config.model.num_layers,
+        "params": counts.total,
+        "params_non_embedding": counts.non_embedding,
+        "flops": training_flops(config.model, config.data) * tokens,
+        "epochs": tokens / study.available,
+    }
+    return Member(run.name, config, fields)
+
+
+def _batches(config: Config, corpus: Corpus) -> Batches:
+    rows, length = config.train.batch_rows, config.model.context_length
+    return Batches(corpus.train, corpus.tokenizer, config.data, rows=rows, context_length=length, seed=config.seed)
+
+
+def _held_out(config: Config, corpus: Corpus) -> Any:
+    return eval_batches(
+        corpus.validation,
+        corpus.tokenizer,
+        config.data,
+        rows=config.train.batch_rows,
+        context_length=config.model.context_length,
+        max_rows=config.train.eval_rows,
+    )
+
+
+def _restored(study: Study) -> dict[str, dict[str, Any]]:
+    """Final records of the finished runs; those that only `records.jsonl` has get their files again."""
+    workdir = Path(study.config.workdir)
+    if (workdir / RECORDS).exists():
+        by_run: dict[str, list[dict[str, Any]]] = {}
+        for record in records.load(workdir / RECORDS):
+            by_run.setdefault(record["run"], []).append(record)
+        (workdir / "runs").mkdir(exist_ok=True)
+        for name, mine in by_run.items():
+            path = sweep_files.run_path(workdir, name)
+            if not path.exists() and mine[-1]["kind"] == "final":
+                sweep_files.write_run(path, mine)
+    found: dict[str, dict[str, Any]] = {}
+    while True:
+        now = sweep_files.finals(workdir, members(study, found))
+        if now.keys() == found.keys():
+            return found
+        found = now
+
+
+def _gather(study: Study) -> None:
+    """Writes the records of all finished runs into one file; a run's role is what is known of it now."""
+    workdir = Path(study.config.workdir)
+    found = _restored(study)
+    lines: list[dict[str, Any]] = []
+    for member in members(study, found):
+        if member.name in found:
+            mine = records.load(sweep_files.run_path(workdir, member.name))
+            lines += [*mine[:-1], {**mine[-1], "role": member.fields["role"]}]
+    if lines:
+        sweep_files.write_run(workdir / RECORDS, lines)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

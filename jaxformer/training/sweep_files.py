@@ -1,0 +1,69 @@
+"""What a sweep leaves behind: a file of records for each finished member, written whole or not at all."""
+
+import itertools
+import math
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxformer import records
+from jaxformer.training.step import StepMetrics
+from jaxformer.training.sweep_plan import Member
+
+
+def run_path(workdir: str | Path, name: str) -> Path:
+    """The file of a run."""
+    return Path(workdir) / "runs" / f"{name}.jsonl"
+
+
+def finals(workdir: str | Path, members: Iterable[Member]) -> dict[str, dict[str, Any]]:
+    """Name -> final record of the members that have finished (or diverged)."""
+    out = {}
+    for member in members:
+        path = run_path(workdir, member.name)
+        if path.exists():
+            out[member.name] = records.load(path, "final")[-1]
+    return out
+
+
+def write_run(path: Path, lines: Sequence[dict[str, Any]]) -> None:
+    """Writes records whole or not at all."""
+    half = path.with_name(f".{path.name}.{os.getpid()}")
+    half.unlink(missing_ok=True)
+    for record in lines:
+        records.append(half, record)
+    half.replace(path)
+
+
+def curve(found: StepMetrics, first: int, every: int, tokens: int) -> list[dict[str, Any]]:
+    """Train records of one run.
+
+    Args:
+      found: metrics [n] of the updates after `first`.
+      first: updates before them.
+      every: a record ends at each multiple of this, and at the end.
+      tokens: of a batch.
+    """
+    out = []
+    end = first + len(found.loss)
+    edges = sorted({first, end, *range(first - first % every + every, end, every)})
+    for start, step in itertools.pairwise(edges):
+        window: StepMetrics = jax.tree.map(lambda x, a=start - first, b=step - first: x[a:b], found)
+        good = window.bad_steps == 0
+        sums, weights = window.sums["loss"]
+        weight = float(weights[good].sum(dtype=np.float64))
+        out.append({
+            "kind": "train",
+            "step": step,
+            "tokens": step * tokens,
+            "loss": float(sums[good].sum(dtype=np.float64)) / weight if weight else math.nan,
+            "grad_norm": float(window.grad_norm[good].mean()) if good.any() else math.nan,
+            "learning_rate": float(window.learning_rate[-1]),
+            "skipped": int(window.skipped[-1]),
+            "seconds": 0.0,
+        })  # fmt: skip
+    return out

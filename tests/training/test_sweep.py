@@ -1,0 +1,257 @@
+"""A member of a sweep is the run alone; branches, frozen members and kills change nothing."""
+
+import functools
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from toy import ToyBatches, make_config, make_model
+
+from jaxformer import records
+from jaxformer.config import ConfigError
+from jaxformer.sharding import make_mesh
+from jaxformer.training import loop, sweep
+from jaxformer.training.sweep_plan import Member, shapes, trunks
+
+MODEL = make_model(dropout=0.2)
+
+
+def member(name="a", steps=12, bad=(), **sections):
+    """A member; `bad` are the steps whose weights are NaN, and travel in the data section's name of a file."""
+    sections.setdefault("optimizer", {})
+    config = make_config(train={"steps": steps, "max_bad_steps": 4}, **sections)
+    config = replace(config, data=replace(config.data, tfds_name=",".join(map(str, bad))))
+    return Member(name, config, {"flops": 1e9 * steps, "params": 1, "params_non_embedding": 1})
+
+
+def batches_of(config, delay=0.0):
+    bad = tuple(int(step) for step in (config.data.tfds_name or "").split(",") if step)
+    return ToyBatches(config.train.batch_rows, seed=config.seed, bad=bad, delay=delay)
+
+
+SOURCES = sweep.Sources(
+    model=lambda config: MODEL, batches=batches_of, held_out=lambda config: ToyBatches(config.train.batch_rows, seed=7)
+)
+
+
+def swept(members, workdir, at_once=None, ask=None):
+    return sweep.run(
+        ask or (lambda found: members), workdir, SOURCES, at_once=at_once, log=lambda line: None, bar=False
+    )
+
+
+@functools.cache
+def alone(config):
+    """Records of the run alone, on one device."""
+    mesh = make_mesh(replace(config.mesh, data=1), jax.devices()[:1])
+    batches, held_out = batches_of(config), ToyBatches(config.train.batch_rows, seed=7)
+    with tempfile.TemporaryDirectory() as workdir:
+        loop.train(MODEL, batches, held_out, config, workdir=workdir, mesh=mesh, log=lambda line: None, bar=False)
+        return records.latest(records.load(Path(workdir) / "records.jsonl"))
+
+
+def check_alone(found, members, workdir, rtol=2e-5):
+    """Every member's final record and curve are those of the run alone."""
+    for mine in members:
+        *curve, final = alone(mine.config)
+        assert final["kind"] == "final"
+        for field in ("loss", "loss_stderr", "accuracy"):
+            np.testing.assert_allclose(found[mine.name][field], final[field], rtol=rtol, err_msg=mine.name)
+        assert found[mine.name]["step"] == final["step"]
+        losses = {r["step"]: r["loss"] for r in curve if r["kind"] == "train"}
+        told = records.load(Path(workdir) / "runs" / f"{mine.name}.jsonl", "train")
+        for record in told[1 if len(told) < len(losses) else 0 :]:  # the first one of a branch may be a part
+            np.testing.assert_allclose(record["loss"], losses[record["step"]], rtol=rtol, err_msg=mine.name)
+
+
+def different():
+    """Members of one shape that differ in all that they may."""
+    return [
+        member("usual"),
+        member("rate", optimizer={"learning_rate": 3e-2}),
+        member("seed", seed=5),
+        member("decay", optimizer={"weight_decay": 0.7}),
+        member("floor", optimizer={"final_fraction": 0.6, "warmup_steps": 4}),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_once", [1, 5, 3])
+def test_a_member_is_the_run_alone(tmp_path, at_once):
+    members = different()
+    found = swept(members, tmp_path, at_once)
+    assert list(found) == [m.name for m in members]
+    check_alone(found, members, tmp_path)
+    assert len({record["loss"] for record in found.values()}) == len(members)  # the ruler measures
+
+
+def test_members_together_are_the_runs_alone(tmp_path):
+    members = [different()[0], different()[-1]]
+    check_alone(swept(members, tmp_path, 2), members, tmp_path)
+
+
+@pytest.mark.slow
+def test_members_of_other_lengths_share_the_program(tmp_path):
+    members = [member("short", steps=6), member("long", steps=12)]
+    assert len(shapes(members)) == 1 and len(trunks(members)) == 2
+    check_alone(swept(members, tmp_path, 2), members, tmp_path)
+
+
+WSD = {"schedule": "wsd", "warmup_steps": 2, "learning_rate": 1e-2}
+
+
+@pytest.mark.parametrize("at_once", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_branch_is_the_run_alone(tmp_path, at_once):
+    members = [member(f"{seed}-{steps}", steps, optimizer=WSD, seed=seed) for seed in (0, 3) for steps in (6, 11, 20)]
+    found = swept(members, tmp_path, at_once)
+    check_alone(found, members, tmp_path)
+    assert [found[f"0-{steps}"]["branched_at"] for steps in (6, 11, 20)] == [5, 9, 16]
+    assert len({record["trunk"] for record in found.values()}) == len(members) // 3
+    # No update of a trunk is told twice: a file goes on where the one before branched off.
+    firsts = [records.load(tmp_path / "runs" / f"0-{steps}.jsonl", "train")[0]["step"] for steps in (6, 11, 20)]
+    assert firsts == [3, 6, 12]
+
+
+@pytest.mark.slow
+def test_more_is_asked_for_when_some_have_finished(tmp_path):
+    first = [member(f"rate-{rate}", 10, optimizer={**WSD, "learning_rate": rate}) for rate in (1e-3, 3e-2)]
+
+    def ask(found):
+        if any(m.name not in found for m in first):
+            return first
+        best = min(first, key=lambda m: found[m.name]["loss"])
+        longer = make_config(train={"steps": 20, "max_bad_steps": 4}, optimizer={**WSD, "learning_rate": 3e-2})
+        assert best.name == "rate-0.03"
+        return [*first, Member("longer", replace(longer, data=best.config.data), best.fields)]
+
+    found = swept(None, tmp_path, ask=ask)
+    longer = ask(found)[-1]
+    check_alone(found, [longer], tmp_path)
+    # It went on from the trunk of the shorter one.
+    assert records.load(tmp_path / "runs" / "longer.jsonl", "train")[0]["step"] > found["rate-0.03"]["branched_at"]
+
+
+@pytest.mark.parametrize("at_once", [pytest.param(1, marks=pytest.mark.slow), 3])
+def test_a_diverged_member_is_frozen_and_touches_nobody(tmp_path, at_once):
+    shared = [member(name, seed=seed) for seed, name in enumerate(("good", "bad", "hiccup"))]
+    bad = {0: (), 1: tuple(range(4, 12)), 2: (4, 5)}
+    sources = SOURCES._replace(
+        batches=lambda config: ToyBatches(config.train.batch_rows, seed=config.seed, bad=bad[config.seed])
+    )
+    found = sweep.run(lambda done: shared, tmp_path, sources, at_once=at_once, log=lambda line: None, bar=False)
+    assert [found[name]["status"] for name in ("good", "bad", "hiccup")] == ["finished", "diverged", "finished"]
+    assert math.isnan(found["bad"]["loss"]) and found["hiccup"]["skipped"] == 2
+    check_alone(found, [shared[0]], tmp_path)
+    curve = records.load(tmp_path / "runs" / "bad.jsonl", "train")
+    assert np.isfinite(curve[0]["loss"]) and math.isnan(curve[-1]["loss"])
+
+
+@pytest.mark.slow
+def test_members_over_eight_devices(tmp_path):
+    """The tests' eight CPU devices: 5 members at once become 8 places, whole members to a device."""
+    assert len(jax.devices()) == 8
+    members = different()
+    found = swept(members, tmp_path, at_once=5)
+    check_alone(found, members, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_trial_chooses_and_says_why(tmp_path, monkeypatch):
+    from jaxformer.training import sweep_program
+
+    lines = []
+    members = different()
+    monkeypatch.setattr(sweep_program, "TRIAL_SHARE", 1e9)
+    sweep.run(lambda found: members, tmp_path, SOURCES, log=lines.append, bar=False)
+    assert re.search(r"(5 at once|in turns): a step of a member takes .* ms in turns, .* ms with 5 at once", lines[0])
+    monkeypatch.setattr(sweep_program, "free_memory", lambda: 1.0)
+    (tmp_path / "again").mkdir()
+    lines.clear()
+    sweep.run(lambda found: members, tmp_path / "again", SOURCES, log=lines.append, bar=False)
+    assert "in turns: memory for one at a time" in lines[0]
+
+
+def test_two_of_one_name(tmp_path):
+    with pytest.raises(ConfigError, match="two members have the same name"):
+        swept([member("a"), member("a", seed=1)], tmp_path)
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {here!r})
+from test_sweep import *
+members = [member(f"{{seed}}-{{steps}}", steps, optimizer=WSD, seed=seed) for seed in (0, 3) for steps in (6, 30, 60)]
+sources = SOURCES._replace(batches=functools.partial(batches_of, delay={delay}))
+print("READY", flush=True)
+sweep.run(lambda found: members, {workdir!r}, sources, at_once=1, log=lambda line: print(line, flush=True), bar=False)
+print("DONE", flush=True)
+"""
+
+
+def start(workdir, delay=0.0):
+    code = SCRIPT.format(here=str(Path(__file__).parent), workdir=str(workdir), delay=delay)
+    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
+        cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+
+
+def told(workdir):
+    """name -> the lines of its file, without what the clock says."""
+    out = {}
+    for path in sorted((Path(workdir) / "runs").glob("*.jsonl")):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        out[path.stem] = [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+    return out
+
+
+@pytest.mark.slow
+def test_kills_change_nothing_and_nothing_is_repeated(tmp_path):
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    undisturbed.mkdir(), killed.mkdir()
+    process = start(undisturbed)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err[-2000:]
+    finished: dict[str, float] = {}
+    for wait in (0.3, 1.0, 0.1, 0.6, 1.5):
+        process = start(killed, delay=0.02)
+        assert process.stdout.readline() == "READY\n"
+        for line in process.stdout:  # until it trains
+            if "in turns" in line or "at once" in line:
+                break
+        time.sleep(wait)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        for name, at in finished.items():
+            assert (killed / "runs" / f"{name}.jsonl").stat().st_mtime == at, f"{name} was repeated"
+        finished = {path.stem: path.stat().st_mtime for path in (killed / "runs").glob("*.jsonl")}
+    process = start(killed)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0 and "DONE" in out, err[-2000:]
+    assert told(killed) == told(undisturbed)
+
+
+@pytest.mark.slow
+def test_sigterm_ends_it_and_the_same_call_goes_on(tmp_path):
+    process = start(tmp_path, delay=0.02)
+    for line in process.stdout:
+        if "in turns" in line or "at once" in line:
+            break
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode != 0 and "Interrupted: SIGTERM" in err
+    process = start(tmp_path)
+    process.communicate(timeout=300)
+    assert process.returncode == 0 and len(told(tmp_path)) == 6
