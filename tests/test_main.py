@@ -184,9 +184,9 @@ def test_a_run_goes_on_only_with_its_own_config(tmp_path):
 
 SHORT = [
     "--config.data.max_train_bytes=400000", "--config.data.tokenizer=bytes", "--config.model.num_layers=2",
-    "--config.model.width=96", "--config.train.steps=60", "--config.train.steps_per_dispatch=3",
-    "--config.train.eval_every_steps=15", "--config.train.eval_rows=24", "--config.optimizer.warmup_steps=5",
-    "--config.checkpoint.save_every_steps=6",
+    "--config.model.width=96", "--config.train.steps=600", "--config.train.steps_per_dispatch=5",
+    "--config.train.log_every_steps=5", "--config.train.eval_every_steps=150", "--config.train.eval_rows=24",
+    "--config.optimizer.warmup_steps=5", "--config.checkpoint.save_every_steps=20",
 ]  # fmt: skip
 
 
@@ -202,24 +202,26 @@ def test_kills_change_nothing(name, tmp_path):
         with open(tmp_path / f"{workdir}.log", "a") as log:
             return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
 
-    began = time.monotonic()
+    def reached() -> int:
+        path = tmp_path / "killed" / "records.jsonl"
+        return max((r["step"] for r in records.load(path)), default=0) if path.exists() else 0
+
     assert start("undisturbed").wait() == 0, (tmp_path / "undisturbed.log").read_text()[-2000:]
-    whole = time.monotonic() - began
     dice = random.Random(name)
-    killed = 0
-    while killed < 10:
+    for kill in range(10):
         process = start("killed")
-        try:
-            process.wait(dice.uniform(0.15, 1.0) * whole)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            killed += 1
-            continue
-        break  # it finished before its time came
+        if kill % 3 == 0:  # anywhere, while it starts, restores and compiles too
+            time.sleep(dice.uniform(0.5, 5.0))
+        else:  # while it trains, some dispatches further
+            target = reached() + dice.randint(1, 5)
+            while process.poll() is None and reached() < target:
+                time.sleep(0.05)
+            time.sleep(dice.uniform(0.0, 0.3))
+        assert process.poll() is None, (tmp_path / "killed.log").read_text()[-2000:]
+        process.send_signal(signal.SIGKILL)
+        process.wait()
     assert start("killed").wait() == 0, (tmp_path / "killed.log").read_text()[-2000:]
-    assert killed >= 3
-    last = Path("checkpoints") / "60" / "meta" / "metadata"
+    last = Path("checkpoints") / "600" / "meta" / "metadata"
     kept = [leaves(tmp_path / workdir / last) for workdir in ("undisturbed", "killed")]
     assert kept[0] == kept[1]
     assert losses(tmp_path / "undisturbed") == losses(tmp_path / "killed")

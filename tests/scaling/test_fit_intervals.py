@@ -32,22 +32,23 @@ def covered(tables, design, replicates=600, **changes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "design, changes",
+    "design, tables, changes",
     [
-        (lambda rng: iso_flop(), {}),
-        (lambda rng: grid(), {}),
-        (lambda rng: iso_flop(sizes=5, budgets=6), {}),
-        (lambda rng: scattered(rng), {}),
-        (lambda rng: iso_flop(sizes=7, budgets=7), {"E": 1.2, "A": 60.0, "alpha": 0.25, "B": 900.0, "beta": 0.32}),
+        (lambda rng: iso_flop(), 200, {}),
+        (lambda rng: grid(), 200, {}),
+        (lambda rng: iso_flop(sizes=5, budgets=6), 100, {}),
+        (lambda rng: scattered(rng), 100, {}),
+        (lambda rng: iso_flop(sizes=7, budgets=7), 100, {"E": 1.2, "A": 60.0, "alpha": 0.25, "B": 900.0, "beta": 0.32}),
     ],
     ids=["7 budgets x 8 sizes", "6 sizes x 8 token counts", "6 budgets x 5 sizes", "240 rows", "another law"],
 )
-def test_95_percent_intervals_cover_the_truth_in_90_to_99_of_100_tables(design, changes):
-    hits = covered(100, design, **changes)
+def test_95_percent_intervals_cover_the_truth_in_90_to_99_percent_of_the_tables(design, tables, changes):
+    """Of 400 further grids 96.9 % held beta and 97.3 % alpha: at 100 tables one in twenty would hold all of them."""
+    hits = covered(tables, design, **changes)
     for name in ("alpha", "beta"):
-        assert 90 <= hits[name] <= 99, hits
+        assert 0.90 <= hits[name] / tables <= 0.99, hits
     for name in ("E", "A", "B", "profile"):  # asked of alpha and beta; the others are held to one side
-        assert hits[name] >= 88, hits
+        assert hits[name] / tables >= 0.88, hits
 
 
 def test_intervals_cover_the_truth_in_most_of_a_few_tables():
