@@ -114,6 +114,7 @@ def write_report(
     if len({(r["N"], r["learning_rate"]) for r in rates}) > len({r["N"] for r in rates}):
         drawn["learning_rate"] = run_figures.learning_rate_curves(rates)
     drawn["training"] = run_figures.training_curves(_curves(records))
+    (directory / "figures").mkdir(parents=True, exist_ok=True)
     plotting.save(drawn, directory / "figures")
     tables: dict[str, Sequence[Record]] = {"Runs": [_row(record) for record in sorted(finals, key=_order)]}
     if spread := seed_spread(found):

@@ -1,0 +1,149 @@
+"""From records to fits, figures and the report: nothing is lost, chosen wrongly or made up on the way."""
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from planted import TRUTH, loss_of
+
+from jaxformer.config import ConfigError
+from jaxformer.scaling import results
+from jaxformer.scaling.fit import Settings
+
+SETTINGS = Settings(replicates=100)
+
+
+def study_records(sizes=5, budgets=4, seeds=2, rates=(0.5, 1.0, 2.0)):
+    """Records as a study leaves them: trunks, branches, rates that lost, seeds at the smallest size."""
+    rng = np.random.default_rng(0)
+    out = []
+    for size, n in enumerate(np.geomspace(1e6, 3e7, sizes)):
+        for seed in range(seeds if size == 0 else 1):
+            for rate in rates if seed == 0 else (1.0,):
+                before = 0
+                for place, tokens in enumerate(np.geomspace(2e7, 2e9, budgets)):
+                    if rate != 1.0 and place > budgets // 2:
+                        continue
+                    steps = round(tokens / 1e5)
+                    common = {"run": f"w{n:.0f}-n{steps}-lr{rate}-s{seed}", "trunk": f"{n:.0f}-{rate}-{seed}"}
+                    loss = loss_of(n, tokens) * math.exp(0.003 * rng.standard_normal() + 0.02 * (rate != 1.0))
+                    curve = {"kind": "train", "grad_norm": 1.0, "learning_rate": rate, "skipped": 0, "seconds": 0.0}
+                    for step in np.linspace(before, steps, 5)[1:]:
+                        out.append({**curve, **common, "step": int(step), "tokens": step * 1e5, "loss": loss})
+                    out.append({
+                        **common, "kind": "final", "step": steps, "tokens": steps * 100_000, "loss": loss,
+                        "loss_stderr": 0.01, "params": round(n), "params_non_embedding": round(0.8 * n),
+                        "flops": 7.0 * n * tokens, "role": "ladder" if rate == 1.0 else "learning rate",
+                        "status": "finished", "width": round(n), "learning_rate": rate, "seed": seed,
+                        "branched_at": round(0.8 * steps),
+                    })  # fmt: skip
+                    before = round(0.8 * steps)
+    return out
+
+
+@pytest.fixture(scope="module")
+def found():
+    return study_records()
+
+
+@pytest.fixture(scope="module")
+def fits(found):
+    return results.fit(found, SETTINGS)
+
+
+def test_only_finished_points_of_the_ladder_are_fitted(found, fits):
+    chosen = results.points(found)
+    assert len(chosen) == 4 * (5 + 1) and {r["role"] for r in chosen} == {"ladder"}
+    assert all(fit["settings"]["rows"] == len(chosen) for fit in fits.values())
+    diverged = [{**r, "status": "diverged", "loss": math.nan} if r.get("seed") == 1 else r for r in found]
+    assert len(results.points(diverged)) == 4 * 5
+
+
+def test_diverged_runs_are_named(found):
+    diverged = [{**r, "status": "diverged"} if r["kind"] == "final" and r["seed"] == 1 else r for r in found]
+    (line,) = [line for line in results.fit(diverged, SETTINGS)["all parameters, exact FLOP"]["warnings"]
+               if "diverged" in line]  # fmt: skip
+    assert line.startswith("4 runs diverged: w1000000-")
+
+
+def test_every_convention_counts_as_it_says(found):
+    (record,) = [r for r in results.points(found) if r["run"] == "w1000000-n200-lr1.0-s0"]
+    counts = {name: count(record) for name, count in results.CONVENTIONS.items()}
+    n, d = 1_000_000, 20_000_000
+    assert counts == {
+        "all parameters, exact FLOP": (n, 7.0 * n * d),
+        "all parameters, C = 6ND": (n, 6.0 * n * d),
+        "without embeddings, C = 6ND": (round(0.8 * n), 6.0 * round(0.8 * n) * d),
+    }
+
+
+def test_the_planted_law_comes_back(fits):
+    law = next(iter(fits.values()))["parametric"]
+    for name in ("alpha", "beta"):
+        assert law[name]["value"] == pytest.approx(TRUTH[name], rel=0.05)
+    # Another way of counting N scales A alone; the exponents are the same.
+    other = fits["without embeddings, C = 6ND"]["parametric"]
+    assert other["alpha"]["value"] == pytest.approx(law["alpha"]["value"], rel=1e-3)
+
+
+def test_the_summary_is_three_lines(fits):
+    lines = results.summary(fits)
+    assert len(lines) == 3 and not any("\n" in line for line in lines)
+    assert re.match(r"law \(all parameters, exact FLOP\): alpha 0\.\d+ \[", lines[0])
+    assert lines[1].startswith("best at ") and lines[2].startswith("prediction: ")
+
+
+def test_fit_json_is_that_of_the_fit_program_and_all_conventions(fits, tmp_path):
+    written = json.loads(results.write_fits(tmp_path, fits).read_text())
+    assert written["parametric"]["alpha"] == fits["all parameters, exact FLOP"]["parametric"]["alpha"]
+    assert written["conventions"].keys() == results.CONVENTIONS.keys()
+
+
+def test_seed_spread(found):
+    rows = results.seed_spread(results.points(found))
+    assert [row["seeds"] for row in rows] == [2] * 4
+    first = [r["loss"] for r in results.points(found) if r["width"] == 10**6 and r["step"] == 200]
+    assert rows[0]["standard deviation"] == pytest.approx(abs(first[0] - first[1]) / math.sqrt(2))
+
+
+def test_learning_rates_are_compared_at_equal_tokens(found):
+    tried = results._tried([r for r in found if r["kind"] == "final"])
+    for width in {r["width"] for r in tried}:
+        mine = [r for r in tried if r["width"] == width]
+        assert len(mine) == 3 and len({r["tokens"] for r in mine}) == 1 and {r["seed"] for r in mine} == {0}
+
+
+def test_a_training_curve_is_the_trunk_and_the_last_decay(found):
+    curves = results._curves(found)
+    assert len(curves) == 5
+    for curve in curves:
+        assert curve["tokens"] == sorted(curve["tokens"]) and curve["tokens"][-1] == pytest.approx(2e9)
+        assert curve["tokens"][0] < 2e7
+
+
+def test_the_report_is_one_page_and_figures(found, fits, tmp_path):
+    page = results.write_report(
+        tmp_path, "A study", found, fits, commands=["python -m experiments.scaling"], manifest={"seed": 0}
+    )
+    text = page.read_text(encoding="utf-8")
+    for name in ("loss_compute", "optimum", "residuals", "holdout", "profile", "learning_rate", "training"):
+        assert f'<figure id="{name}">' in text, name
+        assert (tmp_path / "figures" / f"{name}.png").stat().st_size > 5000
+    assert "http://" not in re.sub(r'xmlns[^"]*"[^"]*"', "", text) and "<script" not in text
+    assert "w1000000-n200-lr2.0-s0" in text and "standard deviation" in text and "exact FLOP" in text
+
+
+@pytest.mark.parametrize(
+    "change, line",
+    [
+        (lambda r: {k: v for k, v in r.items() if k != "flops"}, r"records: the final record of w\S+ lacks flops"),
+        (lambda r: {**r, "status": "diverged"}, r"records: none of 54 runs is a finished point of the ladder"),
+        (lambda r: {**r, "loss": math.nan}, r"accepted: a number above 0"),
+    ],
+)
+def test_bad_records(found, change, line):
+    with pytest.raises(ConfigError, match=line) as error:
+        results.fit([change(r) if r["kind"] == "final" else r for r in found], SETTINGS)
+    assert "\n" not in str(error.value)
