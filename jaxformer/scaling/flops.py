@@ -103,8 +103,11 @@ def flops_per_token(cfg: ModelConfig, context_length: int | None = None, head_fr
     attention = layers * 2 * 2 * cfg.num_heads * k * keys
     mlp = layers * 2 * d * f * (3 if cfg.gated else 2)
     head = head_fraction * (2 * d * vocab + (2 * d * d if cfg.family == "bert" else 0))
-    # "dots" keeps every product with a weight and recomputes the batched ones, attention's.
-    remat = {"none": 0.0, "dots": attention, "full": projections + attention + mlp}[cfg.remat]
+    # "dots" keeps every product with a weight and recomputes the batched ones, attention's. "full" recomputes the block
+    # but for the products that only feed the residual sum, which no gradient needs; a norm after the sum needs it.
+    last = {"post_norm": 0, "pre_norm": 2 * d * f, "parallel": 2 * d * f + 2 * d * k * cfg.num_heads}[cfg.block]
+    whole = projections + attention + mlp - layers * last
+    remat = {"none": 0.0, "dots": float(attention), "full": float(whole)}[cfg.remat]
     return Flops(projections, attention, mlp, head, remat)
 
 
