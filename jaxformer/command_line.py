@@ -6,6 +6,7 @@ misspelt field with a traceback.
 """
 
 import argparse
+import difflib
 import importlib.util
 import re
 import sys
@@ -96,7 +97,8 @@ def load_file(source: str) -> Any:
     if not path.is_file():
         found = path.parent.glob("*.py") if path.parent.is_dir() else []
         others = sorted(str(p) for p in found if p.name != "__init__.py")
-        hint = f"; there are {', '.join(others)}" if others else ""
+        near = difflib.get_close_matches(name, others, n=1)
+        hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(others)}" if others else ""
         raise ConfigError(f"--config: no file {name}{hint}")
     spec = importlib.util.spec_from_file_location(f"config_file_{path.stem}", path)
     assert spec is not None and spec.loader is not None

@@ -1,6 +1,20 @@
 """Eight CPU devices for every test, and JAX's strict modes; set before any backend is used."""
 
+import atexit
+import os
+import shutil
+import tempfile
 from pathlib import Path
+
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    # Tests, their workers and the programs they start share what they compile; made anew for every run of the tests.
+    folder = tempfile.mkdtemp(prefix="jaxformer-tests-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ |= {
+        "JAX_COMPILATION_CACHE_DIR": folder,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
 
 import jax
 import pytest
@@ -10,10 +24,15 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
 
 
-@pytest.fixture
-def quick_compile():
-    """Compiles in half the time, for programs that run once on a few numbers."""
-    jax.config.update("jax_disable_most_optimizations", True)
+# Where laws are checked on a few numbers, most of the time is XLA's, and half of that its optimizations'.
+QUICK = {"functional", "models", "decoding", "test_modules.py"}
+
+
+@pytest.fixture(autouse=True)
+def quick_compile(request):
+    """Compiles without most optimizations what QUICK names, unless the test is marked `optimized`."""
+    quick = bool(QUICK & {request.path.name, request.path.parent.name}) and "optimized" not in request.keywords
+    jax.config.update("jax_disable_most_optimizations", quick)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
 

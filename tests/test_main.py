@@ -63,7 +63,7 @@ BERT = {
 }
 
 
-@pytest.mark.parametrize("family", ["gpt", "bert"])
+@pytest.mark.parametrize("family", ["gpt", pytest.param("bert", marks=pytest.mark.slow)])
 def test_a_run_learns_and_is_described(family, tmp_path, capsys):
     config = tiny(tmp_path, **(BERT if family == "bert" else {}))
     result = main.pretrain(parsed(config))
@@ -105,6 +105,7 @@ LANGUAGE = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_below_the_floor_of_its_language_fails_in_one_line(tmp_path, monkeypatch, capsys):
     """Honest rows end above it; rows in which every token is its own target end below it and fail the program."""
     config = tiny(tmp_path, **LANGUAGE)

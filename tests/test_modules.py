@@ -84,7 +84,6 @@ def test_every_shell_is_here():
     assert shells == set(SHELLS)
 
 
-@pytest.mark.usefixtures("quick_compile")
 @pytest.mark.parametrize("name", SHELLS)
 def test_a_shell_is_its_function_bit_for_bit(name):
     shell, _, arguments, function = SHELLS[name]
@@ -93,7 +92,6 @@ def test_a_shell_is_its_function_bit_for_bit(name):
     same(got, jax.jit(lambda p, *a: function(p, None, *a))(params, *arguments))
 
 
-@pytest.mark.usefixtures("quick_compile")
 @pytest.mark.parametrize("name", ["GPT", "BERT", "Block"])
 def test_with_dropout_too(name):
     shell, _, arguments, function = SHELLS[name]
@@ -114,7 +112,6 @@ def test_parameters_are_those_of_the_specs(name):
     assert jax.tree.structure(params_of(name)) == jax.tree.structure(decay_mask(specs))
 
 
-@pytest.mark.usefixtures("quick_compile")
 @pytest.mark.parametrize("cfg, family", [(CFG, gpt), (BERT_CFG, bert)], ids=["gpt", "bert"])
 def test_the_model_training_receives_runs_through_the_shell(cfg, family):
     loss_cfg = LossConfig(z_loss=1e-3)
@@ -131,7 +128,6 @@ def test_the_model_training_receives_runs_through_the_shell(cfg, family):
     assert float(dropped[0]["loss"][0]) != float(objective["loss"][0])
 
 
-@pytest.mark.usefixtures("quick_compile")
 def test_an_nnx_user_wraps_a_shell():
     from flax import nnx
 

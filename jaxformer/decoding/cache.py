@@ -6,7 +6,7 @@ tokens, and a model with a window keeps a ring of window size. Which token a slo
 Shapes never change, so neither does the work per token.
 
 >>> from jaxformer.specs import init_params
->>> cfg = ModelConfig(num_layers=2, width=32, num_heads=4, context_length=16, vocab_size=64)
+>>> cfg = ModelConfig(num_layers=1, width=32, num_heads=4, context_length=16, vocab_size=64)
 >>> params = init_params(gpt.specs(cfg), jax.random.key(0))
 >>> hidden, cache = prefill(params, jnp.array([[1, 2, 3], [4, 5, 0]]), jnp.array([3, 2]), cfg, slots=8)
 >>> hidden, cache = step(params, jnp.argmax(logits(params, hidden), axis=-1), cfg, cache)

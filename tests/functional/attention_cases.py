@@ -80,8 +80,7 @@ AXES = {
     "soft_cap": [None, 1.5],
     "dropout": [0.0, 0.4],
 }  # fmt: skip
-PRODUCT = list(itertools.product(*AXES.values()))
-# What meets the blocked path, thinned out to be fast; the slow test has all of PRODUCT there too.
+# What meets the blocked path, thinned out to be fast; the slow test has all pairs there too.
 BLOCKED = AXES | {
     "mask": ["causal", "causal_window", "causal_window_segments_padding", "causal_array"],
     "bias": ["none", "array", "alibi"],
@@ -89,17 +88,17 @@ BLOCKED = AXES | {
 }
 
 
-def pairwise(axes=AXES):
-    """Combinations in which every pair of options of any two axes occurs."""
+def pairwise(axes=AXES, strength=2):
+    """Combinations in which every pair (or so many) of options of different axes occurs."""
 
-    def pairs(case):
-        return set(itertools.combinations(enumerate(case), 2))
+    def parts(case):
+        return set(itertools.combinations(enumerate(case), strength))
 
     product = list(itertools.product(*axes.values()))
-    missing, chosen = set().union(*map(pairs, product)), []
+    missing, chosen = set().union(*map(parts, product)), []
     while missing:
-        chosen.append(max(product, key=lambda case: len(pairs(case) & missing)))
-        missing -= pairs(chosen[-1])
+        chosen.append(max(product, key=lambda case: len(parts(case) & missing)))
+        missing -= parts(chosen[-1])
     return chosen
 
 

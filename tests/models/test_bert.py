@@ -37,7 +37,6 @@ def reference_hidden(params, cfg):
     return params, reference.hidden(params, TOKENS, cfg, POSITIONS, allowed, frequencies, bias, scale, types)
 
 
-@pytest.mark.usefixtures("quick_compile")
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_equal_the_reference(kind):
     cfg = KINDS[kind]
@@ -48,7 +47,6 @@ def test_logits_equal_the_reference(kind):
     np.testing.assert_allclose(got, reference.masked_head(wide, x, cfg), rtol=2e-4, atol=2e-4)
 
 
-@pytest.mark.usefixtures("quick_compile")
 @pytest.mark.parametrize("kind, dropout", [("published", 0.2), ("rotary_pre_norm", 0.0), ("alibi_parallel", 0.0)])
 def test_exactly_the_tokens_of_the_document_are_felt(kind, dropout):
     cfg = dataclasses.replace(KINDS[kind], vocab_size=B * T, tie_embeddings=False, dropout=dropout)
@@ -57,7 +55,6 @@ def test_exactly_the_tokens_of_the_document_are_felt(kind, dropout):
     influence(lambda p, tokens: bert.apply(p, tokens, cfg, **fields(cfg), rng=rng), bert.specs(cfg), allowed)
 
 
-@pytest.mark.usefixtures("quick_compile")
 def test_without_segments_a_row_is_one_document():
     cfg = dataclasses.replace(KINDS["published"], vocab_size=B * T, tie_embeddings=False)
     allowed = np.ones((B, T, T), bool)
@@ -82,7 +79,6 @@ def make_batch(pairs=True):
     return Batch(*map(jnp.array, arrays), jnp.array(TYPES), jnp.array(PAIRS) if pairs else None)
 
 
-@pytest.mark.usefixtures("quick_compile")
 def test_masked_and_next_sentence_losses_equal_the_reference():
     cfg, loss_cfg = KINDS["published"], LossConfig(label_smoothing=0.1, chunk_tokens=6)
     params, batch = random_params(bert.specs(cfg)), make_batch()

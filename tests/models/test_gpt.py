@@ -38,7 +38,6 @@ def reference_logits(params, cfg):
     return x @ params.get("head", {"table": params["embedding"]["tokens"]})["table"].T
 
 
-@pytest.mark.usefixtures("quick_compile")
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_equal_the_reference(kind):
     cfg = KINDS[kind]
@@ -50,7 +49,6 @@ def test_logits_equal_the_reference(kind):
     np.testing.assert_allclose(got, reference_logits(params, cfg), rtol=2e-4, atol=2e-4)
 
 
-@pytest.mark.usefixtures("quick_compile")
 @pytest.mark.parametrize(
     "kind, dropout", [("gpt2", 0.2), ("llama", 0.0), ("alibi_parallel", 0.2), ("t5_post_norm", 0.0)]
 )
@@ -66,14 +64,12 @@ def test_exactly_the_earlier_tokens_of_the_document_are_felt(kind, dropout):
     )  # fmt: skip
 
 
-@pytest.mark.usefixtures("quick_compile")
 def test_a_window_reaches_as_far_as_the_layers_carry_it():
     cfg = dataclasses.replace(KINDS["window"], window=3, vocab_size=2 * T, tie_embeddings=False)
     allowed = reference.allowed(T, T, causal=True, window=1 + cfg.num_layers * (3 - 1))[:, 0].repeat(B, axis=0)
     influence(lambda p, tokens: gpt.apply(p, tokens, cfg), gpt.specs(cfg), allowed)
 
 
-@pytest.mark.usefixtures("quick_compile")
 def test_rows_longer_than_a_block_of_queries():
     length = xla.QUERY_BLOCK + 5
     cfg = config(num_layers=1, positions="rotary", context_length=length, vocab_size=length, tie_embeddings=False)
@@ -97,7 +93,6 @@ def test_another_documents_tokens_change_nothing_bitwise(dtype):
     assert not np.array_equal(before, after)
 
 
-@pytest.mark.usefixtures("quick_compile")
 def test_a_packed_document_is_the_document_alone():
     cfg = KINDS["llama"]
     params = random_params(gpt.specs(cfg))
@@ -116,7 +111,6 @@ def make_batch():
     return Batch(*map(jnp.array, arrays))
 
 
-@pytest.mark.usefixtures("quick_compile")
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_next_token_loss_equals_the_reference(kind):
     cfg, loss_cfg = KINDS[kind], LossConfig(label_smoothing=0.1, z_loss=1e-2, chunk_tokens=6)
@@ -132,7 +126,6 @@ def test_next_token_loss_equals_the_reference(kind):
     assert float(gpt.weights(batch)["loss"]) == float(objective["loss"][1])
 
 
-@pytest.mark.usefixtures("quick_compile")
 def test_scan_and_unroll_drop_the_same():
     outs = []
     for layers in ("scan", "unroll"):
@@ -143,7 +136,6 @@ def test_scan_and_unroll_drop_the_same():
     assert not np.allclose(outs[0], jax.jit(lambda p: gpt.apply(p, TOKENS, cfg))(params), atol=0.1)
 
 
-@pytest.mark.usefixtures("quick_compile")
 def test_a_fresh_model_knows_nothing():
     """GPT-2's initialisation starts at about ln V nats."""
     cfg = config(vocab_size=64, tie_embeddings=True)

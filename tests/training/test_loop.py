@@ -182,6 +182,7 @@ def kill_and_restart(tmp_path, kills, seed):
     assert "going on from step" in said or "not sound" not in said
 
 
+@pytest.mark.slow
 def test_killed_twice_and_started_again_it_ends_in_the_same_bits(tmp_path):
     kill_and_restart(tmp_path, 2, seed=1)
 
@@ -217,6 +218,7 @@ def test_a_finished_run_started_again_does_not_train(tmp_path):
 # Signals
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_the_run_goes_on_where_it_stopped(tmp_path):
     whole, _ = finish(start(tmp_path / "whole", KILLED))
     process = start(tmp_path / "stopped", KILLED, delay=0.05)
@@ -279,6 +281,7 @@ def test_an_evaluation_that_a_signal_cut_off_is_made_up_for(tmp_path, monkeypatc
 # Stopping
 
 
+@pytest.mark.slow
 def test_early_stopping_survives_a_resume(tmp_path):
     config = make_config(
         optimizer={"learning_rate": 1e-20},

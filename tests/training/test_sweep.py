@@ -111,7 +111,8 @@ def test_members_of_other_lengths_share_the_program(tmp_path):
 WSD = {"schedule": "wsd", "warmup_steps": 2, "learning_rate": 1e-2}
 
 
-@pytest.mark.parametrize("at_once", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("at_once", [1, 2])
 def test_a_branch_is_the_run_alone(tmp_path, at_once):
     members = [member(f"{seed}-{steps}", steps, optimizer=WSD, seed=seed) for seed in (0, 3) for steps in (6, 11, 20)]
     found = swept(members, tmp_path, at_once)
