@@ -70,7 +70,7 @@ def summary(fits: Mapping[str, Mapping[str, Any]]) -> list[str]:
     at = best["budgets"][0]
     held = first["holdout"]
     if "skipped" in held:
-        prediction = f"prediction of the largest budget: not done ({held['skipped']})"
+        prediction = f"prediction: not done ({held['skipped']})"
     else:
         prediction = (
             f"prediction: {len(held['rows'])} runs above {held['fitted_up_to']:.2g} FLOP, from the "

@@ -1,0 +1,169 @@
+"""A whole study, small: plan, run, fit, report; what is finished is never run again; bad input is one line."""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxformer import records
+from jaxformer.config import ConfigError
+from jaxformer.data.markov import Floor
+from jaxformer.scaling.ladder import StudyConfig, from_mapping
+
+ROOT = Path(__file__).parent.parent
+CONFIG = """
+from ml_collections import ConfigDict
+
+def get_config():
+    return ConfigDict({
+        "model": {"context_length": 32, "positions": "rotary"},
+        "data": {"source": "markov", "language_symbols": 16, "language_order": 1, "language_tokens": 2_000_000},
+        "optimizer": {"schedule": "wsd", "warmup_steps": 5, "learning_rate": 1e-2},
+        "train": {"batch_rows": 8, "steps_per_dispatch": 5, "eval_rows": 64},
+        "ladder": {"widths": (8, 16, 24), "head_width": 8, "budgets": (4e8, 1.2e9, 4e9), "min_steps": 5,
+                   "max_tokens_per_parameter": 1e4, "learning_rates": (1.0, 2.0), "learning_rate_extensions": 0,
+                   "seeds": 2, "seeded_sizes": 1},
+    })
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("study")
+    (folder / "study.py").write_text(CONFIG)
+    return folder
+
+
+def command(place, workdir, *flags):
+    config = [f"--config={place / 'study.py'}", f"--config.workdir={workdir}"]
+    cache = [f"--config.data.cache_dir={place / 'corpora'}", "--bootstrap=100"]
+    return [sys.executable, "-m", "experiments.scaling", *config, *cache, *flags]
+
+
+def start(place, workdir, *flags):
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "1"}
+    return subprocess.Popen(
+        command(place, workdir, *flags), cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+
+
+def finish(place, workdir, *flags):
+    process = start(place, workdir, *flags)
+    out, err = process.communicate(timeout=600)
+    return process.returncode, out, err
+
+
+def told(workdir):
+    """The records without what the clock says."""
+    found = records.load(workdir / "records.jsonl")
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in found]
+
+
+@pytest.fixture(scope="module")
+def done(place):
+    code, out, err = finish(place, place / "done")
+    assert code == 0, err[-2000:]
+    return out
+
+
+@pytest.mark.slow
+def test_from_one_command_to_the_report(place, done):
+    lines = done.splitlines()
+    assert re.match(r"\d+ runs on \d+ trunks, 3 programs to compile; 0 finished", lines[0])
+    assert str(place / "done" / "report.html") in lines
+    assert lines[-3].startswith("law (all parameters, exact FLOP)") and re.match(
+        r"best at (4|3\.9)\S*e\+09 FLOP: N ", lines[-2]
+    )
+    assert lines[-1].startswith("prediction: ")
+    found = [r for r in told(place / "done") if r["kind"] == "final"]
+    planned, trunk_count = (int(n) for n in re.findall(r"\d+", lines[0])[:2])
+    assert len(found) >= planned and len({r["trunk"] for r in found}) >= trunk_count
+    assert all(r["status"] == "finished" and r["epochs"] <= 1 for r in found)
+    assert {r["seed"] for r in found if r["width"] == 8} == {0, 1}
+    fit = json.loads((place / "done" / "fit.json").read_text())
+    assert fit["parametric"].keys() >= {"E", "A", "B", "alpha", "beta"}
+    manifest = json.loads((place / "done" / "manifest.json").read_text())
+    assert manifest["config"]["ladder"]["widths"] == [8, 16, 24]
+
+
+@pytest.mark.slow
+def test_what_is_finished_is_never_run_again(place, done, tmp_path):
+    before = {path: path.stat().st_mtime for path in (place / "done" / "runs").iterdir()}
+    code, out, _ = finish(place, place / "done", "--stage=run")
+    assert code == 0 and "0 TFLOP" in out
+    assert before == {path: path.stat().st_mtime for path in (place / "done" / "runs").iterdir()}
+    # The records alone are as good: a study goes on from them where its working files were not kept.
+    shutil.copytree(place / "done", tmp_path / "kept", ignore=shutil.ignore_patterns("runs", "trunks"))
+    code, out, _ = finish(place, tmp_path / "kept", "--stage=run")
+    assert code == 0 and "0 TFLOP" in out and told(tmp_path / "kept") == told(place / "done")
+
+
+@pytest.mark.slow
+def test_more_budgets_go_on_from_the_trunks(place, done, tmp_path):
+    shutil.copytree(place / "done", tmp_path / "more")
+    code, _, err = finish(
+        place, tmp_path / "more", "--stage=run", "--config.ladder.budgets=4e8,1.2e9,4e9,8e9",
+        "--config.ladder.widths=8,16,24", "--config.ladder.learning_rates=1.0,2.0",
+    )  # fmt: skip
+    assert code == 0, err[-2000:]
+    names = {r["run"] for r in told(place / "done")}
+    longer = [r for r in told(tmp_path / "more") if r["kind"] == "final" and r["run"] not in names]
+    assert longer and all(r["flops"] > 4.1e9 or r["role"] == "learning rate" for r in longer)
+
+
+@pytest.mark.slow
+def test_kill_minus_nine_changes_nothing(place, done):
+    dice = random.Random(1)
+    for _ in range(4):
+        process = start(place, place / "killed")
+        time.sleep(dice.uniform(4, 14))
+        assert process.poll() is None, process.stderr.read()[-2000:]
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    code, _, err = finish(place, place / "killed", "--stage=run")
+    assert code == 0, err[-2000:]
+    assert told(place / "killed") == told(place / "done")
+
+
+@pytest.mark.slow
+def test_one_clear_line(place, done, tmp_path):
+    def line(*flags, workdir=tmp_path / "new"):
+        code, out, err = finish(place, workdir, *flags)
+        assert code == 2 and "Traceback" not in err, (out, err)
+        (found,) = [text for text in err.splitlines() if text.startswith("error:")]
+        assert err.splitlines()[-1] == found
+        return found
+
+    assert (
+        "needs 21760 tokens, 1.09 epochs" in line("--config.data.language_tokens=20000")
+        and not (tmp_path / "new" / "runs").exists()
+    )
+    assert "config.ladder.budgets: '4e8,much' is not a comma-separated list" in line("--config.ladder.budgets=4e8,much")
+    assert "holds no run" in line("--stage=fit")
+    changed = line("--config.model.positions=none", workdir=place / "done")
+    assert "holds a run of another config (model.positions: 'rotary' -> 'none')" in changed
+    few = line("--config.ladder.widths=8", "--config.ladder.budgets=4e8")
+    assert "needs" in few and "rows" in few
+    shutil.copytree(place / "done", tmp_path / "cut", ignore=shutil.ignore_patterns("runs", "trunks"))
+    path = tmp_path / "cut" / "records.jsonl"
+    path.write_text(path.read_text().replace('"flops"', '"flips"'))
+    assert "final record lacks flops" in line("--stage=fit", workdir=tmp_path / "cut")
+
+
+def test_a_run_below_the_floor_is_a_leak(monkeypatch):
+    from jaxformer import study
+
+    config = from_mapping({"data": {"source": "markov"}, "ladder": {"budgets": [1e12]}}, cls=StudyConfig)
+    monkeypatch.setattr(study.languages, "floor", lambda data, length: Floor(2.0, 0.0, True, 0.0))
+    study.check_floor(config, {"honest": {"loss": 1.99, "loss_stderr": 0.01}})
+    with pytest.raises(ConfigError, match=r"leaky: .*1\.9000.*2\.0000"):
+        study.check_floor(config, {"leaky": {"loss": 1.9, "loss_stderr": 0.01}})
