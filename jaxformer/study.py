@@ -140,19 +140,6 @@ def check_floor(config: StudyConfig, found: Mapping[str, Mapping[str, Any]]) -> 
             raise ConfigError(f"{name}: {line}")
 
 
-def load(workdir: str | Path) -> tuple[StudyConfig, list[dict[str, Any]]]:
-    """Config and records of the study in a directory.
-
-    Raises:
-      ConfigError: there is none, or none of its runs has finished.
-    """
-    config = ladder.from_mapping(manifest.read(workdir)["config"], cls=StudyConfig)
-    path = Path(workdir) / RECORDS
-    if not path.exists():
-        raise ConfigError(f"workdir {workdir}: holds no {RECORDS}; --stage=run writes it")
-    return config, records.load(path)
-
-
 def product_speed(config: StudyConfig) -> float:
     """FLOP/s of all devices on products of the study's largest width, measured now."""
     width = max(config.ladder.widths)

@@ -42,7 +42,7 @@ def test_every_config_says_its_command():
         assert len(text.splitlines()) <= 60, path.name
 
 
-@pytest.mark.parametrize("name", ["pretrain", "evaluate", "generate", "fill_mask", "curves", "fit", "scaling"])
+@pytest.mark.parametrize("name", ["pretrain", "evaluate", "generate", "fill_mask", "curves", "fit", "scaling", "benchmark"])
 def test_help(name, monkeypatch, capsys):
     """--help answers without loading jax's backends, and shows the command."""
     module = __import__(f"experiments.{name}", fromlist=["main"])
