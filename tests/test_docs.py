@@ -42,7 +42,10 @@ def test_every_config_says_its_command():
         assert len(text.splitlines()) <= 60, path.name
 
 
-@pytest.mark.parametrize("name", ["pretrain", "evaluate", "generate", "fill_mask", "curves", "fit", "scaling", "benchmark"])
+PROGRAMS = ["pretrain", "evaluate", "generate", "fill_mask", "curves", "fit", "scaling", "benchmark"]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_help(name, monkeypatch, capsys):
     """--help answers without loading jax's backends, and shows the command."""
     module = __import__(f"experiments.{name}", fromlist=["main"])
