@@ -8,9 +8,9 @@ python -m experiments.scaling --config=configs/scaling_entropy.py:masked --delta
 from ml_collections import ConfigDict
 
 SOURCES = {
-    "markov": {"source": "markov", "language_symbols": 64, "language_order": 2},
+    "markov": {"source": "markov", "language_symbols": 32, "language_order": 2},
     "hierarchy": {"source": "hierarchy", "language_symbols": 32, "language_depth": 4, "language_synonyms": 4},
-    "masked": {"source": "markov", "language_symbols": 64, "language_order": 2, "objective": "masked"},
+    "masked": {"source": "markov", "language_symbols": 32, "language_order": 2, "objective": "masked"},
 }
 
 
@@ -27,16 +27,16 @@ def get_config(language="markov"):
             "positions": "rotary",
             "initializer": "scaled",
         },
-        "data": {**SOURCES[language], "language_tokens": 40_000_000, "validation_fraction": 0.02},
+        "data": {**SOURCES[language], "language_tokens": 10_000_000, "validation_fraction": 0.08},
         "optimizer": {"learning_rate": 1.2e-2, "warmup_steps": 40, "schedule": "wsd", "final_fraction": 0.02,
                       "weight_decay": 0.01, "beta2": 0.98},
-        "train": {"batch_rows": 32, "steps_per_dispatch": 20, "log_every_steps": 20, "eval_rows": 8192},
+        "train": {"batch_rows": 32, "steps_per_dispatch": 20, "log_every_steps": 20, "eval_rows": 4096},
         "ladder": {
             "widths": (16, 24, 32, 48, 64),
             "head_width": 8,
             "layer_width": 32,
-            "tokens": (1_000_000, 2_500_000, 6_000_000, 15_000_000),
-            "learning_rates": (0.5, 1.0, 2.0),
+            "tokens": (300_000, 800_000, 2_000_000, 5_000_000),
+            "learning_rates": (1.0, 2.0),
             "learning_rate_exponent": 0.7,
         },
     })  # fmt: skip

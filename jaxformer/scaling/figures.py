@@ -70,6 +70,7 @@ def isoflop_parabolas(table: Table, iso: Mapping[str, Any]) -> Any:
         axes.plot(budget["N"], budget["loss"], "*", color="black", markersize=10, zorder=5)
     axes.plot([], [], "*", color="black", markersize=10, label="minimum")
     axes.set_xscale("log")
+    plotting.log_ticks(axes.xaxis)
     axes.set(xlabel=plotting.UNITS["N"], ylabel="loss (nats per token)", title="Iso-FLOP parabolas")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title="budget C")
     return figure

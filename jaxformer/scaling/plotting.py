@@ -86,6 +86,16 @@ def loss_ticks(axis: Any) -> None:
     axis.set_minor_formatter(ticker.NullFormatter())
 
 
+def log_ticks(axis: Any) -> None:
+    """Few and plain numbers (20k, 50k, 100k) on a logarithmic axis that spans less than two decades, after plotting."""
+    low, high = axis.get_view_interval()
+    if high < 100 * low:
+        ticker = matplotlib().ticker
+        axis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: count(value) if value >= 1000 else f"{value:g}"))
+        axis.set_minor_formatter(ticker.NullFormatter())
+
+
 def size_bar(figure: Any, axes: Any, shades: Any, logs: np.ndarray, name: str) -> None:
     """A colour bar whose numbers are sizes, not logarithms."""
     ticker = matplotlib().ticker

@@ -78,7 +78,7 @@ def summary(fits: Mapping[str, Mapping[str, Any]]) -> list[str]:
             f"{100 * held['max_abs_error']:.2f} % at most"
         )
     return [
-        f"law ({name}): {exponents}; N ~ C^{report.interval(best['a'], '{:.3f}'.format)}",
+        f"law ({name}): {exponents}; N ~ C^a, a {report.interval(best['a'], '{:.3f}'.format)}",
         f"best at {at['C']:.3g} FLOP: N {report.interval(at['N'], plotting.count)}, "
         f"D {report.interval(at['D'], plotting.count)} tokens, loss {report.interval(at['loss'])}",
         prediction,

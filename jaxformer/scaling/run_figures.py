@@ -37,6 +37,7 @@ def learning_rate_curves(points: Sequence[Mapping[str, Any]]) -> Any:
                     )
         axes.set(xscale="log", xlabel="peak learning rate", ylabel="final loss (nats per token)",
                  title="Learning rate at each size (star: chosen; cross at the top: diverged)")  # fmt: skip
+        plotting.log_ticks(axes.xaxis)
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 

@@ -62,6 +62,7 @@ def test_samples_continue_the_prompt_and_repeat_with_the_seed(play):
     assert play(generate, run, "--prompt=ab", "--max-new-tokens=12", "--stream") == (0, out, "")
 
 
+@pytest.mark.slow
 def test_an_empty_prompt_begins_a_document_and_a_beam_prints_the_likeliest_texts(play):
     run = run_of(positions="rotary")
     code, out, _ = play(generate, run, "--max-new-tokens=5", "--temperature=0")
@@ -78,6 +79,7 @@ def test_the_full_context_is_noted_on_standard_error(play):
     assert (code, err) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_stop_text_ends_each_sample_before_it(play):
     run = run_of(CHARS)
     flags = ["--prompt=ab", "--max-new-tokens=40", "--num-samples=3"]

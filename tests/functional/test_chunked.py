@@ -118,6 +118,7 @@ def test_dropout_keeps_the_mean_and_its_gradient_is_that_of_the_same_draw():
         np.testing.assert_allclose(jnp.vdot(jax.grad(total)(x), step), slope, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_memory_is_linear():
     """Bytes of temporaries of forward and backward grow as T, where the reference's grow as T squared."""
     chunked.QUERY_BLOCK = chunked.KEY_BLOCK = 128

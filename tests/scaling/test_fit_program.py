@@ -186,6 +186,7 @@ def fitted():
     return table, fit.fit_table(table, fit.Settings(replicates=150))
 
 
+@pytest.mark.slow
 def test_figures_name_their_units_and_differ_without_colour(tmp_path):
     table, result = fitted()
     drawn = figures.draw(table, result)

@@ -108,6 +108,7 @@ def test_chunks_end_in_the_same_places_wherever_a_run_begins(dispatch, every_eva
 # Resuming
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("crash_at", [4, 7, 11])
 def test_a_run_that_crashed_ends_in_the_same_bits(tmp_path, crash_at):
     config = make_config(
@@ -242,6 +243,7 @@ def test_a_signal_while_compiling_ends_the_run_cleanly(tmp_path):
     assert "stopped at step 0 by SIGTERM, nothing to save; go on with: make resume" in said
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_at_once_even_inside_a_dispatch(tmp_path):
     process = start(tmp_path / "a", KILLED, delay=30)  # the first batch alone takes longer than the test may
     wait_for(lambda: (tmp_path / "a" / "records.jsonl").exists(), process)
@@ -267,6 +269,7 @@ def test_signals_are_handed_back_and_other_threads_left_alone(tmp_path):
     assert found == ["finished"]
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_a_signal_cut_off_is_made_up_for(tmp_path, monkeypatch):
     config = make_config(train={"early_stop_evals": 9})
     asked = loop._Run.asked

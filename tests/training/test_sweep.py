@@ -96,6 +96,7 @@ def test_a_member_is_the_run_alone(tmp_path, at_once):
     assert len({record["loss"] for record in found.values()}) == len(members)  # the ruler measures
 
 
+@pytest.mark.slow
 def test_members_together_are_the_runs_alone(tmp_path):
     members = [different()[0], different()[-1]]
     check_alone(swept(members, tmp_path, 2), members, tmp_path)
