@@ -124,6 +124,7 @@ def residual_panels(table: Table, result: Mapping[str, Any]) -> Any:
             axes.plot(x[flagged], percent[flagged], "X", color="black", markersize=7, label="likely outlier (row)")
             _name_points(axes, x[flagged], percent[flagged], table.rows[flagged])
         axes.set(xscale="log", xlabel=plotting.UNITS[key], ylabel="measured minus fitted loss (%)")
+        plotting.log_ticks(axes.xaxis)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2)
     figure.suptitle(r"Residuals of $L = E + A/N^\alpha + B/D^\beta$")

@@ -59,7 +59,7 @@ pre { background: #f4f4f4; padding: .6rem .8rem; overflow-x: auto; font-size: .8
   table.wide, table.wide tbody, table.wide tr { display: block; }
   table.wide tr.head { display: none; }
   table.wide tr { border-bottom: 1px solid #999; padding: .35rem 0; }
-  table.wide td { display: flex; border: 0; padding: .05rem 0; white-space: normal; }
+  table.wide td { display: flex; gap: .7rem; border: 0; padding: .05rem 0; white-space: normal; }
   table.wide td:empty { display: none; }
   table.wide td::before { content: attr(data-label); flex: 0 0 8.5rem; color: #444; font-style: normal; }
 }
