@@ -125,6 +125,7 @@ def cost(cfg, slots, rows=2):
     return (analysis[0] if isinstance(analysis, list) else analysis)["flops"]
 
 
+@pytest.mark.slow
 def test_work_per_token_is_one_compiled_step_that_grows_with_the_slots_only():
     cfg = config(positions="rotary", num_kv_heads=2)
     params = params_of(cfg)

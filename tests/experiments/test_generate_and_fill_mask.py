@@ -48,6 +48,7 @@ def play(monkeypatch, capsys):
     return play
 
 
+@pytest.mark.slow
 def test_samples_continue_the_prompt_and_repeat_with_the_seed(play):
     run = run_of()
     code, out, err = play(generate, run, "--prompt=ab", "--max-new-tokens=12")

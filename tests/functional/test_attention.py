@@ -61,6 +61,7 @@ def test_laws_and_reference(case):
     check_laws_and_reference(SHORT, *case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", cases.pairwise(cases.BLOCKED), ids=lambda case: "-".join(map(str, case)))
 def test_laws_and_reference_in_blocks(case):
     check_laws_and_reference(LONG, *case)

@@ -101,6 +101,7 @@ def test_what_is_not_seen_has_exactly_zero_gradient():
         assert (leak[~allowed] == 0).all() and (leak[allowed] > 0).all()
 
 
+@pytest.mark.slow
 def test_dropout_keeps_the_mean_and_its_gradient_is_that_of_the_same_draw():
     with jax.enable_x64(True):
         x = jnp.asarray(np.random.default_rng(1).normal(size=(1, 12, 1, 4)))

@@ -200,6 +200,7 @@ def test_figures_name_their_units_and_differ_without_colour(tmp_path):
     assert first == again  # no dates, no random names
 
 
+@pytest.mark.slow
 def test_figures_of_a_fit_that_pins_nothing_still_draw(tmp_path):
     rng = np.random.default_rng(5)
     n, d = iso_flop(sizes=4, budgets=3, reach=1.5)

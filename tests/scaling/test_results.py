@@ -123,6 +123,7 @@ def test_a_training_curve_is_the_trunk_and_the_last_decay(found):
         assert curve["tokens"][0] < 2e7
 
 
+@pytest.mark.slow
 def test_the_report_is_one_page_and_figures(found, fits, tmp_path):
     page = results.write_report(
         tmp_path, "A study", found, fits, commands=["python -m experiments.scaling"], manifest={"seed": 0}

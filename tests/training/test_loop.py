@@ -383,6 +383,7 @@ def test_records(tmp_path):
     assert any(line.startswith("step 5 of 14: loss") for line in lines)
 
 
+@pytest.mark.slow
 def test_a_train_record_is_the_mean_over_its_tokens(tmp_path):
     run(tmp_path / "a", make_config(optimizer={"learning_rate": 1e-20}), dropout=0.0)
     config = make_config()
@@ -394,6 +395,7 @@ def test_a_train_record_is_the_mean_over_its_tokens(tmp_path):
     assert load(tmp_path / "a", "train")[0]["loss"] == pytest.approx(total, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_evaluation_uses_the_average_where_there_is_one(tmp_path):
     config = make_config(optimizer={"ema_decay": 0.5})
     result = run(tmp_path / "a", config)
@@ -407,6 +409,7 @@ def test_evaluation_uses_the_average_where_there_is_one(tmp_path):
     assert result.evaluation["loss"] == loss(result.state.ema) != loss(result.state.params)
 
 
+@pytest.mark.slow
 def test_saving_by_the_clock(tmp_path):
     config = make_config(checkpoint={"save_every_minutes": 1e-6, "keep": 9})
     run(tmp_path / "a", config)
