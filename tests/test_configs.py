@@ -28,7 +28,12 @@ def load(source):
     return from_mapping(mapping, cls=StudyConfig if "ladder" in mapping else Config)
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+LARGE = {"gpt2_124m", "llama_1b", "bert_base"}  # tracing twelve and more layers takes seconds
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(p, marks=pytest.mark.slow if p.stem in LARGE else (), id=p.stem) for p in CONFIGS]
+)
 def test_builds_and_steps_once(path):
     """The train step of the config as it is traces, and gives the state back in the shapes it took."""
     config = load(path)

@@ -8,7 +8,8 @@ Shapes never change, so neither does the work per token.
 >>> from jaxformer.specs import init_params
 >>> cfg = ModelConfig(num_layers=1, width=32, num_heads=4, context_length=16, vocab_size=64)
 >>> params = init_params(gpt.specs(cfg), jax.random.key(0))
->>> hidden, cache = prefill(params, jnp.array([[1, 2, 3], [4, 5, 0]]), jnp.array([3, 2]), cfg, slots=8)
+>>> fill = jax.jit(prefill, static_argnames=("cfg", "slots"))
+>>> hidden, cache = fill(params, jnp.array([[1, 2, 3], [4, 5, 0]]), jnp.array([3, 2]), cfg, slots=8)
 >>> hidden, cache = step(params, jnp.argmax(logits(params, hidden), axis=-1), cfg, cache)
 >>> cache.layers[0][0].shape, int(cache.steps)
 ((8, 8, 8), 1)

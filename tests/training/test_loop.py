@@ -193,6 +193,7 @@ def test_killed_ten_times_and_started_again_it_ends_in_the_same_bits(tmp_path):
     kill_and_restart(tmp_path, 10, seed=2)
 
 
+@pytest.mark.slow
 def test_after_falling_back_a_run_overwrites_what_was_damaged(tmp_path, capfd):
     config = make_config(checkpoint={"save_every_steps": 3, "keep": 5})
     whole = run(tmp_path / "a", config)
