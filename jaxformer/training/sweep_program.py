@@ -24,6 +24,7 @@ from jaxformer.types import Batch, Model, Params, Sums
 
 MEMORY_SHARE = 0.7  # of what is free, for the members that train at once
 TRIAL_SHARE = 0.1  # compiling for a trial may take this share of what is to be trained
+COMPILE_SECONDS = 10.0  # that it takes at least, where the plain step came out of a cache and does not tell
 
 
 class Program:
@@ -191,7 +192,7 @@ def choose(model: Model, config: Config, members: int, steps: int, batch: Batch,
     count = _balanced(members, min(members, fitting))
     if count == 1:
         return Way(one, one, f"in turns: memory for one at a time ({one.bytes_per_member / 1e9:.2g} GB each)")
-    if one.compile_seconds > TRIAL_SHARE * seconds * members * steps:
+    if max(one.compile_seconds, COMPILE_SECONDS) > TRIAL_SHARE * seconds * members * steps:
         return Way(one, one, f"in turns: compiling for {count} at once would cost more than it can save")
     several = Program(model, config, _whole(count, devices), batch)
     together = _step_seconds(several, batch) / count
