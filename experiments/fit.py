@@ -12,8 +12,6 @@ al. (2022), as Besiroglu et al. (2024) fitted it:
 
 import argparse
 import hashlib
-import json
-import math
 import os
 import shlex
 import sys
@@ -21,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxformer.config import ConfigError
-from jaxformer.scaling import fit, plotting
+from jaxformer.scaling import fit, plotting, report
 from jaxformer.scaling.table import Table
 
 
@@ -70,10 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         out.mkdir(parents=True, exist_ok=True)
         written = [] if args.no_figures else _figures(table, result, out)
-        text = json.dumps(_finite(result), indent=1, allow_nan=False) + "\n"
-        temporary = out / "fit.json.tmp"
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(out / "fit.json")
+        report.write_json(out / "fit.json", result)
     except OSError as error:
         print(f"experiments.fit: {error.filename or out}: {(error.strerror or str(error)).lower()}", file=sys.stderr)
         return 2
@@ -165,15 +160,6 @@ def _figures(table: Table, result: dict[str, Any], out: Path) -> list[Path]:
     from jaxformer.scaling import figures
 
     return plotting.save(figures.draw(table, result), out)
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity and no NaN: absent is None."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _writable(path: str) -> Path:

@@ -9,8 +9,10 @@ Fit and report need the directory's manifest.json and records.jsonl alone.
 """
 
 from pathlib import Path
+from typing import Any
 
 from jaxformer.command_line import Parsed, parse_config, parser
+from jaxformer.config import ConfigError
 from jaxformer.process import program
 from jaxformer.scaling.ladder import StudyConfig
 
@@ -26,7 +28,12 @@ def main() -> int:
     arguments.add_argument("--holdout", type=int, default=1, metavar="K", help="largest budgets to predict (default 1)")
     arguments.add_argument("--delta", type=float, default=1e-3, help="of Huber's function (default 0.001)")
     parsed = parse_config(arguments, cls=StudyConfig)
-    stage = parsed.options.stage
+    options, stage = parsed.options, parsed.options.stage
+    if options.at_once is not None and options.at_once < 1:
+        raise ConfigError(f"--at-once: {options.at_once}; accepted: at least 1")
+    from jaxformer.scaling.fit import Settings
+
+    settings = Settings(delta=options.delta, replicates=options.bootstrap, holdout=options.holdout)
     if stage in (None, "plan", "run"):
         from jaxformer import study
         from jaxformer.training.sweep import Interrupted
@@ -38,21 +45,19 @@ def main() -> int:
             return 0
         study.start(opened, parsed.overrides, parsed.source)
         try:
-            study.run(opened, at_once=parsed.options.at_once)
+            study.run(opened, at_once=options.at_once)
         except Interrupted as signal:
             print(f"stopped by {signal}; the same command goes on")
             return 75
     if stage != "run":
-        conclude(parsed, stage)
+        conclude(parsed, stage, settings)
     return 0
 
 
-def conclude(parsed: Parsed, stage: str | None) -> None:
+def conclude(parsed: Parsed, stage: str | None, settings: Any) -> None:
     """Fits, and unless that was all that was asked for, the report; ends with its path and three lines."""
     from jaxformer import manifest, records
-    from jaxformer.config import ConfigError
     from jaxformer.scaling import results
-    from jaxformer.scaling.fit import Settings
 
     workdir = Path(parsed.config.workdir)
     about = manifest.read(workdir)
@@ -60,8 +65,6 @@ def conclude(parsed: Parsed, stage: str | None) -> None:
     if not path.exists():
         raise ConfigError(f"workdir {workdir}: no run has finished (no records.jsonl); --stage=run trains them")
     found = records.load(path)
-    options = parsed.options
-    settings = Settings(delta=options.delta, replicates=options.bootstrap, holdout=options.holdout)
     fits = results.fit(found, settings, str(path))
     print(results.write_fits(workdir, fits))
     if stage in (None, "report"):

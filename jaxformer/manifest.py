@@ -94,10 +94,8 @@ def check_workdir(config: Config, free: Sequence[str] = ()) -> None:
     if not os.access(workdir, os.W_OK | os.X_OK):
         raise ConfigError(f"config.workdir: {workdir} cannot be written to")
     if FILE_NAME in found:
-        stored = read(workdir)["config"]
-        stored = to_dict(
-            from_mapping(stored, cls=type(config))
-        )  # fields this version has and that one had not take their defaults
+        # Fields that this version has and that one had not take their defaults.
+        stored = to_dict(from_mapping(read(workdir)["config"], cls=type(config)))
         new = to_dict(config)
         if config.model.vocab_size is None:  # filled in from the tokenizer later
             new["model"]["vocab_size"] = stored["model"]["vocab_size"]

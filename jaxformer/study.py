@@ -8,6 +8,7 @@ need, and what is worth keeping.
 import functools
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,13 +25,19 @@ from jaxformer.modules import make_model
 from jaxformer.process import keep_compiled_programs, keep_freed_memory
 from jaxformer.scaling import ladder
 from jaxformer.scaling.flops import count_parameters, training_flops
-from jaxformer.scaling.ladder import StudyConfig
+from jaxformer.scaling.ladder import LadderConfig, StudyConfig
 from jaxformer.training import sweep, sweep_files
+from jaxformer.training.progress import duration
 from jaxformer.training.sweep_plan import Member, gflop_per_step, shapes, trunks
 
 RECORDS = "records.jsonl"
-# May grow between two starts of one study: finished runs stay what they are.
-MAY_CHANGE = ("ladder",)
+# May change between two starts of one study: all of the ladder that the name of a run tells. What a width stands for
+# must not, because then finished runs would be taken for those of other models.
+MAY_CHANGE = tuple(
+    f"ladder.{each.name}"
+    for each in fields(LadderConfig)
+    if each.name not in ("head_width", "layer_width", "min_layers")
+)
 # Share of a large product's speed that training reaches, for the estimate of time alone.
 USUAL_SHARE, COMPILE_SECONDS = 0.45, 12.0
 
@@ -74,7 +81,7 @@ def members(study: Study, finals: Mapping[str, Mapping[str, Any]]) -> list[Membe
 def print_plan(study: Study, log: Callable[[str], None] = print) -> float:
     """Says what would be run and how long that takes here; returns the GFLOP still to do."""
     config = study.config
-    found = _restored(study)
+    found = _finished(study)
     losses = {name: float(record["loss"]) for name, record in found.items()}
     wanted = [_member(study, run) for run in ladder.planned(config, losses, study.available)]
     todo = [member for member in wanted if member.name not in found]
@@ -94,13 +101,22 @@ def print_plan(study: Study, log: Callable[[str], None] = print) -> float:
         log(f"warning: the longest run reads its text {most:.2f} times; the laws are about fresh text")
     gflop = sum(trunk.steps * gflop_per_step(trunk.members[0]) for trunk in trunks(todo))
     seconds = 1e9 * gflop / (USUAL_SHARE * product_speed(config)) + COMPILE_SECONDS * len(shapes(todo))
-    log(f"to do: {gflop / 1e3:.4g} TFLOP, here about {_duration(seconds)}, judged by the speed of a large product")
+    log(f"to do: {gflop / 1e3:.4g} TFLOP, here about {duration(seconds)}, judged by the speed of a large product")
     return gflop
 
 
 def start(study: Study, overrides: list[str], source: str) -> None:
-    """Writes the manifest of a new study; of one that goes on, checks that its text is the same."""
+    """Writes the manifest of a new study; of one that goes on, checks that its text is the same.
+
+    Runs that only `records.jsonl` has get their files again.
+    """
     manifest.write_or_check(manifest.describe(study.config, overrides, source, study.corpus.fingerprint), study.config)
+    workdir = Path(study.config.workdir)
+    (workdir / "runs").mkdir(exist_ok=True)
+    for name, mine in _kept(workdir).items():
+        path = sweep_files.run_path(workdir, name)
+        if not path.exists():
+            sweep_files.write_run(path, mine)
 
 
 def run(study: Study, *, at_once: int | None = None, log: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
@@ -187,38 +203,30 @@ def _held_out(config: Config, corpus: Corpus) -> Any:
     )
 
 
-def _restored(study: Study) -> dict[str, dict[str, Any]]:
-    """Final records of the finished runs; those that only `records.jsonl` has get their files again."""
+def _kept(workdir: Path) -> dict[str, list[dict[str, Any]]]:
+    """Name -> records of the runs in `records.jsonl`."""
+    path = workdir / RECORDS
+    out: dict[str, list[dict[str, Any]]] = {}
+    for record in records.load(path) if path.exists() else []:
+        out.setdefault(record["run"], []).append(record)
+    return out
+
+
+def _finished(study: Study) -> dict[str, dict[str, Any]]:
+    """Final records of the finished runs, from their files or from `records.jsonl`; writes nothing."""
     workdir = Path(study.config.workdir)
-    if (workdir / RECORDS).exists():
-        by_run: dict[str, list[dict[str, Any]]] = {}
-        for record in records.load(workdir / RECORDS):
-            by_run.setdefault(record["run"], []).append(record)
-        (workdir / "runs").mkdir(exist_ok=True)
-        for name, mine in by_run.items():
-            path = sweep_files.run_path(workdir, name)
-            if not path.exists() and mine[-1]["kind"] == "final":
-                sweep_files.write_run(path, mine)
-    found: dict[str, dict[str, Any]] = {}
-    while True:
-        now = sweep_files.finals(workdir, members(study, found))
-        if now.keys() == found.keys():
-            return found
-        found = now
+    kept = {name: mine[-1] for name, mine in _kept(workdir).items()}
+    return kept | sweep_files.settled(lambda found: members(study, kept | dict(found)), workdir)[1]
 
 
 def _gather(study: Study) -> None:
     """Writes the records of all finished runs into one file; a run's role is what is known of it now."""
     workdir = Path(study.config.workdir)
-    found = _restored(study)
+    wanted, found = sweep_files.settled(functools.partial(members, study), workdir)
     lines: list[dict[str, Any]] = []
-    for member in members(study, found):
+    for member in wanted:
         if member.name in found:
             mine = records.load(sweep_files.run_path(workdir, member.name))
             lines += [*mine[:-1], {**mine[-1], "role": member.fields["role"]}]
     if lines:
         sweep_files.write_run(workdir / RECORDS, lines)
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

@@ -4,16 +4,15 @@ import json
 import os
 import random
 import re
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from kills import kill_often
 
 from jaxformer import main, records
 from jaxformer.command_line import Parsed
@@ -208,19 +207,7 @@ def test_kills_change_nothing(name, tmp_path):
         return max((r["step"] for r in records.load(path)), default=0) if path.exists() else 0
 
     assert start("undisturbed").wait() == 0, (tmp_path / "undisturbed.log").read_text()[-2000:]
-    dice = random.Random(name)
-    for kill in range(10):
-        process = start("killed")
-        if kill % 3 == 0:  # anywhere, while it starts, restores and compiles too
-            time.sleep(dice.uniform(0.5, 5.0))
-        else:  # while it trains, some dispatches further
-            target = reached() + dice.randint(1, 5)
-            while process.poll() is None and reached() < target:
-                time.sleep(0.05)
-            time.sleep(dice.uniform(0.0, 0.3))
-        assert process.poll() is None, (tmp_path / "killed.log").read_text()[-2000:]
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    kill_often(lambda: start("killed"), reached, random.Random(name), kills=10, ahead=30)
     assert start("killed").wait() == 0, (tmp_path / "killed.log").read_text()[-2000:]
     last = Path("checkpoints") / "600" / "meta" / "metadata"
     kept = [leaves(tmp_path / workdir / last) for workdir in ("undisturbed", "killed")]

@@ -14,6 +14,7 @@ import base64
 import html
 import io
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -133,6 +134,19 @@ def write(path: str | os.PathLike, text: str) -> Path:
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
     return path
+
+
+def write_json(path: str | os.PathLike, value: Any) -> Path:
+    """Writes a value whole or not at all; JSON has no infinity and no NaN: absent is null."""
+    return write(path, json.dumps(_finite(value), indent=1, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def embed(figure: Any) -> str:

@@ -1,6 +1,5 @@
 """From the records of a study to its fits, figures and report."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,9 +86,7 @@ def summary(fits: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def write_fits(directory: Path, fits: Mapping[str, Mapping[str, Any]]) -> Path:
     """`fit.json`: the headline fit as `experiments.fit` writes it, and all of them under "conventions"."""
-    directory.mkdir(parents=True, exist_ok=True)
-    value = finite({**next(iter(fits.values())), "conventions": fits})
-    return report.write(directory / "fit.json", json.dumps(value, indent=1, allow_nan=False) + "\n")
+    return report.write_json(directory / "fit.json", {**next(iter(fits.values())), "conventions": fits})
 
 
 def write_report(
@@ -145,15 +142,6 @@ def seed_spread(found: Sequence[Record]) -> list[dict[str, Any]]:
         }
         for (width, tokens), mine in sorted(groups.items()) if len(mine) > 1
     ]  # fmt: skip
-
-
-def finite(value: Any) -> Any:
-    """JSON has no infinity and no NaN: absent is None."""
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def _tried(finals: Sequence[Record]) -> list[Record]:

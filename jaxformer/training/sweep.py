@@ -27,7 +27,7 @@ from jaxformer.training.interrupt import StopSignal
 from jaxformer.training.progress import Progress
 from jaxformer.training.state import TrainState, averaged
 from jaxformer.training.step import StepMetrics
-from jaxformer.training.sweep_files import curve, finals, run_path, write_run
+from jaxformer.training.sweep_files import curve, run_path, settled, write_run
 from jaxformer.training.sweep_plan import Member, Trunk, branches, gflop_per_step, shape_of, shapes, trunks
 from jaxformer.training.sweep_program import Program, Way, choose
 from jaxformer.types import Model
@@ -84,8 +84,6 @@ def run(
     """
     if jax.process_count() > 1:
         raise ConfigError("sweep: runs in one process; start one per host with a part of the members each")
-    members = _distinct(ask({}))
-    members = _distinct(ask(finals(workdir, members)))
     with ExitStack() as stack:
         progress = Progress(round(expected_gflop or 0), log, bar=bar, unit="GFLOP")
         stack.callback(progress.close)
@@ -93,8 +91,9 @@ def run(
         sweep = _Sweep(Path(workdir), sources, progress, stop, at_once)
         stack.callback(sweep.feed.shutdown, wait=True, cancel_futures=True)
         while True:
-            found = finals(workdir, members)
-            members = _distinct(ask(found))
+            members, found = settled(ask, workdir)
+            if len({member.name for member in members}) < len(members):
+                raise ConfigError("sweep: two members have the same name")
             todo = [member for member in members if member.name not in found]
             if not todo:
                 return found
@@ -283,9 +282,3 @@ class _Sweep:
 def _about(config: Config) -> str:
     model = config.model
     return f"{model.family}, width {model.width}, {model.num_layers} layers"
-
-
-def _distinct(members: Sequence[Member]) -> Sequence[Member]:
-    if len({member.name for member in members}) < len(members):
-        raise ConfigError("sweep: two members have the same name")
-    return members

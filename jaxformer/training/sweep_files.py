@@ -3,7 +3,7 @@
 import itertools
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,22 @@ def finals(workdir: str | Path, members: Iterable[Member]) -> dict[str, dict[str
         if path.exists():
             out[member.name] = records.load(path, "final")[-1]
     return out
+
+
+def settled(
+    ask: Callable[[Mapping[str, dict[str, Any]]], Sequence[Member]], workdir: str | Path
+) -> tuple[Sequence[Member], dict[str, dict[str, Any]]]:
+    """All members that `ask` wants as far as finished ones decide, and the final records of those.
+
+    What has finished may make more be asked for, some of which has finished as well: so it asks until nothing is new.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    while True:
+        members = ask(found)
+        now = finals(workdir, members)
+        if now.keys() == found.keys():
+            return members, found
+        found = now
 
 
 def write_run(path: Path, lines: Sequence[dict[str, Any]]) -> None:

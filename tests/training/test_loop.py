@@ -15,6 +15,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from kills import kill_often
 from toy import T, ToyBatches, batch_sources, make_config, make_model
 
 from jaxformer import records
@@ -163,22 +164,11 @@ KILLED = {"train": {"steps": 40, "eval_every_steps": 8}, "checkpoint": {"save_ev
 
 
 def kill_and_restart(tmp_path, kills, seed):
-    whole, _ = finish(start(tmp_path / "whole", KILLED))
-    rng, workdir, done = random.Random(seed), tmp_path / "killed", 0
-    workdir.mkdir()
-    for _ in range(kills):
-        process = start(workdir, KILLED, delay=0.02)
-        if rng.random() < 0.8:  # else at any moment of the start
-            target = steps_seen(workdir) + rng.randint(1, 8)
-            wait_for(lambda goal=target: steps_seen(workdir) >= goal, process)
-            time.sleep(rng.random() * 0.1)
-        else:
-            time.sleep(rng.random() * 3)
-        done += process.poll() is None
-        process.kill()
-        process.communicate()
-    again, said = finish(start(workdir, KILLED))
-    assert done > kills // 2, "the run was over before it was killed"
+    long = {**KILLED, "train": {"steps": 20 + 12 * kills, "eval_every_steps": 8}}
+    whole, _ = finish(start(tmp_path / "whole", long))
+    workdir = tmp_path / "killed"
+    kill_often(lambda: start(workdir, long, delay=0.02), lambda: steps_seen(workdir), random.Random(seed), kills, 6)
+    again, said = finish(start(workdir, long))
     assert again == whole
     assert "going on from step" in said or "not sound" not in said
 

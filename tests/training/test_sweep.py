@@ -22,6 +22,7 @@ from jaxformer import records
 from jaxformer.config import ConfigError
 from jaxformer.sharding import make_mesh
 from jaxformer.training import loop, sweep
+from jaxformer.training.sweep_files import run_path, write_run
 from jaxformer.training.sweep_plan import Member, shapes, trunks
 
 MODEL = make_model(dropout=0.2)
@@ -182,6 +183,21 @@ def test_a_trial_chooses_and_says_why(tmp_path, monkeypatch):
     lines.clear()
     sweep.run(lambda found: members, tmp_path / "again", SOURCES, log=lines.append, bar=False)
     assert "in turns: memory for one at a time" in lines[0]
+
+
+def test_a_finished_sweep_of_many_rounds_is_not_run_again(tmp_path):
+    """Each round is asked for only when the one before is known; all have finished in an earlier start."""
+    (tmp_path / "runs").mkdir()
+    members = [member(name, seed=seed) for seed, name in enumerate("abcd")]
+    final = {"kind": "final", "step": 1, "tokens": 1, "loss": 1.0, "loss_stderr": 0.1, **members[0].fields}
+    for each in members:
+        write_run(run_path(tmp_path, each.name), [{**final, "run": each.name}])
+
+    def ask(found):
+        return members[: 1 + sum(m.name in found for m in members)]
+
+    nothing = sweep.Sources(model=None, batches=None, held_out=None)
+    assert list(sweep.run(ask, tmp_path, nothing, log=lambda line: None, bar=False)) == ["a", "b", "c", "d"]
 
 
 def test_two_of_one_name(tmp_path):
