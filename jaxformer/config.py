@@ -277,13 +277,16 @@ class MeshConfig:
     data: int | None = None
     fsdp: int | None = 1
     tensor: int | None = 1
+    context: int | None = 1  # parts of each row
+    shard_norms: bool = False  # split what lies between the layers over the tensor axis, by tokens
 
     def __post_init__(self):
-        for name in ("data", "fsdp", "tensor"):
+        axes = ("data", "fsdp", "tensor", "context")
+        for name in axes:
             if getattr(self, name) is not None:
                 _at_least(f"mesh.{name}", getattr(self, name), 1)
-        if [self.data, self.fsdp, self.tensor].count(None) > 1:
-            raise ConfigError("config.mesh: at most one of data, fsdp, tensor may be None (fill)")
+        if [getattr(self, name) for name in axes].count(None) > 1:
+            raise ConfigError(f"config.mesh: at most one of {', '.join(axes)} may be None (fill)")
 
 
 @dataclass(frozen=True)

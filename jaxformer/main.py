@@ -15,7 +15,7 @@ import jax
 
 from jaxformer import manifest
 from jaxformer.command_line import Parsed
-from jaxformer.config import Config, ConfigError, to_dict
+from jaxformer.config import Config, ConfigError, MeshConfig, to_dict
 from jaxformer.data import excerpt, languages
 from jaxformer.data.batches import Batches, eval_batches
 from jaxformer.data.corpus import Corpus, Split, open_corpus
@@ -23,7 +23,7 @@ from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.modules import make_model
 from jaxformer.process import ProgramError, keep_compiled_programs, keep_freed_memory
 from jaxformer.scaling.flops import count_parameters, six_n, training_flops
-from jaxformer.sharding import check_batch, host_rows, make_mesh, param_shardings, replicated
+from jaxformer.sharding import check_batch, check_context, host_rows, make_mesh, param_shardings, replicated
 from jaxformer.specs import abstract_params
 from jaxformer.training import loop, metrics
 from jaxformer.training.checkpoint import restore_params
@@ -64,6 +64,7 @@ def pretrain(parsed: Parsed) -> loop.Result:
     log = print if chief else lambda _: None
     mesh = make_mesh(config.mesh)
     check_batch(config.train.batch_rows, config.train.micro_batches, mesh)
+    check_context(config.model.context_length, mesh)
     manifest.check_workdir(config)
     corpus = open_corpus(config.data, progress=chief)
     config = fit_vocabulary(config, corpus.tokenizer)
@@ -164,7 +165,7 @@ def evaluate(workdir: str | Path, *, log=print) -> dict[str, float]:
     if corpus.fingerprint != stored:
         raise ConfigError(f"workdir {workdir}: was trained on other text (corpus {stored}, now {corpus.fingerprint})")
     keep_freed_memory()
-    mesh = make_mesh(replace(config.mesh, data=1, fsdp=1, tensor=1), jax.devices()[:1])
+    mesh = make_mesh(MeshConfig(1), jax.devices()[:1])
     model = make_model(config.model, config.loss)
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(mesh)), abstract_params(model.specs)

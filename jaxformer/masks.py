@@ -35,6 +35,8 @@ class Mask:
       query_segments, key_segments: [B, T], [B, S] int; equal numbers see each other.
       query_index, key_index: [T] or [B, T], [S] or [B, S] int.
       dense: bool, broadcastable to [B, H, T, S].
+      parts: into how many parts the rows of a self-attention are folded (`layout.Cut`): its arrays are then
+        [parts * B, T / parts, ...], while all the fields here are about whole rows, in the order of the parts.
     """
 
     causal: bool = field(default=False, metadata={"static": True})
@@ -46,6 +48,7 @@ class Mask:
     query_index: Array | None = None
     key_index: Array | None = None
     dense: Array | None = None
+    parts: int = field(default=1, metadata={"static": True})
 
     def __and__(self, other: "Mask") -> "Mask":
         """Both masks' conditions.
@@ -57,6 +60,7 @@ class Mask:
             return NotImplemented
         windows = [w for w in (self.window, other.window) if w is not None]
         both: dict[str, Any] = {"causal": self.causal or other.causal, "window": min(windows, default=None)}
+        both["parts"] = max(self.parts, other.parts)
         for name in ("keys", "dense"):
             a, b = getattr(self, name), getattr(other, name)
             both[name] = b if a is None else a if b is None else _and(a, b)

@@ -2,7 +2,7 @@
 
 >>> mesh = make_mesh(MeshConfig(), devices=jax.devices()[:1])
 >>> dict(mesh.shape)
-{'data': 1, 'fsdp': 1, 'tensor': 1}
+{'data': 1, 'fsdp': 1, 'context': 1, 'tensor': 1}
 >>> from jaxformer.specs import zeros
 >>> param_shardings({"w": ParamSpec((4, 8), ("embed", "mlp"), zeros)}, mesh)["w"].spec == P()
 True
@@ -18,15 +18,16 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxformer import layout
 from jaxformer.config import ConfigError, MeshConfig
 from jaxformer.specs import ParamSpec, is_spec
-from jaxformer.types import Array
 
-AXES = ("data", "fsdp", "tensor")
+# Slowest links first: neighbours along the last axis are neighbours in the machine.
+AXES = ("data", "fsdp", "context", "tensor")
 
-# THE rule table: logical axis -> the mesh axes it is split over. None: never split.
+# THE rule table of parameters (`layout.RULES` is that of activations): logical axis -> the mesh axes it is split over.
+# None: never split.
 RULES: dict[str, tuple[str, ...] | None] = {
-    "rows": ("data", "fsdp"),  # of a batch
     "vocab": ("tensor",),
     "embed": ("fsdp",),
     "heads": ("tensor",),
@@ -45,13 +46,13 @@ MAY_REPLICATE = frozenset({"kv_heads"})
 
 
 def make_mesh(mesh: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """The mesh with axes ("data", "fsdp", "tensor"), over `devices` (None: all there are).
+    """The mesh with the axes of `AXES`, over `devices` (None: all there are).
 
     Raises:
       ConfigError: the axes do not multiply to the number of devices.
     """
     devices = jax.devices() if devices is None else list(devices)
-    sizes = [mesh.data, mesh.fsdp, mesh.tensor]
+    sizes = [getattr(mesh, name) for name in AXES]
     known = math.prod(n for n in sizes if n is not None)
     shape = tuple(len(devices) // known if n is None else n for n in sizes)
     if math.prod(shape) != len(devices):
@@ -108,13 +109,26 @@ def param_shardings(specs: Any, mesh: Mesh) -> Any:
 
 
 def batch_sharding(mesh: Mesh, leading: int = 0) -> NamedSharding:
-    """Rows over all data-parallel devices; `leading` unsplit dimensions stand before the rows."""
-    return NamedSharding(mesh, P(*[None] * leading, RULES["rows"]))
+    """Rows over all data-parallel devices; `leading` unsplit dimensions stand before the rows.
+
+    Rows are whole on all devices of the `context` axis: they are but integers, and the models cut them into parts.
+    """
+    return NamedSharding(mesh, P(*[None] * leading, layout.RULES["rows"]))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
     """The whole array on every device."""
     return NamedSharding(mesh, P())
+
+
+def check_context(length: int, mesh: Mesh) -> None:
+    """Raises ConfigError if rows of `length` tokens cannot be cut into two pieces for each part of the context axis."""
+    parts = mesh.shape["context"]
+    if parts > 1 and length % (2 * parts):
+        raise ConfigError(
+            f"config.mesh.context: {parts} cuts rows of model.context_length {length} into {2 * parts} unequal pieces; "
+            f"accepted: half of a divisor of {length}"
+        )
 
 
 def check_batch(rows: int, micro_batches: int, mesh: Mesh) -> None:
@@ -130,21 +144,13 @@ def check_batch(rows: int, micro_batches: int, mesh: Mesh) -> None:
 
 def row_shards(mesh: Mesh) -> int:
     """Into how many parts the rows of a batch are split."""
-    return math.prod(mesh.shape[a] for a in RULES["rows"] or ())
+    return math.prod(mesh.shape[a] for a in layout.RULES["rows"])
 
 
 def host_rows(rows: int, mesh: Mesh) -> np.ndarray:
     """Which of the `rows` global rows of a batch this process must bring, ascending; all of them on one host."""
     local = batch_sharding(mesh).addressable_devices_indices_map((rows,))
     return np.unique(np.concatenate([np.arange(rows)[index] for index in local.values() if index is not None]))
-
-
-def constrain(x: Array, *axes: str | None) -> Array:
-    """Pins the layout of an activation inside jit, by logical axis names; does nothing where no mesh is set."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty:
-        return x
-    return jax.lax.with_sharding_constraint(x, P(*[_rule(axis, "an activation") or None for axis in axes]))
 
 
 def _rule(axis: str | None, name: str) -> tuple[str, ...]:

@@ -83,6 +83,11 @@ FLAGS = {
     "key/value heads not dividing the heads": ["--config.model.num_heads=4", "--config.model.num_kv_heads=3"],
     "objective of the other family": ["--config.model.family=bert"],
     "mesh not matching the devices": ["--config.mesh.data=3"],
+    "a context axis not cutting the rows": [
+        "--config.mesh.data=1",
+        "--config.mesh.context=8",
+        "--config.model.context_length=24",
+    ],
     "batch not dividing over the devices": ["--config.train.batch_rows=12"],
     "micro-batches not dividing the batch": ["--config.train.micro_batches=3"],
     "vocabulary smaller than the tokenizer's": ["--config.model.vocab_size=100"],

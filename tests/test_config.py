@@ -90,6 +90,7 @@ WRONG = [
     ({"mesh": {"data": 0}}, "config.mesh.data: 0; accepted: at least 1"),
     ({"mesh": {"fsdp": 0}}, "config.mesh.fsdp: 0; accepted: at least 1"),
     ({"mesh": {"tensor": -1}}, "config.mesh.tensor: -1; accepted: at least 1"),
+    ({"mesh": {"context": 0}}, "config.mesh.context: 0; accepted: at least 1"),
     ({"train": {"steps": 0}}, "config.train.steps: 0; accepted: at least 1"),
     ({"train": {"batch_rows": 0}}, "config.train.batch_rows: 0; accepted: at least 1"),
     ({"train": {"micro_batches": 0}}, "config.train.micro_batches: 0; accepted: at least 1"),
@@ -164,7 +165,7 @@ WRONG = [
             ("markov", "language_seed", -1, "0 to 2147483647"),
         )
     ),
-    ({"mesh": {"fsdp": None}}, "config.mesh: at most one of data, fsdp, tensor may be None (fill)"),
+    ({"mesh": {"fsdp": None}}, "config.mesh: at most one of data, fsdp, tensor, context may be None (fill)"),
     (
         {"train": {"batch_rows": 16, "micro_batches": 3}},
         "config.train.micro_batches: 3 does not divide train.batch_rows 16",

@@ -20,8 +20,8 @@ def mesh(data=None, fsdp=1, tensor=1, devices=None):
     [((None, 1, 1), (8, 1, 1)), ((2, 2, 2), (2, 2, 2)), ((1, None, 2), (1, 4, 2)), ((1, 1, None), (1, 1, 8))],
 )
 def test_none_fills(asked, shape):
-    assert tuple(mesh(*asked).shape.values()) == shape
-    assert mesh(*asked).axis_names == ("data", "fsdp", "tensor")
+    assert tuple(mesh(*asked).shape[name] for name in ("data", "fsdp", "tensor")) == shape
+    assert mesh(*asked).axis_names == ("data", "fsdp", "context", "tensor")
 
 
 def test_axes_are_auto():
@@ -34,8 +34,11 @@ def test_axes_are_auto():
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ((3, 1, 1), "config.mesh: data 3 x fsdp 1 x tensor 1 makes 3, but the number of devices is 8"),
-        ((None, 3, 1), "config.mesh: data fill x fsdp 3 x tensor 1 makes 3, but the number of devices is 8"),
+        ((3, 1, 1), "config.mesh: data 3 x fsdp 1 x context 1 x tensor 1 makes 3, but the number of devices is 8"),
+        (
+            (None, 3, 1),
+            "config.mesh: data fill x fsdp 3 x context 1 x tensor 1 makes 3, but the number of devices is 8",
+        ),
         ((16, 1, 1), "makes 16, but the number of devices is 8"),
     ],
 )
@@ -57,7 +60,6 @@ def test_the_table():
         (None, "mlp"): P(None, "tensor"),
         ("embed", "embed"): P("fsdp"),  # a mesh axis is used once per array
         ("heads", "mlp"): P("tensor"),
-        ("rows", None): P(("data", "fsdp")),
     }
     for axes, expected in spec.items():
         assert sharding.partition((8,) * len(axes), axes, m) == expected, axes
@@ -107,12 +109,3 @@ def test_check_batch():
         with pytest.raises(ConfigError, match=rf"config\.train\.batch_rows: {rows} in .* 8 devices") as error:
             sharding.check_batch(rows, micro, mesh(4, 2, 1))
         assert f"accepted: multiples of {8 * micro}" in str(error.value)
-
-
-def test_constrain_needs_no_mesh_and_obeys_one():
-    x = jnp.zeros((8, 4))
-    np.testing.assert_array_equal(sharding.constrain(x, "rows", None), x)
-    m = mesh(8, 1, 1)
-    with jax.set_mesh(m):
-        y = jax.jit(lambda x: sharding.constrain(x + 1, "rows", None))(x)
-    assert y.sharding.is_equivalent_to(sharding.batch_sharding(m), 2)

@@ -18,6 +18,7 @@ from jaxformer.functional.attention import attention
 from jaxformer.functional.layers import PRODUCT, dropout, layer_norm, linear, mlp, rms_norm
 from jaxformer.kernels.decode import attend_one
 from jaxformer.kernels.xla import Bias
+from jaxformer.layout import constrain
 from jaxformer.specs import Initializer, ParamSpec, normal, ones, uniform, zeros
 from jaxformer.types import Array, Params
 
@@ -138,9 +139,10 @@ def attention_layer(
     Returns:
       [B, T, D], and the memory with the new keys and values in it.
     """
-    query = linear(x, params["w_query"], params.get("b_query"))
-    key = linear(x, params["w_key"], params.get("b_key"))
-    value = linear(x, params["w_value"], params.get("b_value"))
+    query, key, value = (
+        constrain(linear(x, params[f"w_{name}"], params.get(f"b_{name}")), "parts", None, "heads", None)
+        for name in ("query", "key", "value")
+    )
     if rotate is not None:
         query = pos.rotary(query, *rotate)
         key = pos.rotary(key, *rotate)
@@ -196,7 +198,7 @@ def block(
     rng: Array | None = None,
     memory: Memory | None = None,
 ) -> tuple[Array, Memory | None]:
-    """One Transformer block.
+    """One Transformer block; what lies between its layers is laid out as `layout.RULES` says.
 
     pre_norm:  x + attention(norm(x)), then x + mlp(norm(x))         (Radford et al. 2019, section 2.3)
     post_norm: norm(x + attention(x)), then norm(x + mlp(x))         (Vaswani et al. 2017, section 3.1)
@@ -217,18 +219,29 @@ def block(
     )
     feed = functools.partial(mlp_layer, params["mlp"], cfg=cfg)
     first_norm = functools.partial(norm, params["attention_norm"], cfg=cfg)
+    drop_first, drop_second = (functools.partial(dropout, rate=cfg.dropout, rng=rng) for rng in rngs[1:])
     if cfg.block == "parallel":
-        normed = first_norm(x)
+        normed = _inside(first_norm(x))
         attended, memory = attend(normed)
-        return x + dropout(attended, cfg.dropout, rngs[1]) + dropout(feed(normed), cfg.dropout, rngs[2]), memory
+        return _between(x + drop_first(attended) + drop_second(feed(normed))), memory
     second_norm = functools.partial(norm, params["mlp_norm"], cfg=cfg)
     if cfg.block == "post_norm":
-        attended, memory = attend(x)
-        x = first_norm(x + dropout(attended, cfg.dropout, rngs[1]))
-        return second_norm(x + dropout(feed(x), cfg.dropout, rngs[2])), memory
-    attended, memory = attend(first_norm(x))
-    x = x + dropout(attended, cfg.dropout, rngs[1])
-    return x + dropout(feed(second_norm(x)), cfg.dropout, rngs[2]), memory
+        attended, memory = attend(_inside(x))
+        x = first_norm(_between(x + drop_first(attended)))
+        return second_norm(_between(x + drop_second(feed(_inside(x))))), memory
+    attended, memory = attend(_inside(first_norm(x)))
+    x = _between(x + drop_first(attended))
+    return _between(x + drop_second(feed(_inside(second_norm(x))))), memory
+
+
+def _inside(x: Array) -> Array:
+    """What a layer reads: whole tokens, all of a part."""
+    return constrain(x, "parts", None, None)
+
+
+def _between(x: Array) -> Array:
+    """What lies between layers, which `layout.shard_norms` may split over the tensor axis."""
+    return constrain(x, "parts", "tokens", None)
 
 
 def _remat(function: Callable, policy: str, *, scanned: bool) -> Callable:

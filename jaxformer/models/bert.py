@@ -17,12 +17,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxformer import masks
 from jaxformer.config import LossConfig, ModelConfig
 from jaxformer.functional import layers
 from jaxformer.functional.block import block_specs, norm, norm_specs, rotation, stack, weight_init
 from jaxformer.functional.losses import cross_entropy
 from jaxformer.functional.selected import selected_loss
+from jaxformer.layout import Cut
 from jaxformer.models import embedding
 from jaxformer.models.gpt import loss_options, token_metrics
 from jaxformer.specs import ParamSpec, stack_specs, zeros
@@ -85,18 +85,30 @@ def hidden(
     Returns:
       [B, T, D] in the compute dtype.
     """
-    mask = None if segments is None else masks.segments(segments)
-    if cfg.window is not None:
-        mask = masks.window(cfg.window) if mask is None else mask & masks.window(cfg.window)
-    if positions is None:
-        positions = embedding.row_positions(tokens, cfg)
+    fields = {"positions": positions, "segments": segments, "token_types": token_types}
+    x, cut = in_parts(params, tokens, cfg, **fields, rng=rng)
+    return cut.unfold(x)
+
+
+def in_parts(
+    params: Params,
+    tokens: Array,
+    cfg: ModelConfig,
+    *,
+    positions: Array | None = None,
+    segments: Array | None = None,
+    token_types: Array | None = None,
+    rng: Array | None = None,
+) -> tuple[Array, Cut]:
+    """`hidden`, with rows cut into parts as the mesh in use cuts them: [parts * B, T / parts, D], and the cut."""
+    cut, mask, tokens, positions = embedding.cut_rows(tokens, positions, segments, cfg)
     rngs = (None, None) if rng is None else jax.random.split(rng)
-    x = embedding.embed(params["embedding"], tokens, positions, cfg, None, token_types)
+    x = embedding.embed(params["embedding"], tokens, positions, cfg, None, cut.fold(token_types))
     # Devlin et al. drop after the norm, so the embedding's own dropout stays off.
     x = layers.dropout(norm(params["embedding_norm"], x, cfg), cfg.dropout, rngs[0])
-    bias = embedding.score_bias(params["embedding"], cfg)
+    bias = embedding.score_bias(params["embedding"], cfg, mask)
     x, _ = stack(params["blocks"], x, cfg, mask, rotate=rotation(cfg, positions), bias=bias, rng=rngs[1])
-    return norm(params["final_norm"], x, cfg) if "final_norm" in params else x
+    return (norm(params["final_norm"], x, cfg) if "final_norm" in params else x), cut
 
 
 def transform(params: Params, x: Array, cfg: ModelConfig) -> Array:
@@ -129,7 +141,7 @@ def loss(
 
     The masked-token head runs on the selected positions (weight > 0) and few others, see `selected_loss`.
     """
-    x = hidden(
+    x, cut = in_parts(
         params,
         batch.tokens,
         cfg,
@@ -142,16 +154,17 @@ def loss(
     out = selected_loss(
         x,
         output_table(params),
-        batch.targets,
-        batch.weights,
+        cut.fold(batch.targets),
+        cut.fold(batch.weights),
         head["bias"],
         transform=lambda p, x_ND: transform({"head": p}, x_ND, cfg),
         transform_params={name: head[name] for name in ("w", "b", "norm")},
         **loss_options(loss_cfg),
     )
-    objective, metrics = {"loss": (out.total, out.weight)}, token_metrics(out)
+    objective, metrics = {"loss": (out.total, out.weight)}, token_metrics(out, cut)
     if cfg.next_sentence and batch.pair_labels is not None:
-        logits = next_sentence_logits(params, x)
+        # The first rows are the first parts of all rows.
+        logits = next_sentence_logits(params, x[: batch.tokens.shape[0]])
         each, _ = cross_entropy(logits, batch.pair_labels)
         there = (batch.pair_labels >= 0).astype(each.dtype)  # -1: a row that only fills the last batch
         objective["next_sentence"] = (jnp.sum(each * there), jnp.sum(there))

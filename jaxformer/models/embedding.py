@@ -1,10 +1,13 @@
 """What GPT and BERT share below the first block: token, position and type embeddings, and score biases."""
 
+import functools
 import math
+from collections.abc import Callable
 
 import jax.numpy as jnp
+from jax.tree_util import Partial
 
-from jaxformer import masks
+from jaxformer import layout, masks
 from jaxformer.config import ModelConfig
 from jaxformer.functional import layers
 from jaxformer.functional import positions as pos
@@ -87,21 +90,59 @@ def row_positions(tokens: Array, cfg: ModelConfig) -> Array:
     return jnp.arange(length)
 
 
-def score_bias(params: Params, cfg: ModelConfig, mask: masks.Mask | None = None) -> Bias | None:
-    """The score bias of ALiBi or T5 positions as a function of (query index, key index), or None.
+def cut_rows(
+    tokens: Array, positions: Array | None, segments: Array | None, cfg: ModelConfig
+) -> tuple[layout.Cut, masks.Mask, Array, Array]:
+    """Rows as the mesh in use cuts them, and who sees whom.
 
-    `mask` gives the indices where they are not 0, 1, 2, ... (a decoder's cache): then the bias is an array.
+    Args:
+      tokens: [B, T] int.
+      positions, segments: [B, T] int, or None.
+      cfg: the model.
+
+    Returns:
+      The cut; the mask (causal and window by the config, segments); tokens and positions, folded (positions are [T]
+      if they were None and rows are not cut).
+    """
+    # A causal window is about the same work in every part, and a plain order is what lets the round end early.
+    cut = layout.cut(tokens.shape[1], zigzag=cfg.causal and cfg.window is None)
+    index = None if cut.order is None else jnp.asarray(cut.order)
+    mask = masks.Mask(causal=cfg.causal, window=cfg.window, query_index=index, key_index=index, parts=cut.parts)
+    if segments is not None:
+        mask = mask & masks.segments(cut.arrange(segments))
+    if positions is None:
+        positions = row_positions(tokens, cfg)
+        if cut.parts == 1:
+            return cut, mask, tokens, positions
+        positions = jnp.broadcast_to(positions, tokens.shape)
+    return cut, mask, cut.fold(tokens), cut.fold(positions)
+
+
+def score_bias(params: Params, cfg: ModelConfig, mask: masks.Mask | None = None) -> Bias | None:
+    """The score bias of ALiBi or T5 positions as a function of (query place, key place), or None.
+
+    `mask` gives the indices in the row where the tokens do not stand as in the row: rows in parts, or a decoder's
+    cache, for which the bias is an array.
     """
     if cfg.positions == "alibi":
-
-        def bias(query_index: Array, key_index: Array) -> Array:
-            return pos.alibi(query_index, key_index, cfg.num_heads)
+        bias = Partial(functools.partial(pos.alibi, num_heads=cfg.num_heads))
     elif cfg.positions == "t5":
-
-        def bias(query_index: Array, key_index: Array) -> Array:
-            return pos.t5_bias(params["t5"], query_index, key_index, bidirectional=not cfg.causal)
+        bias = Partial(functools.partial(_t5_bias, not cfg.causal), params["t5"])
     else:
         return None
-    if mask is not None and mask.key_index is not None:
-        return bias(mask.query_index, mask.key_index)
-    return bias
+    if mask is None or mask.key_index is None:
+        return bias
+    if mask.parts > 1:
+        return Partial(_at_places, bias, mask.query_index, mask.key_index)
+    return bias(mask.query_index, mask.key_index)
+
+
+def _t5_bias(bidirectional: bool, table: Array, query_index: Array, key_index: Array) -> Array:
+    return pos.t5_bias(table, query_index, key_index, bidirectional=bidirectional)
+
+
+def _at_places(
+    bias: Callable[..., Array], query_index: Array, key_index: Array, query_place: Array, key_place: Array
+) -> Array:
+    """The bias of tokens that stand elsewhere than in the row; of a place beyond the end, in the last block: any."""
+    return bias(jnp.take(query_index, query_place, mode="clip"), jnp.take(key_index, key_place, mode="clip"))

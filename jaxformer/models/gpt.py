@@ -18,6 +18,7 @@ from jaxformer.config import LossConfig, ModelConfig
 from jaxformer.functional import layers
 from jaxformer.functional.block import Memory, block_specs, norm, norm_specs, rotation, stack
 from jaxformer.functional.losses import TokenLoss, token_loss
+from jaxformer.layout import Cut
 from jaxformer.models import embedding
 from jaxformer.specs import ParamSpec, stack_specs
 from jaxformer.types import Array, Batch, Params, Sums
@@ -59,18 +60,26 @@ def hidden(
     Returns:
       [B, T, D] in the compute dtype.
     """
-    mask = masks.causal()
-    if cfg.window is not None:
-        mask = mask & masks.window(cfg.window)
-    if segments is not None:
-        mask = mask & masks.segments(segments)
-    if positions is None:
-        positions = embedding.row_positions(tokens, cfg)
+    x, cut = in_parts(params, tokens, cfg, positions=positions, segments=segments, rng=rng)
+    return cut.unfold(x)
+
+
+def in_parts(
+    params: Params,
+    tokens: Array,
+    cfg: ModelConfig,
+    *,
+    positions: Array | None = None,
+    segments: Array | None = None,
+    rng: Array | None = None,
+) -> tuple[Array, Cut]:
+    """`hidden`, with rows cut into parts as the mesh in use cuts them: [parts * B, T / parts, D], and the cut."""
+    cut, mask, tokens, positions = embedding.cut_rows(tokens, positions, segments, cfg)
     rngs = (None, None) if rng is None else jax.random.split(rng)
     x = embedding.embed(params["embedding"], tokens, positions, cfg, rngs[0])
-    bias = embedding.score_bias(params["embedding"], cfg)
+    bias = embedding.score_bias(params["embedding"], cfg, mask)
     x, _ = stack(params["blocks"], x, cfg, mask, rotate=rotation(cfg, positions), bias=bias, rng=rngs[1])
-    return norm(params["final_norm"], x, cfg) if "final_norm" in params else x
+    return (norm(params["final_norm"], x, cfg) if "final_norm" in params else x), cut
 
 
 def output_table(params: Params) -> Array:
@@ -87,9 +96,10 @@ def loss(
     params: Params, batch: Batch, cfg: ModelConfig, loss_cfg: LossConfig, rng: Array | None = None
 ) -> tuple[Sums, Sums]:
     """(objective, metrics) of a batch; see `types.Model`."""
-    x = hidden(params, batch.tokens, cfg, positions=batch.positions, segments=batch.segments, rng=rng)
-    out = token_loss(x, output_table(params), batch.targets, batch.weights, **loss_options(loss_cfg))
-    return {"loss": (out.total, out.weight)}, token_metrics(out)
+    x, cut = in_parts(params, batch.tokens, cfg, positions=batch.positions, segments=batch.segments, rng=rng)
+    targets, weights = cut.fold(batch.targets), cut.fold(batch.weights)
+    out = token_loss(x, output_table(params), targets, weights, **loss_options(loss_cfg))
+    return {"loss": (out.total, out.weight)}, token_metrics(out, cut)
 
 
 def loss_options(cfg: LossConfig) -> dict[str, Any]:
@@ -97,9 +107,10 @@ def loss_options(cfg: LossConfig) -> dict[str, Any]:
     return {"label_smoothing": cfg.label_smoothing, "z_loss": cfg.z_loss, "chunk_tokens": cfg.chunk_tokens}
 
 
-def token_metrics(out: TokenLoss) -> Sums:
+def token_metrics(out: TokenLoss, cut: Cut) -> Sums:
     """Per-row sums of negative log-likelihood and accuracy."""
-    return {"loss": (out.nll_rows, out.weight_rows), "accuracy": (out.correct_rows, out.weight_rows)}
+    nll, correct, weight = (cut.add_rows(x) for x in (out.nll_rows, out.correct_rows, out.weight_rows))
+    return {"loss": (nll, weight), "accuracy": (correct, weight)}
 
 
 def weights(batch: Batch) -> dict[str, Array]:

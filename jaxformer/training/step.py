@@ -12,7 +12,8 @@ import optax
 from jax.sharding import Mesh
 
 from jaxformer.config import Config
-from jaxformer.sharding import batch_sharding, check_batch, constrain, param_shardings, replicated
+from jaxformer.layout import constrain, shard_norms
+from jaxformer.sharding import batch_sharding, check_batch, param_shardings, replicated
 from jaxformer.training import state as states
 from jaxformer.training.optim import Schedule, clip, make_schedule
 from jaxformer.training.state import TrainState
@@ -225,6 +226,7 @@ def compile_steps(model: Model, optimizer: optax.GradientTransformation, mesh: M
       ConfigError: the batch does not divide over the devices, or a parameter does not over the mesh.
     """
     check_batch(cfg.train.batch_rows, cfg.train.micro_batches, mesh)
+    model = laid_out(model, cfg)
     ema = cfg.optimizer.ema_decay is not None
     abstract = states.abstract_state(model, optimizer, mesh, ema=ema)
     shardings = jax.tree.map(lambda x: x.sharding, abstract)
@@ -251,6 +253,16 @@ def compile_steps(model: Model, optimizer: optax.GradientTransformation, mesh: M
         place_batch=functools.partial(place_batch, mesh=mesh),
         abstract_state=abstract,
     )
+
+
+def laid_out(model: Model, cfg: Config) -> Model:
+    """`model` with its activations laid out as the config's mesh asks."""
+
+    def loss(*args):
+        with shard_norms(cfg.mesh.shard_norms):
+            return model.loss(*args)
+
+    return model._replace(loss=loss)
 
 
 def compile_ahead(steps: Steps, mesh: Mesh, batch: Batch, held_out: Batch) -> Steps:

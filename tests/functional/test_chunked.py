@@ -10,7 +10,7 @@ import pytest
 
 from jaxformer import masks
 from jaxformer.functional.attention import attention
-from jaxformer.kernels import chunked
+from jaxformer.kernels import blocks
 
 LENGTH = 22
 
@@ -18,8 +18,8 @@ LENGTH = 22
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Blocks that divide neither each other nor the length."""
-    monkeypatch.setattr(chunked, "QUERY_BLOCK", 6)
-    monkeypatch.setattr(chunked, "KEY_BLOCK", 4)
+    monkeypatch.setattr(blocks, "QUERY_BLOCK", 6)
+    monkeypatch.setattr(blocks, "KEY_BLOCK", 4)
 
 
 def both(mask, bias, groups=2, soft_cap=None, queries=LENGTH, keys=LENGTH):
@@ -122,7 +122,7 @@ def test_dropout_keeps_the_mean_and_its_gradient_is_that_of_the_same_draw():
 @pytest.mark.slow
 def test_memory_is_linear():
     """Bytes of temporaries of forward and backward grow as T, where the reference's grow as T squared."""
-    chunked.QUERY_BLOCK = chunked.KEY_BLOCK = 128
+    blocks.QUERY_BLOCK = blocks.KEY_BLOCK = 128
 
     def temporaries(name, length):
         x = jax.ShapeDtypeStruct((1, length, 2, 16), jnp.float32)

@@ -1,0 +1,365 @@
+"""Online softmax over pairs of blocks: what `chunked` and `ring` are made of.
+
+A block of queries visits blocks of keys and keeps a running maximum, sum and weighted value. The gradients visit the
+same pairs and compute their weights again from the log of the sum. Pairs that the mask rules out are skipped.
+
+Source: Rabe and Staats 2021, section 3; Dao et al. 2022, algorithms 1 and 4.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxformer.kernels.matmul import rounded_einsum
+from jaxformer.kernels.xla import Bias
+from jaxformer.masks import Mask, expand
+from jaxformer.types import Array
+
+QUERY_BLOCK = 256
+KEY_BLOCK = 256
+
+
+class Options(NamedTuple):
+    """What is known when the program is traced."""
+
+    scale: float
+    soft_cap: float | None
+    dropout_rate: float
+    query_block: int
+    key_block: int
+    window: int | None  # these two only where indices are 0, 1, 2, ..., so that blocks can be ruled out unseen
+    causal: bool
+    bias: Callable[..., Array] | None  # (query index, key index, *constants) -> bias of a pair of blocks
+
+
+class Inputs(NamedTuple):
+    """What is an array. Lengths are whole numbers of blocks; the mask's key index is -1 beyond the end."""
+
+    query: Array  # [B, T, G, R, K]
+    key: Array  # [B, S, G, K]
+    value: Array  # [B, S, G, K']
+    bias: tuple[Array, ...]  # constants of the bias function, or the one bias array [b, h, t, s]
+    mask: Mask
+    rng: Array | None
+
+
+# Of each query, over the keys visited so far: the largest score, the sum of weights, the weighted values.
+Carry = tuple[Array, Array, Array]
+
+
+def prepare(
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Mask,
+    bias: Callable[..., Array] | None,
+    constants: tuple[Array, ...],
+    *,
+    scale: float,
+    soft_cap: float | None,
+    dropout_rate: float,
+    rng: Array | None,
+) -> tuple[Options, Inputs]:
+    """The problem in whole blocks.
+
+    Args:
+      query, key, value, scale, soft_cap, dropout_rate, rng: as `functional.attention.attention` documents them.
+      mask: who sees whom.
+      bias: (query index [t], key index [s], *constants) -> what broadcasts to [B, H, t, s]; None: none, or an array.
+      constants: of `bias`, or a bias array [b, h, t, s], or nothing.
+    """
+    batch, queries, heads, width = query.shape
+    keys, groups = key.shape[1], key.shape[2]
+    query_block, key_block = min(QUERY_BLOCK, queries), min(KEY_BLOCK, keys)
+    plain = mask.query_index is None and mask.key_index is None
+    to_query, to_key = -queries % query_block, -keys % key_block
+    if bias is None and constants:
+        constants = (_pad(_pad(constants[0], 2, to_query), 3, to_key),)
+    options = Options(
+        scale=scale,
+        soft_cap=soft_cap,
+        dropout_rate=dropout_rate if rng is not None else 0.0,
+        query_block=query_block,
+        key_block=key_block,
+        window=mask.window if plain else None,
+        causal=mask.causal and plain,
+        bias=bias,
+    )
+    inputs = Inputs(
+        _pad(query, 1, to_query).reshape(batch, -1, groups, heads // groups, width),
+        _pad(key, 1, to_key),
+        _pad(value, 1, to_key),
+        constants,
+        _padded(mask, queries, keys, to_query, to_key),
+        rng,
+    )
+    return options, inputs
+
+
+def constants_of(bias: Bias | None, queries: int, keys: int) -> tuple[Callable | None, tuple[Array, ...]]:
+    """A bias as a function of explicit constants, so that these can receive gradients; or as one array of 4 axes."""
+    if callable(bias):
+        blocks = jnp.arange(min(QUERY_BLOCK, queries)), jnp.arange(min(KEY_BLOCK, keys))
+        function, found = jax.closure_convert(bias, *blocks)
+        return function, tuple(found)
+    return None, () if bias is None else (bias.reshape((1,) * (4 - bias.ndim) + bias.shape),)
+
+
+def _pad(x: Array, axis: int, amount: int, value: Any = 0) -> Array:
+    """`x` with `amount` entries more at the end of an axis; an axis of size 1 stands for all and stays."""
+    if amount == 0 or x.shape[axis] == 1:
+        return x
+    return jnp.pad(x, [(0, amount if i == axis % x.ndim else 0) for i in range(x.ndim)], constant_values=value)
+
+
+def _padded(mask: Mask, queries: int, keys: int, to_query: int, to_key: int) -> Mask:
+    """The mask over whole blocks, with every index written out."""
+    query_index = jnp.arange(queries) if mask.query_index is None else mask.query_index
+    key_index = jnp.arange(keys) if mask.key_index is None else mask.key_index
+
+    def padded(x, axis, amount, value=0):
+        return None if x is None else _pad(x, axis, amount, value)
+
+    dense = mask.dense
+    if dense is not None:
+        dense = dense.reshape((1,) * (4 - dense.ndim) + dense.shape)
+        dense = _pad(_pad(dense, 2, to_query, False), 3, to_key, False)
+    if key_index.shape[-1] == 1 and keys > 1:
+        key_index = jnp.broadcast_to(key_index, (*key_index.shape[:-1], keys))
+    return replace(
+        mask,
+        keys=padded(mask.keys, -1, to_key, False),
+        query_segments=padded(mask.query_segments, -1, to_query),
+        key_segments=padded(mask.key_segments, -1, to_key),
+        query_index=padded(query_index, -1, to_query),
+        key_index=jnp.pad(key_index, [(0, 0)] * (key_index.ndim - 1) + [(0, to_key)], constant_values=-1),
+        dense=dense,
+    )
+
+
+def _cut(x: Array | None, axis: int, start: Array, size: int) -> Array | None:
+    if x is None or x.shape[axis] == 1:
+        return x
+    return jax.lax.dynamic_slice_in_dim(x, start, size, axis % x.ndim)
+
+
+def _allowed(o: Options, mask: Mask, i: Array, j: Array) -> Array:
+    """Which pairs of query block i and key block j may meet, broadcastable to [B, H, t, s]."""
+    q, k = i * o.query_block, j * o.key_block
+    dense = mask.dense
+    if dense is not None:
+        dense = _cut(_cut(dense, 2, q, o.query_block), 3, k, o.key_block)
+    block = replace(
+        mask,
+        keys=_cut(mask.keys, -1, k, o.key_block),
+        query_segments=_cut(mask.query_segments, -1, q, o.query_block),
+        key_segments=_cut(mask.key_segments, -1, k, o.key_block),
+        query_index=_cut(mask.query_index, -1, q, o.query_block),
+        key_index=_cut(mask.key_index, -1, k, o.key_block),
+        dense=dense,
+    )
+    allowed = expand(block, o.query_block, o.key_block)
+    assert allowed is not None  # the key index is always written out
+    return allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape)
+
+
+def _bounds(o: Options, i: Array, key_blocks: int) -> tuple[Array, Array]:
+    """First and one-past-last key block that query block i may see at all."""
+    first, last = i * o.query_block, (i + 1) * o.query_block - 1
+    low, high = jnp.zeros((), i.dtype), jnp.full((), key_blocks, i.dtype)
+    if o.causal:
+        high = jnp.minimum(high, last // o.key_block + 1)
+    if o.window is not None:
+        low = jnp.maximum(low, (first - o.window + 1) // o.key_block)
+        high = jnp.minimum(high, (last + o.window - 1) // o.key_block + 1)
+    return low, high
+
+
+def _bias_block(o: Options, bias: tuple[Array, ...], i: Array, j: Array, shape: tuple[int, ...]) -> Array:
+    """The bias of a pair of blocks as [B, H, t, s]."""
+    if o.bias is not None:
+        q = i * o.query_block + jnp.arange(o.query_block)
+        found = o.bias(q, j * o.key_block + jnp.arange(o.key_block), *bias)
+    else:
+        found = _cut(_cut(bias[0], 2, i * o.query_block, o.query_block), 3, j * o.key_block, o.key_block)
+    return jnp.broadcast_to(found.reshape((1,) * (4 - found.ndim) + found.shape), shape)
+
+
+def _scores(o: Options, x: Inputs, query: Array, i: Array, j: Array, allowed: Array) -> tuple[Array, Array | None]:
+    """Scores [B, H, t, s] of a pair of blocks, -inf where not allowed; and tanh of the capped ones, if capped."""
+    wide = jnp.promote_types(query.dtype, jnp.float32)
+    key = jax.lax.dynamic_slice_in_dim(x.key, j * o.key_block, o.key_block, 1)
+    scores = o.scale * rounded_einsum("BTGRK,BSGK->BGRTS", query, key, wide)
+    scores = scores.reshape(scores.shape[0], -1, *scores.shape[3:])
+    squashed = None
+    if o.soft_cap is not None:
+        squashed = jnp.tanh(scores / o.soft_cap)
+        scores = o.soft_cap * squashed
+    if x.bias or o.bias is not None:
+        scores = scores + _bias_block(o, x.bias, i, j, scores.shape).astype(wide)
+    return jnp.where(allowed, scores, -jnp.inf), squashed
+
+
+def _kept(o: Options, x: Inputs, i: Array, j: Array, shape: tuple[int, ...], dtype) -> Array | None:
+    """Dropout's factor of each weight, 0 or 1 / (1 - rate); the same in both directions. None: no dropout."""
+    if o.dropout_rate == 0.0:
+        return None
+    rng = jax.random.fold_in(jax.random.fold_in(x.rng, i), j)
+    return jax.random.bernoulli(rng, 1.0 - o.dropout_rate, shape).astype(dtype) / (1.0 - o.dropout_rate)
+
+
+def _grouped(weights: Array, groups: int) -> Array:
+    """[B, H, t, s] -> [B, G, R, t, s]."""
+    return weights.reshape(weights.shape[0], groups, -1, *weights.shape[2:])
+
+
+def visit_keys(o: Options, x: Inputs, i: Array, carry: Carry) -> Carry:
+    """Query block i visits all blocks of keys it may see.
+
+    Args:
+      o, x: of `prepare`.
+      i: () int, the block.
+      carry: [B, H, t], [B, H, t] and [B, H, t, K'], of the keys visited before; `nothing(o, x)` at first.
+    """
+    wide = carry[0].dtype
+    groups = x.query.shape[2]
+    query = jax.lax.dynamic_slice_in_dim(x.query, i * o.query_block, o.query_block, 1)
+
+    def key_block(j, carry):
+        allowed = _allowed(o, x.mask, i, j)
+
+        def visit(carry):
+            top, total, out = carry
+            scores, _ = _scores(o, x, query, i, j, allowed)
+            new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
+            safe = jnp.where(jnp.isfinite(new_top), new_top, 0.0)
+            shrink = jnp.exp(top - safe)
+            weights = jnp.exp(scores - safe[..., None])
+            total = shrink * total + jnp.sum(weights, axis=-1)
+            kept = _kept(o, x, i, j, weights.shape, wide)
+            weights = weights if kept is None else weights * kept
+            value = jax.lax.dynamic_slice_in_dim(x.value, j * o.key_block, o.key_block, 1)
+            new = rounded_einsum("BGRTS,BSGK->BGRTK", _grouped(weights, groups).astype(value.dtype), value, wide)
+            return new_top, total, shrink[..., None] * out + new.reshape(out.shape)
+
+        return jax.lax.cond(jnp.any(allowed), visit, lambda carry: carry, carry)
+
+    return jax.lax.fori_loop(*_bounds(o, i, x.key.shape[1] // o.key_block), key_block, carry)
+
+
+def nothing(o: Options, x: Inputs) -> Carry:
+    """The carry of a block of queries before any key."""
+    batch, _, groups, per_group, _ = x.query.shape
+    wide = jnp.promote_types(x.query.dtype, jnp.float32)
+    rows = (batch, groups * per_group, o.query_block)
+    return jnp.full(rows, -jnp.inf, wide), jnp.zeros(rows, wide), jnp.zeros((*rows, x.value.shape[-1]), wide)
+
+
+def finish(carry: Carry, dtype) -> tuple[Array, Array]:
+    """Output [B, t, H, K'] of a block of queries, zeros where it saw no key, and the log of the sum [B, H, t]."""
+    top, total, out = carry
+    empty = total == 0.0
+    out = out / jnp.where(empty, 1.0, total)[..., None]
+    log_sum = jnp.where(empty, 0.0, jnp.log(jnp.where(empty, 1.0, total)) + jnp.where(empty, 0.0, top))
+    return jnp.swapaxes(out, 1, 2).astype(dtype), log_sum
+
+
+def gradients(
+    o: Options, x: Inputs, passed: Array, log_sums: Array, g_out: Array, start: Any = None
+) -> tuple[Array, tuple[Array, Array, tuple[Array, ...]]]:
+    """Gradients by these keys, float32 or wider: of query, and of (key, value, the bias's constants).
+
+    Args:
+      o, x: of `prepare`.
+      passed: [B, T, H], sum over K' of output and its gradient: what each query's weights together pass back.
+      log_sums: [blocks, B, H, t], of `finish`, over all keys of the query (those of other calls as well).
+      g_out: [B, T, H, K'], gradient of the output.
+      start: what to add the latter three to; None: zeros.
+    """
+    batch, length, groups, per_group, width = x.query.shape
+    wide = jnp.promote_types(x.query.dtype, jnp.float32)
+    key_blocks = x.key.shape[1] // o.key_block
+
+    def query_block(grads, part):
+        i, log_sum = part
+        at = i * o.query_block
+        query = jax.lax.dynamic_slice_in_dim(x.query, at, o.query_block, 1)
+        g = jax.lax.dynamic_slice_in_dim(g_out, at, o.query_block, 1)
+        g = g.reshape(batch, o.query_block, groups, per_group, -1)
+        row = jnp.swapaxes(jax.lax.dynamic_slice_in_dim(passed, at, o.query_block, 1), 1, 2)[..., None]
+
+        def key_block(j, carry):
+            allowed = _allowed(o, x.mask, i, j)
+
+            def visit(carry):
+                d_query, (d_key, d_value, d_bias) = carry
+                key = jax.lax.dynamic_slice_in_dim(x.key, j * o.key_block, o.key_block, 1)
+                value = jax.lax.dynamic_slice_in_dim(x.value, j * o.key_block, o.key_block, 1)
+                scores, squashed = _scores(o, x, query, i, j, allowed)
+                weights = jnp.exp(scores - log_sum[..., None])
+                kept = _kept(o, x, i, j, weights.shape, wide)
+                d_weights = rounded_einsum("BTGRK,BSGK->BGRTS", g, value, wide).reshape(weights.shape)
+                used = weights if kept is None else weights * kept
+                d_weights = d_weights if kept is None else d_weights * kept
+                used = _grouped(used, groups).astype(g.dtype)
+                d_value = _add(d_value, rounded_einsum("BGRTS,BTGRK->BSGK", used, g, wide), j * o.key_block)
+                d_scores = weights * (d_weights - row)
+                d_bias = _add_bias(o, x.bias, d_bias, d_scores, i, j)
+                if squashed is not None:
+                    d_scores = d_scores * (1 - squashed * squashed)
+                d_products = _grouped(d_scores * o.scale, groups).astype(query.dtype)
+                d_query = d_query + rounded_einsum("BGRTS,BSGK->BTGRK", d_products, key, wide)
+                d_key = _add(d_key, rounded_einsum("BGRTS,BTGRK->BSGK", d_products, query, wide), j * o.key_block)
+                return d_query, (d_key, d_value, d_bias)
+
+            return jax.lax.cond(jnp.any(allowed), visit, lambda carry: carry, carry)
+
+        nothing = jnp.zeros((batch, o.query_block, groups, per_group, width), wide)
+        d_query, grads = jax.lax.fori_loop(*_bounds(o, i, key_blocks), key_block, (nothing, grads))
+        return grads, d_query
+
+    if start is None:
+        start = zeros(x)
+    d_query: Array
+    grads, d_query = jax.lax.scan(query_block, start, (jnp.arange(length // o.query_block), log_sums))
+    d_query = jnp.moveaxis(d_query, 0, 1).reshape(x.query.shape)
+    return d_query, grads
+
+
+def zeros(x: Inputs) -> tuple[Array, Array, tuple[Array, ...]]:
+    """Gradients of key, value and the bias's constants, before anything is added to them."""
+
+    def zero(a: Array) -> Array:
+        return jnp.zeros(a.shape, jnp.promote_types(a.dtype, jnp.float32))
+
+    return zero(x.key), zero(x.value), tuple(zero(a) for a in x.bias)
+
+
+def _add(total: Array, part: Array, start: Array) -> Array:
+    """`part` added into `total` along axis 1."""
+    old = jax.lax.dynamic_slice_in_dim(total, start, part.shape[1], 1)
+    return jax.lax.dynamic_update_slice_in_dim(total, old + part, start, 1)
+
+
+def _add_bias(o: Options, bias: tuple[Array, ...], total: tuple[Array, ...], d_scores: Array, i: Array, j: Array):
+    """The gradient of the bias's constants, or of the bias array's block, added to what came before."""
+    if not bias:
+        return total
+    if o.bias is not None:
+        _, pull = jax.vjp(lambda constants: _bias_block(o, constants, i, j, d_scores.shape), bias)
+        return jax.tree.map(lambda t, p: t + p.astype(t.dtype), total, pull(d_scores.astype(_dtype(o, bias)))[0])
+    shape = bias[0].shape
+    summed = tuple(axis for axis, size in enumerate(shape) if size == 1)
+    part = jnp.sum(d_scores, axis=summed, keepdims=True).astype(total[0].dtype)
+    start = [0, 0, 0 if shape[2] == 1 else i * o.query_block, 0 if shape[3] == 1 else j * o.key_block]
+    old = jax.lax.dynamic_slice(total[0], start, part.shape)
+    return (jax.lax.dynamic_update_slice(total[0], old + part, start),)
+
+
+def _dtype(o: Options, bias: tuple[Array, ...]):
+    """Dtype of what the bias function returns."""
+    assert o.bias is not None
+    return jax.eval_shape(o.bias, jnp.arange(o.query_block), jnp.arange(o.key_block), *bias).dtype

@@ -1,0 +1,144 @@
+"""Attention over rows whose parts lie on different devices: keys and values go round, queries stay.
+
+Every device holds one part of its rows (`layout.Cut.fold`). Its queries visit the keys of their own part, then those
+that come from its neighbour, and so on, with one online softmax over all of them; the next part travels while the
+present one is visited. The backward pass goes round again, and the gradients of keys and values travel with them. So
+no device ever holds more than two parts of anything, and the [T, S] scores never exist. A window ends the round early.
+
+Where rows are not cut (`parts` 1) each device just does its own rows and heads: nothing goes round, and whether a pair
+of blocks may be skipped is decided on the device, with no word from the others.
+
+Source: Liu et al. 2023, "Ring attention with blockwise Transformers", section 3.
+"""
+
+import functools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+from jax.tree_util import Partial
+
+from jaxformer import layout
+from jaxformer.kernels import ring_part as part
+from jaxformer.kernels.xla import Bias
+from jaxformer.masks import Mask
+from jaxformer.types import Array
+
+
+def attend(
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Mask | None,
+    bias: Bias | None,
+    *,
+    scale: float,
+    soft_cap: float | None,
+    dropout_rate: float,
+    rng: Array | None,
+) -> Array:
+    """Attention as `functional.attention.attention` documents it, on the mesh in use; arguments are checked there.
+
+    Dropped weights are drawn on each device, so they depend on the mesh.
+    """
+    mask = Mask() if mask is None else mask
+    sizes, parts = layout.mesh_axes(), mask.parts
+    batch, groups = query.shape[0] // parts, key.shape[2]
+    heads = layout.splits(query.shape[2], ("tensor",), sizes)
+    if heads and groups % sizes["tensor"]:
+        # Fewer key/value heads than devices: each device gets the one its queries use.
+        if sizes["tensor"] % groups:
+            heads = ()
+        else:
+            key, value = (jnp.repeat(x, sizes["tensor"] // groups, axis=2) for x in (key, value))
+    options = part.Options(
+        scale=scale,
+        soft_cap=soft_cap,
+        dropout_rate=0.0 if rng is None else dropout_rate,
+        parts=parts,
+        rows=layout.splits(batch, ("data", "fsdp"), sizes),
+        heads=heads,
+        indexed=mask.query_index is not None or mask.key_index is not None,
+    )
+    return _on_devices(options, query, key, value, mask, bias, rng)
+
+
+def _on_devices(o: part.Options, query, key, value, mask: Mask, bias: Bias | None, rng: Array | None) -> Array:
+    """Runs `_attend_here` on every device with its own part of each array."""
+    rows = o.rows or None
+    token = P(((part.AXIS,) if o.parts > 1 else ()) + o.rows or None, None, o.heads or None)
+
+    def of_rows(field: Array | None, least: int) -> P | None:
+        """Of a field whose leading axis, if it has more than `least`, is rows (one row stands for all)."""
+        if field is None:
+            return None
+        return P(rows) if field.ndim > least and field.shape[0] > 1 else P()
+
+    mask_specs = replace(
+        mask,
+        prefix=of_rows(mask.prefix, 0),
+        keys=of_rows(mask.keys, 1),
+        query_segments=of_rows(mask.query_segments, 1),
+        key_segments=of_rows(mask.key_segments, 1),
+        query_index=of_rows(mask.query_index, 1),
+        key_index=of_rows(mask.key_index, 1),
+        dense=None if mask.dense is None else P(),
+    )
+    # A function's arrays go in with it: what is used on a device must belong to its mesh.
+    bias = Partial(bias) if callable(bias) and not isinstance(bias, Partial) else bias
+
+    def local(query, key, value, mask, bias, rng):
+        if rng is not None:
+            for axis in part.used_axes(o):
+                rng = jax.random.fold_in(rng, jax.lax.axis_index(axis))
+        return _attend_here(o, query, key, value, mask, bias, rng)
+
+    specs = (token, token, token, mask_specs, None if bias is None else P(), None if rng is None else P())
+    on_devices = jax.shard_map(local, in_specs=specs, out_specs=token, check_vma=False)
+    return on_devices(query, key, value, mask, bias, rng)
+
+
+def _attend_here(o: part.Options, query, key, value, mask: Mask, bias: Bias | None, rng: Array | None) -> Array:
+    """What one device does."""
+    if bias is not None and not callable(bias):
+        bias = Partial(_taken, bias.reshape((1,) * (4 - bias.ndim) + bias.shape))
+    leaves, structure = jax.tree.flatten(bias)
+    floats = tuple(bool(jnp.issubdtype(leaf.dtype, jnp.floating)) for leaf in leaves)
+    function = None if bias is None else functools.partial(_call, structure, floats)
+    learned, fixed = (tuple(x for x, is_float in zip(leaves, floats, strict=True) if is_float == of) for of in (1, 0))
+    return _attend(o, function, query, key, value, learned, fixed, mask, rng)
+
+
+def _taken(array: Array, query_place: Array, key_place: Array) -> Array:
+    """A bias array [b, h, t, s] as a function of the places in the row."""
+    x = array if array.shape[2] == 1 else jnp.take(array, query_place, axis=2, mode="clip")
+    return x if x.shape[3] == 1 else jnp.take(x, key_place, axis=3, mode="clip")
+
+
+def _call(structure, floats: tuple[bool, ...], fixed: tuple, query_place: Array, key_place: Array, *learned: Array):
+    """The bias function, put together from its arrays: those that may have gradients, and the others."""
+    those, others = iter(learned), iter(fixed)
+    bias = jax.tree.unflatten(structure, [next(those if is_float else others) for is_float in floats])
+    return bias(query_place, key_place)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attend(o: part.Options, bias_function, query, key, value, bias, fixed, mask, rng) -> Array:
+    return _forward(o, bias_function, query, key, value, bias, fixed, mask, rng)[0]
+
+
+def _forward(o: part.Options, bias_function, *arrays):
+    out, log_sum = part.visit_all(o, bias_function, part.Operands(*arrays))
+    return out, (arrays, out, log_sum)
+
+
+def _backward(o: part.Options, bias_function, saved, g_out):
+    arrays, out, log_sum = saved
+    wide = jnp.promote_types(out.dtype, jnp.float32)
+    passed = jnp.sum(g_out.astype(wide) * out.astype(wide), axis=-1)
+    grads = part.gradients(o, bias_function, part.Operands(*arrays), passed, log_sum, g_out)
+    return *jax.tree.map(lambda grad, a: grad.astype(a.dtype), grads, tuple(arrays[:4])), None, None, None
+
+
+_attend.defvjp(_forward, _backward)

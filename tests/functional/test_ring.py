@@ -1,0 +1,174 @@
+"""Attention over rows cut into parts is attention over whole rows: every mask, bias and mesh, values and gradients."""
+
+from dataclasses import replace
+
+import attention_cases as cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from jaxformer import layout, masks
+from jaxformer.config import MeshConfig
+from jaxformer.functional.attention import attention
+from jaxformer.kernels import blocks
+from jaxformer.sharding import make_mesh
+
+LENGTH = 32
+ALL = list(cases.mask_cases(LENGTH))
+SOME = ("none", "causal", "causal_window_segments_padding", "prefix_padding", "causal_array")
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Blocks that divide neither each other nor a part."""
+    monkeypatch.setattr(blocks, "QUERY_BLOCK", 3)
+    monkeypatch.setattr(blocks, "KEY_BLOCK", 2)
+
+
+def both(shape, mask, bias=None, groups=2, soft_cap=None, rows=2, zigzag=None):
+    """(value, gradients) of whole rows by the reference, and of parts on a mesh, on the same float64 inputs."""
+    mask = mask if mask is None or isinstance(mask, masks.Mask) else masks.dense(mask)
+    rng = np.random.default_rng(0)
+    shapes = [(rows, LENGTH, 4, 4), (rows, LENGTH, groups, 4), (rows, LENGTH, groups, 4)]
+    q, k, v = (jnp.asarray(rng.normal(size=s)) for s in shapes)
+    array = jnp.asarray(bias) if bias is not None and not callable(bias) else None
+    differentiate = (0, 1, 2) if array is None else (0, 1, 2, 3)
+
+    def total(q, k, v, array, attend):
+        x = attend(q, k, v, bias if array is None else array)
+        return jnp.sum(jnp.sin(x + jnp.arange(x.size).reshape(x.shape))), x
+
+    def whole(q, k, v, bias):
+        return attention(q, k, v, mask, bias=bias, soft_cap=soft_cap, implementation="xla")
+
+    def parts(q, k, v, bias):
+        causal = mask is not None and mask.causal and mask.window is None
+        cut = layout.cut(LENGTH, zigzag=causal if zigzag is None else zigzag)
+        m = arranged(masks.Mask() if mask is None else mask, cut)
+        if cut.order is not None and bias is not None and not callable(bias):
+            bias = bias if bias.shape[-2] == 1 else bias[..., cut.order, :]
+            bias = bias[..., cut.order]
+        elif cut.order is not None and bias is not None:
+            natural, order = bias, jnp.asarray(cut.order)
+            bias = jax.tree_util.Partial(
+                lambda order, q, k: natural(jnp.take(order, q, mode="clip"), jnp.take(order, k, mode="clip")), order
+            )
+        folded = [cut.fold(x) for x in (q, k, v)]
+        return cut.unfold(attention(*folded, m, bias=bias, soft_cap=soft_cap, implementation="chunked"))
+
+    out = [jax.grad(total, differentiate, has_aux=True)(q, k, v, array, whole)]
+    with jax.set_mesh(make_mesh(MeshConfig(*shape), jax.devices()[: int(np.prod(shape))])):
+        out.append(jax.jit(jax.grad(total, differentiate, has_aux=True), static_argnums=4)(q, k, v, array, parts))
+    return out
+
+
+def arranged(mask, cut):
+    """The mask of whole rows, in the order of the parts."""
+    if cut.order is None:
+        return replace(mask, parts=cut.parts)
+    dense = mask.dense
+    if dense is not None:
+        dense = dense[..., cut.order]
+        dense = dense if dense.shape[-2] == 1 else dense[..., cut.order, :]
+    fields = ("keys", "query_segments", "key_segments")
+    return replace(
+        mask, parts=cut.parts, dense=dense, query_index=jnp.asarray(cut.order), key_index=jnp.asarray(cut.order),
+        **{name: cut.arrange(getattr(mask, name)) for name in fields},
+    )  # fmt: skip
+
+
+def agree(pair):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), *pair)
+
+
+# data, fsdp, tensor, context
+MESHES = [(1, 1, 1, 8), (2, 1, 2, 2)]
+
+
+@pytest.mark.parametrize("shape", [*MESHES, pytest.param((1, 1, 1, 4), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mask", [m if m in SOME else pytest.param(m, marks=pytest.mark.slow) for m in ALL])
+def test_every_mask(mask, shape):
+    with jax.enable_x64(True):
+        agree(both(shape, cases.mask_cases(LENGTH)[mask][0], soft_cap=2.0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", MESHES)
+@pytest.mark.parametrize("bias", ["array", "row", "alibi", "t5"])
+@pytest.mark.parametrize("mask", [masks.causal(), None], ids=["causal", "bidirectional"])
+def test_every_bias(bias, mask, shape):
+    with jax.enable_x64(True):
+        agree(both(shape, mask, cases.bias_cases(LENGTH)[bias][0], groups=1))
+
+
+@pytest.mark.parametrize("window", [1, 4, 6, 11, 31])
+def test_a_window_ends_the_round_early(window):
+    with jax.enable_x64(True):
+        for causal in (masks.causal(), masks.Mask()):
+            agree(both((1, 1, 1, 8), causal & masks.window(window), groups=1))
+
+
+def test_how_far_a_window_makes_keys_travel():
+    from jaxformer.kernels.ring_part import Options, offsets_to_visit
+
+    o = Options(1.0, None, 0.0, 8, (), (), indexed=False)
+    causal = masks.causal()
+    assert offsets_to_visit(o, causal & masks.window(1), 4) == range(1)
+    assert offsets_to_visit(o, causal & masks.window(5), 4) == range(2)
+    assert offsets_to_visit(o, causal & masks.window(6), 4) == range(3)
+    assert offsets_to_visit(o, masks.window(5), 4) == range(-1, 2)
+    assert offsets_to_visit(o, causal, 4) == offsets_to_visit(o, masks.window(99), 4) == range(8)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_key_heads_that_tensor_does_not_divide(groups):
+    with jax.enable_x64(True):
+        agree(both((1, 1, 4, 2), masks.causal(), groups=groups))
+
+
+def test_rows_that_data_does_not_divide_and_no_context_axis():
+    with jax.enable_x64(True):
+        agree(both((4, 1, 2, 1), cases.mask_cases(LENGTH)["causal_window_segments_padding"][0], rows=2))
+        agree(both((2, 2, 2, 1), cases.mask_cases(LENGTH)["causal_array"][0], rows=4 // 2))
+
+
+def test_dropped_weights_keep_their_mean():
+    q = jnp.zeros((2, LENGTH, 4, 4))
+    v = jnp.ones((2, LENGTH, 4, 4))
+
+    def attend(q, v, rng):
+        cut = layout.cut(LENGTH, zigzag=False)
+        m = masks.Mask(parts=cut.parts)
+        out = attention(cut.fold(q), cut.fold(q), cut.fold(v), m, dropout_rate=0.25, rng=rng)
+        return cut.unfold(out)
+
+    with jax.set_mesh(make_mesh(MeshConfig(1, 1, 1, 8))):
+        out = jax.jit(attend)(q, v, jax.random.key(0))
+        assert abs(float(out.mean()) - 1) < 0.02 and float(out.std()) > 0.05
+        np.testing.assert_allclose(jax.jit(attend)(q, v, None), 1.0, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_memory_falls_with_the_axis():
+    """Peak bytes of a device, forward and backward, at 32k tokens; the scores alone would be 4 GiB a head."""
+    blocks.QUERY_BLOCK = blocks.KEY_BLOCK = 256
+
+    def peak(parts):
+        mesh = make_mesh(MeshConfig(1, 1, 1, parts), jax.devices()[:parts])
+
+        def loss(x):
+            cut = layout.cut(2**15, zigzag=True)
+            m = masks.Mask(causal=True, parts=cut.parts, query_index=cut.order, key_index=cut.order)
+            return jnp.sum(attention(x, x, x, m, implementation="chunked"))
+
+        with jax.set_mesh(mesh):
+            rows = jax.ShapeDtypeStruct(
+                (parts, 2**15 // parts, 4, 64), jnp.float32, sharding=jax.NamedSharding(mesh, P("context"))
+            )
+            found = jax.jit(jax.grad(loss)).lower(rows).compile().memory_analysis()
+        return found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes
+
+    one, four, eight = peak(1), peak(4), peak(8)
+    assert eight < 0.56 * four and eight < 0.4 * one, (one, four, eight)
