@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -61,9 +62,36 @@ def make_mesh(mesh: MeshConfig, devices: Sequence[jax.Device] | None = None) -> 
         raise ConfigError(
             f"config.mesh: {wanted} makes {known}, but the number of devices is {len(devices)}; accepted: {accepted}"
         )
-    # The shape goes by position because its keyword was renamed in jax 0.11. Auto by name: the default, Explicit,
-    # raises on an einsum over a split dimension.
-    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+    kinds = (AxisType.Auto,) * len(AXES)  # the default, Explicit, raises on an einsum over a split dimension
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    if slices > 1:
+        between = across_slices(shape, slices)
+        within = [size // outer for size, outer in zip(shape, between, strict=True)]
+        return Mesh(mesh_utils.create_hybrid_device_mesh(within, between, devices), AXES, axis_types=kinds)
+    # The shape goes by position because its keyword was renamed in jax 0.11.
+    return jax.make_mesh(shape, AXES, axis_types=kinds, devices=devices)
+
+
+def across_slices(shape: Sequence[int], slices: int) -> tuple[int, ...]:
+    """How many slices (joined by slow links) lie along each axis of a mesh: the first axes take what they can.
+
+    Raises:
+      ConfigError: the slow links would lie inside a context or tensor axis, which talk in every layer.
+
+    >>> across_slices((4, 8, 1, 2), 8)
+    (4, 2, 1, 1)
+    """
+    out: list[int] = []
+    left = slices
+    for size in shape:
+        out.append(math.gcd(size, left) if len(out) < AXES.index("context") else 1)
+        left //= out[-1]
+    if left > 1:
+        raise ConfigError(
+            f"config.mesh: data {shape[0]} x fsdp {shape[1]} cannot be laid over {slices} slices; "
+            f"accepted: a product that {slices} divides"
+        )
+    return tuple(out)
 
 
 def partition(shape: Sequence[int], axes: Sequence[str | None], mesh: Mesh, name: str = "array") -> P:

@@ -109,3 +109,28 @@ def test_check_batch():
         with pytest.raises(ConfigError, match=rf"config\.train\.batch_rows: {rows} in .* 8 devices") as error:
             sharding.check_batch(rows, micro, mesh(4, 2, 1))
         assert f"accepted: multiples of {8 * micro}" in str(error.value)
+
+
+def test_slices_lie_along_the_first_axes():
+    assert sharding.across_slices((8, 4, 1, 2), 4) == (4, 1, 1, 1)
+    assert sharding.across_slices((1, 8, 2, 2), 4) == (1, 4, 1, 1)
+    assert sharding.across_slices((2, 6, 1, 1), 6) == (2, 3, 1, 1)
+    with pytest.raises(ConfigError, match="data 1 x fsdp 2 cannot be laid over 4 slices"):
+        sharding.across_slices((1, 2, 2, 2), 4)
+
+
+def test_a_mesh_over_slices_has_whole_slices_inside(monkeypatch):
+    class Device:
+        platform, device_kind, process_index = "gpu", "made up", 0
+
+        def __init__(self, number):
+            self.id, self.slice_index = number, number // 4
+
+    class MeshOf:
+        def __init__(self, devices, names, axis_types):
+            self.devices, self.axis_names = devices, names
+
+    monkeypatch.setattr(sharding, "Mesh", MeshOf)
+    m = sharding.make_mesh(MeshConfig(2, 2, 2), [Device(i) for i in range(8)])
+    assert m.devices.shape == (2, 2, 1, 2) and m.axis_names == sharding.AXES
+    assert {d.slice_index for d in m.devices[0].flat} == {0} and {d.slice_index for d in m.devices[1].flat} == {1}
