@@ -62,7 +62,7 @@ finish() {
     while ((left > 0)); do
         for ((i = 0; i < processes; i++)); do
             if [ -n "${codes[i]:-}" ] || kill -0 "${pids[i]}" 2>/dev/null; then continue; fi
-            wait "${pids[i]}"
+            wait "${pids[i]}" 2>/dev/null
             codes[i]=$?
             left=$((left - 1))
             if [ "${codes[i]}" != 0 ]; then say "process $i ended with code ${codes[i]}${began:+ $((SECONDS - began)) s after the first}"; fi
