@@ -65,6 +65,9 @@ def initialize(
         return found
     # JAX would take SIGTERM for itself and wait for a step to be saved at; our loop does that (training/interrupt.py).
     jax.config.update("jax_enable_preemption_service", False)
+    # On CPU devices a collective that waits for its peers holds a thread of XLA's, of which there are as many as cores.
+    # When all of them wait (two cores, two devices), what the peers wait for never runs. XLA reads the number here.
+    os.environ.setdefault("NPROC", str(max(16, os.cpu_count() or 1)))
     who = "this process" if found.process is None else f"process {found.process} of {found.processes}"
     waits = threading.Timer(
         min(20.0, cfg.start_timeout_seconds / 2),
