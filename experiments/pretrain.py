@@ -11,8 +11,16 @@ from jaxformer.process import program
 
 
 def main() -> int:
-    """Exit code: 0 finished, 75 interrupted and saved (start again to go on), 3 diverged, 2 refused or leaking."""
-    parsed = parse_config(parser(__doc__, "pretrain"))
+    """Exit code: 0 finished, 75 interrupted and saved (start again to go on), 3 diverged, 2 refused or leaking; of
+    several processes also 124 (got nowhere for too long), and that of an abort where another one died."""
+    arguments = parser(__doc__, "pretrain")
+    arguments.add_argument("--newest-step", action="store_true", help="print the newest checkpoint's step, or 0, alone")
+    parsed = parse_config(arguments)
+    if parsed.options.newest_step:  # what the scripts of launch/ judge progress by
+        from jaxformer.training.checkpoint_layout import list_steps
+
+        print(max(list_steps(f"{parsed.config.workdir}/checkpoints"), default=0))
+        return 0
     from jaxformer.main import pretrain  # after the command line, so that a misspelt field is answered at once
 
     return 75 if pretrain(parsed).status == "interrupted" else 0

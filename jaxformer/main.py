@@ -7,13 +7,15 @@ import hashlib
 import json
 import math
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import jax
+from jax.sharding import Mesh
 
-from jaxformer import manifest
+from jaxformer import agreement, distributed, manifest
 from jaxformer.command_line import Parsed
 from jaxformer.config import Config, ConfigError, MeshConfig, to_dict
 from jaxformer.data import excerpt, languages
@@ -29,7 +31,7 @@ from jaxformer.training import loop, metrics
 from jaxformer.training.checkpoint import restore_params
 from jaxformer.training.report import describe
 from jaxformer.training.step import compile_eval, place_batch
-from jaxformer.types import Params
+from jaxformer.types import Batch, Model, Params
 
 C = TypeVar("C", bound=Config)
 
@@ -57,30 +59,26 @@ def pretrain(parsed: Parsed) -> loop.Result:
       ConfigError, CheckpointError: one line each, nothing written over; TrainingDiverged.
       ProgramError: the run ended below the floor of its language, which only a leak can do.
     """
-    config = parsed.config
-    if config.compilation_cache:
+    distributed.initialize(parsed.config.distributed)
+    if parsed.config.compilation_cache:
         keep_compiled_programs()
     chief = jax.process_index() == 0
     log = print if chief else lambda _: None
-    mesh = make_mesh(config.mesh)
-    check_batch(config.train.batch_rows, config.train.micro_batches, mesh)
-    check_context(config.model.context_length, mesh)
-    manifest.check_workdir(config)
-    corpus = open_corpus(config.data, progress=chief)
-    config = fit_vocabulary(config, corpus.tokenizer)
+    # What one process finds wrong ends all of them here, before the others wait for it in a step.
+    ready = agreement.agree(lambda: _prepare(parsed.config, chief), "its text")
+    config, corpus, mesh, model, batches, held_out = ready
+    agreement.same(manifest.identity(config, corpus.fingerprint), "its config and text")
     keep_freed_memory()
-
-    model = make_model(config.model, config.loss)
-    param_shardings(model.specs, mesh)  # refuses what does not divide
-    own = host_rows(config.train.batch_rows, mesh)
-    shape = {"rows": config.train.batch_rows, "context_length": config.model.context_length}
-    batches = Batches(corpus.train, corpus.tokenizer, config.data, **shape, own=own, seed=config.seed)
-    held_out = eval_batches(corpus.validation, corpus.tokenizer, config.data, **shape, own=own)
     floor = languages.floor(config.data, config.model.context_length)
     about = manifest.describe(config, parsed.overrides, parsed.source, corpus.fingerprint)
-    if chief:
-        manifest.write_or_check(about, config)
-        corpus.tokenizer.save(config.workdir)
+
+    def write() -> None:
+        if chief:
+            manifest.write_or_check(about, config)
+            corpus.tokenizer.save(config.workdir)
+
+    agreement.agree(write, "the manifest")
+    agreement.agree(lambda: manifest.check_shared(config), "the manifest")
     print_overview(config, corpus, batches, mesh, parsed.overrides, log)
 
     counts = count_parameters(config.model)
@@ -111,6 +109,23 @@ def pretrain(parsed: Parsed) -> loop.Result:
         if leak is not None:
             raise ProgramError(f"{config.workdir}: {leak}")
     return result
+
+
+def _prepare(config: Config, chief: bool) -> tuple[Config, Corpus, Mesh, Model, Batches, Sequence[Batch]]:
+    """Opens everything that a run needs and can be refused for; writes nothing but the corpus."""
+    mesh = make_mesh(config.mesh)
+    check_batch(config.train.batch_rows, config.train.micro_batches, mesh)
+    check_context(config.model.context_length, mesh)
+    manifest.check_workdir(config)
+    corpus = open_corpus(config.data, progress=chief)
+    config = fit_vocabulary(config, corpus.tokenizer)
+    model = make_model(config.model, config.loss)
+    param_shardings(model.specs, mesh)  # refuses what does not divide
+    own = host_rows(config.train.batch_rows, mesh)
+    shape = {"rows": config.train.batch_rows, "context_length": config.model.context_length}
+    batches = Batches(corpus.train, corpus.tokenizer, config.data, **shape, own=own, seed=config.seed)
+    held_out = eval_batches(corpus.validation, corpus.tokenizer, config.data, **shape, own=own)
+    return config, corpus, mesh, model, batches, held_out
 
 
 def fit_vocabulary(config: C, tokenizer: Tokenizer) -> C:

@@ -4,6 +4,7 @@
 devices, data fingerprint, git commit, seed. A directory whose manifest names another config is refused with a diff.
 """
 
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -21,7 +22,7 @@ from jaxformer.config import Config, ConfigError, diff, from_mapping, to_dict
 
 FILE_NAME = "manifest.json"
 # May change between two starts of one run: they decide where and how it runs, not what it computes.
-OPERATIONAL = ("workdir", "mesh", "checkpoint", "tensorboard", "compilation_cache", "data.cache_dir")
+OPERATIONAL = ("workdir", "mesh", "distributed", "checkpoint", "tensorboard", "compilation_cache", "data.cache_dir")
 VERSIONS = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers")
 
 
@@ -138,6 +139,34 @@ def write_or_check(manifest: Mapping[str, Any], config: Config) -> None:
         half.replace(path)
     except OSError as error:
         raise ConfigError(f"config.workdir: {path} cannot be written ({error.strerror})") from None
+
+
+def identity(config: Config, fingerprint: str) -> dict[str, str]:
+    """What all processes of one run must have alike: text, versions and config, but for where each keeps its cache."""
+    told = to_dict(config)
+    told["distributed"] = told["data"]["cache_dir"] = told["data"]["tfds_dir"] = None
+    lines = json.dumps(told, sort_keys=True)
+    return {
+        "text": f"corpus {fingerprint}",
+        "config": hashlib.blake2b(lines.encode(), digest_size=8).hexdigest(),
+        "version of jax": str(_version("jax")),
+    }
+
+
+def check_shared(config: Config, seconds: float = 30.0) -> None:
+    """Looks whether this process sees the manifest that process 0 has written; a network file system gets some time.
+
+    Raises:
+      ConfigError: it does not.
+    """
+    path, until = Path(config.workdir) / FILE_NAME, time.monotonic() + seconds
+    while FILE_NAME not in os.listdir(path.parent):
+        if time.monotonic() > until:
+            raise ConfigError(
+                f"config.workdir: {path.absolute()} is not there, though process 0 wrote it; accepted: a directory "
+                "that all processes share"
+            )
+        time.sleep(0.1)
 
 
 def _essential(config: dict[str, Any], free: Sequence[str]) -> dict[str, Any]:

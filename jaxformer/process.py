@@ -3,6 +3,7 @@
 import ctypes
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,7 +55,12 @@ def keep_freed_memory() -> None:
 
 
 def program(function: Callable[[], int | None]) -> None:
-    """Runs a program's main function; what a user can mend ends in one line on standard error and exit code 2."""
+    """Runs a program's main function; what a user can mend ends in one line on standard error and exit code 2.
+
+    What all processes agreed on is told by one of them. A process that fails alone ends at once, so that the others,
+    which wait for it, hear of it from the runtime.
+    """
+    from jaxformer import agreement
     from jaxformer.records import RecordError
     from jaxformer.training.checkpoint import CheckpointError
     from jaxformer.training.report import TrainingDiverged
@@ -63,7 +69,9 @@ def program(function: Callable[[], int | None]) -> None:
         code = function()
     except (ConfigError, ProgramError, RecordError, CheckpointError, TrainingDiverged) as error:
         sys.stdout.flush()
-        print(f"error: {error}", file=sys.stderr)
+        everyones = isinstance(error, TrainingDiverged | ProgramError) and agreement.index() > 0
+        if not (everyones or getattr(error, "told_elsewhere", False)):
+            print(f"error: {error}", file=sys.stderr, flush=True)
         code = 3 if isinstance(error, TrainingDiverged) else 2
     except BrokenPipeError:  # the reader of our output went away: `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -71,4 +79,9 @@ def program(function: Callable[[], int | None]) -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         code = 130
+    except Exception:
+        if agreement.num_processes() == 1:
+            raise
+        traceback.print_exc()
+        agreement.leave(1)
     sys.exit(code or 0)

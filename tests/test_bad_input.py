@@ -69,6 +69,10 @@ def write(place: Place, name: str, content: bytes) -> str:
     return f"--config.data.files={place.folder / name}"
 
 
+COORDINATOR = [
+    "--config.distributed.coordinator_address=node1:8476", "--config.distributed.num_processes=2",
+    "--config.distributed.process_id=0",
+]  # fmt: skip
 # case -> what provokes it. Those that take more than flags are functions below.
 FLAGS = {
     "misspelt field": ["--config.model.num_layer=2"],
@@ -88,6 +92,11 @@ FLAGS = {
         "--config.mesh.context=8",
         "--config.model.context_length=24",
     ],
+    "coordinator without the number of processes": ["--config.distributed.coordinator_address=node1:8476"],
+    "coordinator without a port": [*COORDINATOR, "--config.distributed.coordinator_address=node1"],
+    "process number beyond the processes": [*COORDINATOR, "--config.distributed.process_id=2"],
+    "coordinator, but off": [*COORDINATOR, "--config.distributed.mode=off"],
+    "on, but nobody to join": ["--config.distributed.mode=on"],
     "batch not dividing over the devices": ["--config.train.batch_rows=12"],
     "micro-batches not dividing the batch": ["--config.train.micro_batches=3"],
     "vocabulary smaller than the tokenizer's": ["--config.model.vocab_size=100"],

@@ -18,6 +18,7 @@ def bert(**model):
 
 
 # (mapping, the whole message). One row for every way a config can be wrong.
+JOINING = {"coordinator_address": "node1:8476", "num_processes": 2, "process_id": 0}
 WRONG = [
     # names
     ({"modle": {}}, "config.modle: no such field; did you mean model?"),
@@ -106,6 +107,15 @@ WRONG = [
     (
         {"checkpoint": {"save_every_minutes": 0}},
         "config.checkpoint.save_every_minutes: 0.0; accepted: a finite number above 0",
+    ),
+    (
+        {"distributed": {**JOINING, "num_processes": 0}},
+        "config.distributed.num_processes: 0; accepted: at least 1",
+    ),
+    ({"distributed": {**JOINING, "process_id": 2}}, "config.distributed.process_id: 2; accepted: 0 to 1"),
+    *(
+        ({"distributed": {name: 0}}, f"config.distributed.{name}: 0; accepted: at least 1")
+        for name in ("start_timeout_seconds", "heartbeat_timeout_seconds", "stall_timeout_seconds")
     ),
     ({"seed": -1}, "config.seed: -1; accepted: 0 to 2147483647"),
     ({"seed": 2**31}, "config.seed: 2147483648; accepted: 0 to 2147483647"),

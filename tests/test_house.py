@@ -19,7 +19,7 @@ PROGRAMS = sorted(
 FLOORS = {
     "types": 0, "specs": 0, "masks": 0, "records": 0, "layout": 0,
     "config": 1, "kernels": 1,
-    "functional": 2, "command_line": 2, "manifest": 2,
+    "functional": 2, "command_line": 2, "manifest": 2, "distributed": 2, "agreement": 2,
     "models": 3, "data": 3, "sharding": 3,
     "modules": 4, "decoding": 4, "scaling": 4,
     "training": 5,

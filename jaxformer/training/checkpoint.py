@@ -22,6 +22,7 @@ from typing import Any
 
 import jax
 
+from jaxformer import agreement
 from jaxformer.config import CheckpointConfig
 from jaxformer.training.checkpoint_layout import (
     CheckpointError,
@@ -91,22 +92,32 @@ class Checkpoints:
         meta = seal({"step": step, "fingerprint": self._fingerprint, "leaves": describe(items)})
         args = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
         self._writing = step
-        try:
-            manager = self._open()
-            _check_space(self.directory, state)
-            manager.save(step, args=ocp.args.Composite(**args, meta=ocp.args.JsonSave(meta)), force=True)
-        except Exception as error:
-            raise self._failed(error) from error
+        self._agreed(lambda: _check_space(self._open().directory, state))
+        self._agreed(
+            lambda: self._manager.save(step, args=ocp.args.Composite(**args, meta=ocp.args.JsonSave(meta)), force=True)
+        )
 
     def wait(self) -> None:
         """Waits until the last save is on disk. Raises CheckpointError if it failed."""
         if self._writing is None:
             return
-        try:
-            self._manager.wait_until_finished()
-        except Exception as error:
-            raise self._failed(error) from error
+        self._agreed(lambda: self._manager.wait_until_finished())
         self._saved, self._writing = self._writing, None
+
+    def _agreed(self, work: Callable[[], Any]) -> None:
+        """Does a part of a save; if it fails in one process, it has failed in all: CheckpointError."""
+
+        def told() -> None:
+            try:
+                work()
+            except Exception as error:
+                raise self._failed(error) from error
+
+        try:
+            agreement.agree(told, f"its part of the checkpoint of step {self._writing}", CheckpointError)
+        except CheckpointError:
+            self._writing = None
+            raise
 
     def restore(self, abstract: TrainState) -> tuple[TrainState, int] | None:
         """The newest sound checkpoint and its step; None if there is no checkpoint at all.
@@ -175,7 +186,7 @@ class Checkpoints:
         self._unsound = []
 
     def _failed(self, error: BaseException) -> CheckpointError:
-        step, self._writing = self._writing, None
+        step = self._writing
         sound = [s for s in self.steps() if s != step]
         rest = f"older checkpoints are intact: {', '.join(map(str, sound))}" if sound else "there is no older one"
         return CheckpointError(f"checkpoint of step {step} in {self.directory} not written: {_reason(error)}; {rest}")
@@ -244,22 +255,33 @@ def _check_space(directory: Path, state: TrainState) -> None:
 
 
 def _read(path: Path, wanted: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The meta and the `wanted` items of one step, verified."""
-    meta = read_meta(path)
-    compare(path, meta["leaves"], wanted)
-    ocp = _orbax()
-    try:
-        with ocp.StandardCheckpointer() as reader:
-            found = {name: reader.restore(path / name, abstract) for name, abstract in wanted.items()}
-        jax.block_until_ready(found)
-    except Exception as error:  # a damaged file surfaces as any of a dozen types
-        raise UnsoundError(f"cannot be read ({_reason(error)})") from None
+    """The meta and the `wanted` items of one step, verified; sound in all processes, or in none."""
+
+    def meta_of() -> dict[str, Any]:
+        meta = read_meta(path)
+        compare(path, meta["leaves"], wanted)
+        return meta
+
+    meta = agreement.agree(meta_of, f"checkpoint {path}", UnsoundError)
+    found = agreement.agree(lambda: _restored(path, wanted), f"checkpoint {path}", UnsoundError)
     wrong = [name for name, value in checksums(found).items() if value != meta["leaves"][name][2]]
     if wrong:
         raise UnsoundError(
             f"checksum of {wrong[0]} differs" + (f" (and of {len(wrong) - 1} more)" if wrong[1:] else "")
         )
     return meta, found
+
+
+def _restored(path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
+    """What orbax reads of this process's parts. By its handler: its checkpointer would wait for the other processes."""
+    handler, args = _orbax().StandardCheckpointHandler(), _orbax().args.StandardRestore
+    try:
+        found = {name: handler.restore(path / name, args=args(abstract)) for name, abstract in wanted.items()}
+        return jax.block_until_ready(found)
+    except Exception as error:  # a damaged file surfaces as any of a dozen types
+        raise UnsoundError(f"cannot be read ({_reason(error)})") from None
+    finally:
+        handler.close()
 
 
 def _reason(error: BaseException) -> str:

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxformer import agreement
 from jaxformer.config import Config, ConfigError
 from jaxformer.specs import count_params, is_spec
 from jaxformer.training import metrics
@@ -28,7 +29,7 @@ from jaxformer.training.progress import Progress
 from jaxformer.training.report import Reporter
 from jaxformer.training.state import TrainState, averaged
 from jaxformer.training.step import StepMetrics, Steps, compile_ahead, compile_steps
-from jaxformer.types import Model
+from jaxformer.types import Batch, Model
 
 
 @dataclass(frozen=True)
@@ -136,13 +137,15 @@ def train(
         )
         reporter.tokens_per_step = config.train.batch_rows * batch.tokens.shape[-1]
         stack.callback(reporter.close)
-        run = _Run(config, steps, batches, eval_batches, checkpoints, reporter, stop, bytes_per_token)
+        watchdog = stack.enter_context(agreement.Watchdog(config.distributed.stall_timeout_seconds))
+        run = _Run(config, steps, batches, eval_batches, checkpoints, reporter, stop, watchdog, bytes_per_token)
         stack.callback(run.feed.shutdown, wait=True, cancel_futures=True)
         if restored is not None:
             progress.line(f"going on from step {step}")
         reporter.event(step, "started" if restored is None else "resumed")
+        losses = list(evaluations_before(workdir / "records.jsonl", step).items())
         try:
-            status, step, state = run.go(step, state, evaluations_before(workdir / "records.jsonl", step))
+            status, step, state = run.go(step, state, dict(agreement.of_the_first(losses, "the records")))
         except BaseException:
             # What was already being written is worth keeping, and its failure must not hide this one.
             stack.callback(_quietly, checkpoints.close)
@@ -180,11 +183,12 @@ class _Run:
         checkpoints: Checkpoints,
         reporter: Reporter,
         stop: StopSignal,
+        watchdog: agreement.Watchdog,
         bytes_per_token: float | None,
     ):
         self.config, self.steps, self.batches, self.eval_batches = config, steps, batches, eval_batches
         self.checkpoints, self.reporter, self.stop = checkpoints, reporter, stop
-        self.bytes_per_token = bytes_per_token
+        self.watchdog, self.bytes_per_token = watchdog, bytes_per_token
         self.feed = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self.coming: Future | None = None
         self.pending: tuple[int, int, StepMetrics] | None = None
@@ -196,12 +200,13 @@ class _Run:
         if 0 < step < cfg.steps and step % cfg.eval_every_steps == 0 and step not in losses:
             losses[step] = self.evaluate(step, state)["loss"]  # a signal came between its chunk and its evaluation
         saved = time.monotonic()
+        stopping, _ = self.asked(step, saved)  # a signal may have come while XLA compiled
         status = "finished"
         while step < cfg.steps:
             if stops_early(list(losses.values()), cfg.early_stop_evals):
                 status = "stopped_early"
                 break
-            if self.stop.requested is not None and jax.process_count() == 1:  # it came before the first dispatch
+            if stopping or (self.stop.requested is not None and jax.process_count() == 1):
                 status = "interrupted"
                 break
             chunk, number = self.coming.result()  # type: ignore[union-attr]
@@ -244,6 +249,7 @@ class _Run:
             start, count, found = self.pending
             self.pending = None
             self.reporter.add(start, count, jax.device_get(found))
+            self.watchdog.alive()
 
     def evaluate(self, step: int, state: TrainState, final: bool = False) -> dict[str, float]:
         """Evaluates the (averaged) weights on the held-out split, all of it or as much as is configured."""
@@ -252,7 +258,12 @@ class _Run:
         rows, count = self.config.train.eval_rows, None
         if rows is not None and not final:
             count = -(-rows // self.config.train.batch_rows)
-        found = evaluate(self.steps.evaluate, self.steps.place_batch, averaged(state), self.eval_batches, count)
+
+        def place(batch: Batch) -> Batch:
+            self.watchdog.alive()
+            return self.steps.place_batch(batch)
+
+        found = evaluate(self.steps.evaluate, place, averaged(state), self.eval_batches, count)
         values = metrics.evaluation(found, self.bytes_per_token)
         self.reporter.evaluation(step, SPLIT, values)
         self.reporter.exclude(time.monotonic() - began)
@@ -265,9 +276,7 @@ class _Run:
             self.stop.requested is not None,
             minutes is not None and time.monotonic() - saved >= 60 * minutes,
         ])  # fmt: skip
-        if jax.process_count() > 1:
-            if step % self.config.train.log_every_steps:  # asking makes all wait for each other
-                return False, False
+        if jax.process_count() > 1:  # asked at every boundary: who takes a machine away gives it seconds
             from jax.experimental import multihost_utils
 
             flags = multihost_utils.process_allgather(flags).any(axis=0)

@@ -172,7 +172,7 @@ def test_an_unsound_checkpoint_is_named_and_passed_over(saved, damage, capfd):
 def test_one_number_of_the_arrays_is_noticed(saved, monkeypatch):
     """Orbax alone restores this; the checksum does not."""
     directory, _, _, abstract = saved
-    real = checkpoint._orbax().StandardCheckpointer.restore
+    real = checkpoint._orbax().StandardCheckpointHandler.restore
 
     def wrong(self, path, *args, **kwargs):
         found = real(self, path, *args, **kwargs)
@@ -181,7 +181,7 @@ def test_one_number_of_the_arrays_is_noticed(saved, monkeypatch):
             found["blocks"]["w_up"] = w.at[1, 2, 3].set(jnp.nextafter(w[1, 2, 3], jnp.inf))
         return found
 
-    monkeypatch.setattr(checkpoint._orbax().StandardCheckpointer, "restore", wrong)
+    monkeypatch.setattr(checkpoint._orbax().StandardCheckpointHandler, "restore", wrong)
     said = []
     _, step = Checkpoints(directory, KEEP_ALL, warn=said.append).restore(abstract)
     assert step == 1 and "checksum of ema.blocks.w_up differs; trying an older one" in said[0]
