@@ -141,7 +141,7 @@ def batch_sharding(mesh: Mesh, leading: int = 0) -> NamedSharding:
 
     Rows are whole on all devices of the `context` axis: they are but integers, and the models cut them into parts.
     """
-    return NamedSharding(mesh, P(*[None] * leading, layout.RULES["rows"]))
+    return NamedSharding(mesh, P(*[None] * leading, layout.RULES["batch_rows"]))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -172,7 +172,7 @@ def check_batch(rows: int, micro_batches: int, mesh: Mesh) -> None:
 
 def row_shards(mesh: Mesh) -> int:
     """Into how many parts the rows of a batch are split."""
-    return math.prod(mesh.shape[a] for a in layout.RULES["rows"])
+    return math.prod(mesh.shape[a] for a in layout.RULES["batch_rows"])
 
 
 def host_rows(rows: int, mesh: Mesh) -> np.ndarray:

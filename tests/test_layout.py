@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer import layout, sharding
+from jaxformer import layout, parts, sharding
 from jaxformer.config import MeshConfig
 
 
@@ -13,46 +13,46 @@ def mesh(*sizes):
 
 
 def laid_out(m, shape, *axes):
-    """How `constrain` lays out an array of `shape` under the mesh."""
+    """How `pin` lays out an array of `shape` under the mesh."""
     with jax.set_mesh(m):
-        return jax.jit(lambda x: layout.constrain(x + 1, *axes))(jnp.zeros(shape)).sharding.shard_shape(shape)
+        return jax.jit(lambda x: layout.pin(x + 1, *axes))(jnp.zeros(shape)).sharding.shard_shape(shape)
 
 
-def test_constrain_needs_no_mesh_and_obeys_one():
+def test_pin_needs_no_mesh_and_obeys_one():
     x = jnp.zeros((8, 4))
-    np.testing.assert_array_equal(layout.constrain(x, "rows", None), x)
-    assert laid_out(mesh(8, 1, 1), (8, 4), "rows", None) == (1, 4)
+    np.testing.assert_array_equal(layout.pin(x, "batch_rows", None), x)
+    assert laid_out(mesh(8, 1, 1), (8, 4), "batch_rows", None) == (1, 4)
 
 
 def test_the_table():
     m = mesh(2, 1, 2, 2)  # data, fsdp, tensor, context
-    assert laid_out(m, (8, 4), "rows", None) == (4, 4)
-    assert laid_out(m, (8, 4), "parts", None) == (2, 4)
-    assert laid_out(m, (8, 4, 4, 3), "parts", None, "heads", None) == (2, 4, 2, 3)
-    assert laid_out(m, (8, 4, 3), "parts", "tokens", None) == (2, 4, 3)
+    assert laid_out(m, (8, 4), "batch_rows", None) == (4, 4)
+    assert laid_out(m, (8, 4), "rows", None) == (2, 4)
+    assert laid_out(m, (8, 4, 4, 3), "rows", None, "heads", None) == (2, 4, 2, 3)
+    assert laid_out(m, (8, 4, 3), "rows", "tokens", None) == (2, 4, 3)
     with layout.shard_norms(True):
-        assert laid_out(m, (8, 4, 3), "parts", "tokens", None) == (2, 2, 3)
-    assert laid_out(m, (6, 3), "parts", "mlp") == (6, 3)  # what does not divide stays whole
+        assert laid_out(m, (8, 4, 3), "rows", "tokens", None) == (2, 2, 3)
+    assert laid_out(m, (6, 3), "rows", "mlp") == (6, 3)  # what does not divide stays whole
 
 
 def test_rows_are_cut_where_the_context_axis_divides_them():
     with jax.set_mesh(mesh(1, 1, 1, 4)):
-        assert layout.cut(16, zigzag=False) == layout.Cut(4)
-        assert layout.cut(16, zigzag=True).order.tolist() == layout.zigzag_order(16, 4).tolist()
-        assert layout.cut(12, zigzag=True) == layout.Cut() and layout.cut(12, zigzag=False) == layout.Cut(4)
-    assert layout.cut(16, zigzag=True) == layout.Cut()
+        assert parts.cut(16, zigzag=False) == parts.Cut(4)
+        assert parts.cut(16, zigzag=True).order.tolist() == parts.zigzag_order(16, 4).tolist()
+        assert parts.cut(12, zigzag=True) == parts.Cut() and parts.cut(12, zigzag=False) == parts.Cut(4)
+    assert parts.cut(16, zigzag=True) == parts.Cut()
 
 
 def test_zigzag_gives_every_device_the_same_work():
-    order = layout.zigzag_order(64, 4).reshape(4, -1)
+    order = parts.zigzag_order(64, 4).reshape(4, -1)
     assert len({int((part[:, None] >= np.arange(64)).sum()) for part in order}) == 1
     assert sorted(order.ravel()) == list(range(64))
 
 
 def test_folding_is_undone():
     x = jnp.arange(2 * 16 * 3).reshape(2, 16, 3)
-    for cut in (layout.Cut(), layout.Cut(4), layout.Cut(4, layout.zigzag_order(16, 4))):
+    for cut in (parts.Cut(), parts.Cut(4), parts.Cut(4, parts.zigzag_order(16, 4))):
         assert (cut.unfold(cut.fold(x)) == x).all()
         assert (cut.add_rows(cut.fold(x)[..., 0].sum(axis=1)) == x[..., 0].sum(axis=1)).all()
-    folded = layout.Cut(4, layout.zigzag_order(16, 4)).fold(x)
+    folded = parts.Cut(4, parts.zigzag_order(16, 4)).fold(x)
     assert folded.shape == (8, 4, 3) and (folded[1] == x[1][jnp.array([0, 1, 14, 15])]).all()

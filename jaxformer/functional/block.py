@@ -18,7 +18,7 @@ from jaxformer.functional.attention import attention
 from jaxformer.functional.layers import PRODUCT, dropout, layer_norm, linear, mlp, rms_norm
 from jaxformer.kernels.decode import attend_one
 from jaxformer.kernels.xla import Bias
-from jaxformer.layout import constrain
+from jaxformer.layout import pin
 from jaxformer.specs import Initializer, ParamSpec, normal, ones, uniform, zeros
 from jaxformer.types import Array, Params
 
@@ -140,7 +140,7 @@ def attention_layer(
       [B, T, D], and the memory with the new keys and values in it.
     """
     query, key, value = (
-        constrain(linear(x, params[f"w_{name}"], params.get(f"b_{name}")), "parts", None, "heads", None)
+        pin(linear(x, params[f"w_{name}"], params.get(f"b_{name}")), "rows", None, "heads", None)
         for name in ("query", "key", "value")
     )
     if rotate is not None:
@@ -236,12 +236,12 @@ def block(
 
 def _inside(x: Array) -> Array:
     """What a layer reads: whole tokens, all of a part."""
-    return constrain(x, "parts", None, None)
+    return pin(x, "rows", None, None)
 
 
 def _between(x: Array) -> Array:
     """What lies between layers, which `layout.shard_norms` may split over the tensor axis."""
-    return constrain(x, "parts", "tokens", None)
+    return pin(x, "rows", "tokens", None)
 
 
 def _remat(function: Callable, policy: str, *, scanned: bool) -> Callable:

@@ -1,6 +1,6 @@
 """Attention over rows whose parts lie on different devices: keys and values go round, queries stay.
 
-Every device holds one part of its rows (`layout.Cut.fold`). Its queries visit the keys of their own part, then those
+Every device holds one part of its rows (`parts.Cut.fold`). Its queries visit the keys of their own part, then those
 that come from its neighbour, and so on, with one online softmax over all of them; the next part travels while the
 present one is visited. The backward pass goes round again, and the gradients of keys and values travel with them. So
 no device ever holds more than two parts of anything, and the [T, S] scores never exist. A window ends the round early.

@@ -22,9 +22,9 @@ from jaxformer.functional import layers
 from jaxformer.functional.block import block_specs, norm, norm_specs, rotation, stack, weight_init
 from jaxformer.functional.losses import cross_entropy
 from jaxformer.functional.selected import selected_loss
-from jaxformer.layout import Cut
 from jaxformer.models import embedding
 from jaxformer.models.gpt import loss_options, token_metrics
+from jaxformer.parts import Cut
 from jaxformer.specs import ParamSpec, stack_specs, zeros
 from jaxformer.types import Array, Batch, Params, Sums
 

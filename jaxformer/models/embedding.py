@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from jaxformer import layout, masks
+from jaxformer import masks, parts
 from jaxformer.config import ModelConfig
 from jaxformer.functional import layers
 from jaxformer.functional import positions as pos
@@ -92,7 +92,7 @@ def row_positions(tokens: Array, cfg: ModelConfig) -> Array:
 
 def cut_rows(
     tokens: Array, positions: Array | None, segments: Array | None, cfg: ModelConfig
-) -> tuple[layout.Cut, masks.Mask, Array, Array]:
+) -> tuple[parts.Cut, masks.Mask, Array, Array]:
     """Rows as the mesh in use cuts them, and who sees whom.
 
     Args:
@@ -105,7 +105,7 @@ def cut_rows(
       if they were None and rows are not cut).
     """
     # A causal window is about the same work in every part, and a plain order is what lets the round end early.
-    cut = layout.cut(tokens.shape[1], zigzag=cfg.causal and cfg.window is None)
+    cut = parts.cut(tokens.shape[1], zigzag=cfg.causal and cfg.window is None)
     index = None if cut.order is None else jnp.asarray(cut.order)
     mask = masks.Mask(causal=cfg.causal, window=cfg.window, query_index=index, key_index=index, parts=cut.parts)
     if segments is not None:

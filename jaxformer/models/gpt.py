@@ -18,8 +18,8 @@ from jaxformer.config import LossConfig, ModelConfig
 from jaxformer.functional import layers
 from jaxformer.functional.block import Memory, block_specs, norm, norm_specs, rotation, stack
 from jaxformer.functional.losses import TokenLoss, token_loss
-from jaxformer.layout import Cut
 from jaxformer.models import embedding
+from jaxformer.parts import Cut
 from jaxformer.specs import ParamSpec, stack_specs
 from jaxformer.types import Array, Batch, Params, Sums
 

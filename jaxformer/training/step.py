@@ -12,7 +12,7 @@ import optax
 from jax.sharding import Mesh
 
 from jaxformer.config import Config
-from jaxformer.layout import constrain, shard_norms
+from jaxformer.layout import pin, shard_norms
 from jaxformer.sharding import batch_sharding, check_batch, param_shardings, replicated
 from jaxformer.training import state as states
 from jaxformer.training.optim import Schedule, clip, make_schedule
@@ -91,7 +91,7 @@ def gradients(
 def split_rows(x: Array, parts: int) -> Array:
     """[B, ...] -> [parts, B / parts, ...]; part i holds the rows i, i + parts, i + 2 * parts, ..."""
     x = jnp.swapaxes(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 0, 1)
-    return constrain(x, None, "rows", *[None] * (x.ndim - 2))
+    return pin(x, None, "batch_rows", *[None] * (x.ndim - 2))
 
 
 def train_step(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jaxformer import layout, masks
+from jaxformer import masks, parts
 from jaxformer.config import MeshConfig
 from jaxformer.functional.attention import attention
 from jaxformer.kernels import blocks
@@ -43,9 +43,9 @@ def both(shape, mask, bias=None, groups=2, soft_cap=None, rows=2, zigzag=None):
     def whole(q, k, v, bias):
         return attention(q, k, v, mask, bias=bias, soft_cap=soft_cap, implementation="xla")
 
-    def parts(q, k, v, bias):
+    def folded(q, k, v, bias):
         causal = mask is not None and mask.causal and mask.window is None
-        cut = layout.cut(LENGTH, zigzag=causal if zigzag is None else zigzag)
+        cut = parts.cut(LENGTH, zigzag=causal if zigzag is None else zigzag)
         m = arranged(masks.Mask() if mask is None else mask, cut)
         if cut.order is not None and bias is not None and not callable(bias):
             bias = bias if bias.shape[-2] == 1 else bias[..., cut.order, :]
@@ -55,12 +55,12 @@ def both(shape, mask, bias=None, groups=2, soft_cap=None, rows=2, zigzag=None):
             bias = jax.tree_util.Partial(
                 lambda order, q, k: natural(jnp.take(order, q, mode="clip"), jnp.take(order, k, mode="clip")), order
             )
-        folded = [cut.fold(x) for x in (q, k, v)]
-        return cut.unfold(attention(*folded, m, bias=bias, soft_cap=soft_cap, implementation="chunked"))
+        arrays = [cut.fold(x) for x in (q, k, v)]
+        return cut.unfold(attention(*arrays, m, bias=bias, soft_cap=soft_cap, implementation="chunked"))
 
     out = [jax.grad(total, differentiate, has_aux=True)(q, k, v, array, whole)]
     with jax.set_mesh(make_mesh(MeshConfig(*shape), jax.devices()[: int(np.prod(shape))])):
-        out.append(jax.jit(jax.grad(total, differentiate, has_aux=True), static_argnums=4)(q, k, v, array, parts))
+        out.append(jax.jit(jax.grad(total, differentiate, has_aux=True), static_argnums=4)(q, k, v, array, folded))
     return out
 
 
@@ -139,7 +139,7 @@ def test_dropped_weights_keep_their_mean():
     v = jnp.ones((2, LENGTH, 4, 4))
 
     def attend(q, v, rng):
-        cut = layout.cut(LENGTH, zigzag=False)
+        cut = parts.cut(LENGTH, zigzag=False)
         m = masks.Mask(parts=cut.parts)
         out = attention(cut.fold(q), cut.fold(q), cut.fold(v), m, dropout_rate=0.25, rng=rng)
         return cut.unfold(out)
@@ -155,17 +155,17 @@ def test_memory_falls_with_the_axis():
     """Peak bytes of a device, forward and backward, at 32k tokens; the scores alone would be 4 GiB a head."""
     blocks.QUERY_BLOCK = blocks.KEY_BLOCK = 256
 
-    def peak(parts):
-        mesh = make_mesh(MeshConfig(1, 1, 1, parts), jax.devices()[:parts])
+    def peak(number):
+        mesh = make_mesh(MeshConfig(1, 1, 1, number), jax.devices()[:number])
 
         def loss(x):
-            cut = layout.cut(2**15, zigzag=True)
+            cut = parts.cut(2**15, zigzag=True)
             m = masks.Mask(causal=True, parts=cut.parts, query_index=cut.order, key_index=cut.order)
             return jnp.sum(attention(x, x, x, m, implementation="chunked"))
 
         with jax.set_mesh(mesh):
             rows = jax.ShapeDtypeStruct(
-                (parts, 2**15 // parts, 4, 64), jnp.float32, sharding=jax.NamedSharding(mesh, P("context"))
+                (number, 2**15 // number, 4, 64), jnp.float32, sharding=jax.NamedSharding(mesh, P("context"))
             )
             found = jax.jit(jax.grad(loss)).lower(rows).compile().memory_analysis()
         return found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes

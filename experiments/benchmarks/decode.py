@@ -1,0 +1,60 @@
+"""Generating text: ours and transformers' on torch, the same shapes and random weights, greedily."""
+
+from typing import Any
+
+import numpy as np
+
+from experiments.benchmarks.train import SHAPES
+from jaxformer.config import ConfigError, ModelConfig
+
+
+def contestants(options):
+    """128 new tokens (half the context of a short one) after a prompt of a quarter of the context.
+
+    Every row goes to its limit: no stop token, and the peer is forbidden to end.
+    """
+    try:
+        import torch
+        from transformers import GPT2Config, GPT2LMHeadModel
+    except ImportError:
+        raise ConfigError("--suite=decode needs torch and transformers: pip install 'jaxformer[peers]'") from None
+    import jax
+
+    from jaxformer.decoding import Sampling, generate, ready
+    from jaxformer.models import gpt
+    from jaxformer.process import keep_freed_memory
+    from jaxformer.specs import init_params
+
+    keep_freed_memory()
+    layers, width, heads, context, _, vocab = SHAPES[options.shape]
+    new, prompt = min(128, context // 2), context // 4
+    cfg = ModelConfig(
+        num_layers=layers, width=width, num_heads=heads, context_length=context, vocab_size=vocab,
+        activation="gelu_tanh", dtype=options.dtype,
+    )  # fmt: skip
+    params = ready(init_params(gpt.specs(cfg), jax.random.key(0)), cfg)
+    shape: dict[str, Any] = {
+        "n_layer": layers,
+        "n_embd": width,
+        "n_head": heads,
+        "n_positions": context,
+        "vocab_size": vocab,
+    }
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[options.dtype]
+    model = (
+        GPT2LMHeadModel(GPT2Config(**shape, vocab_size=vocab, bos_token_id=None, eos_token_id=None)).eval().to(dtype)
+    )
+
+    ids = np.random.default_rng(0).integers(vocab, size=(options.rows, prompt), dtype=np.int32)
+    tokens = torch.from_numpy(ids.astype(np.int64))
+    asked: dict[str, Any] = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
+
+    def ours() -> None:
+        generate(params, ids, cfg, sampling=Sampling(temperature=0.0), max_new_tokens=new)
+
+    def peer() -> None:
+        with torch.inference_mode():
+            found = model.generate(tokens, attention_mask=torch.ones_like(tokens), **asked)
+        assert found.shape[1] == prompt + new
+
+    return {"transformers on torch": peer, "jaxformer": ours}, "tokens", options.rows * new
