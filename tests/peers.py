@@ -1,4 +1,4 @@
-"""One of two processes that tell each other this and that (test_distributed.py); says what it heard as a line of JSON."""
+"""One of two processes that tell each other this and that (see test_distributed.py); says what it heard in JSON."""
 
 import errno
 import json
