@@ -188,6 +188,30 @@ def test_what_one_process_finds_wrong_all_say_once(folder):
         (folder / "own1.txt").write_text("all different " * 500)
 
 
+FAILING = """
+if os.environ.get("JAX_PROCESS_ID") == "1":
+    from jaxformer.data import batches
+
+    def failing(self, step, real=batches.Batches.__getitem__):
+        if step == 8:
+            raise OSError("stale file handle")
+        return real(self, step)
+
+    batches.Batches.__getitem__ = failing
+"""
+
+
+def test_a_process_that_fails_alone_does_not_keep_the_others(folder):
+    """An error that only one process meets, in the middle of training and of a save: all end in the time configured."""
+    failing = folder / "failing.py"
+    failing.write_text(CONFIG + FAILING)
+    job = Job(folder, "failing", 2, 1, f"--config={failing}", RESTARTS="0")
+    assert job.process.wait(timeout=120) not in (0, 75)
+    assert "OSError: stale file handle" in job.said() and "process 1 ended with code 1" in job.said()
+    ends = re.findall(r"process \d ended with code \d+(?: (\d+) s after the first)?", job.said())
+    assert len(ends) == 2 and int(max(ends) or 0) <= HEARTBEAT + 2 and "killing" not in job.said()
+
+
 def test_crashes_without_progress_are_not_repeated_for_ever(folder):
     """A process that dies before its first checkpoint, whatever is tried: so many restarts, then its code."""
     crash = folder / "crash.py"
