@@ -148,7 +148,7 @@ class Checkpoints:
         return None
 
     def close(self, failed: bool = False) -> None:
-        """Waits for the last save, and lets go of orbax. Raises as `wait`. Of a `failed` run the others are not asked."""
+        """Waits for the last save, lets go of orbax. Raises as `wait`. Of a `failed` run the others are not asked."""
         try:
             if not failed:
                 self.wait()
