@@ -6,6 +6,8 @@
 The same command goes on with a run that was stopped or killed.
 """
 
+import signal
+
 from jaxformer.command_line import parse_config, parser
 from jaxformer.process import program
 
@@ -23,7 +25,10 @@ def main() -> int:
         return 0
     from jaxformer.main import pretrain  # after the command line, so that a misspelt field is answered at once
 
-    return 75 if pretrain(parsed).status == "interrupted" else 0
+    if pretrain(parsed).status != "interrupted":
+        return 0
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # schedulers repeat it; what is left to do is to say 75
+    return 75
 
 
 if __name__ == "__main__":

@@ -157,36 +157,8 @@ def test_the_watchdog_bites_only_who_stands_still(monkeypatch):
     assert ended == []
 
 
-PEERS = """
-import json, os, sys, time
-from jaxformer import agreement, distributed
-from jaxformer.config import ConfigError, DistributedConfig
-distributed.initialize(DistributedConfig(heartbeat_timeout_seconds=10, stall_timeout_seconds=4))
-me = agreement.index()
-said = {"gather": agreement.gather(me * 10, "a number"), "first": agreement.of_the_first([me, None], "a list")}
-def fails_in(*who):
-    def work():
-        if me in who:
-            raise ConfigError(f"no file on {me}")
-        return f"mine {me}"
-    try:
-        return agreement.agree(work, "work")
-    except ConfigError as error:
-        return str(error), error.told_elsewhere
-said |= {"none": fails_in(), "one": fails_in(1), "all": fails_in(0, 1)}
-try:
-    agreement.same({"text": f"corpus {me // 1}"}, "its text")
-except ConfigError as error:
-    said["same"] = str(error)
-print(json.dumps(said), flush=True)
-if me == 1:
-    time.sleep(60)
-agreement.gather(0, "the rest")
-"""
-
-
 @pytest.mark.slow
-def test_two_processes_agree_and_do_not_wait_for_ever():
+def test_two_processes_agree_and_do_not_wait_for_ever(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -196,12 +168,12 @@ def test_two_processes_agree_and_do_not_wait_for_ever():
             **os.environ, "JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(index),
             "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1",
         }  # fmt: skip
-        command = [sys.executable, "-c", PEERS]
+        command = [sys.executable, str(Path(__file__).parent / "peers.py"), str(tmp_path)]
         both.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=-1, stderr=-1, text=True))
     try:
         out, err = both[0].communicate(timeout=60)  # process 1 sleeps for a minute: nobody waits for that
-        assert both[0].returncode == agreement.STALLED, err[-2000:]
-        assert "process 0 ends: process 1 did not tell of the rest in 4 s" in err and "most recent call first" in err
+        assert both[0].returncode == agreement.STALLED, (err + both[1].communicate(timeout=5)[1])[-4000:]
+        assert "process 0 ends: process 1 did not tell of the rest in 6 s" in err and "most recent call first" in err
     finally:
         both[1].kill()
     last = both[1].communicate()[0]
@@ -211,3 +183,7 @@ def test_two_processes_agree_and_do_not_wait_for_ever():
         assert said["one"] == ["process 1: no file on 1", index == 0]
         assert said["all"] == ["no file on 0", index == 1]
         assert said["same"] == "process 1 has another text than process 0 (corpus 1, not corpus 0)"
+        assert said["restored"] == [1, 1.0]  # not 2, which one process alone could not read
+        assert said["space"].startswith("process 1: checkpoint of step 3 in ")
+        assert said["space"].endswith("not written: no space left on the disk; older checkpoints are intact: 1, 2")
+    assert "checkpoint" in err and "is not sound: process 1: a page of it is gone; trying an older one" in err

@@ -147,10 +147,13 @@ class Checkpoints:
             raise CheckpointError(f"no checkpoint in {self.directory} is sound; {len(self._unsound)} were tried")
         return None
 
-    def close(self) -> None:
-        """Waits for the last save and lets go of orbax's threads. Raises as `wait`."""
+    def close(self, failed: bool = False) -> None:
+        """Waits for the last save, lets go of orbax. Raises as `wait`. Of a `failed` run the others are not asked."""
         try:
-            self.wait()
+            if not failed:
+                self.wait()
+            elif self._writing is not None:
+                self._manager.wait_until_finished()
         finally:
             if self._manager is not None:
                 self._manager.close()

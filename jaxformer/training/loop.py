@@ -148,7 +148,7 @@ def train(
             status, step, state = run.go(step, state, dict(agreement.of_the_first(losses, "the records")))
         except BaseException:
             # What was already being written is worth keeping, and its failure must not hide this one.
-            stack.callback(_quietly, checkpoints.close)
+            stack.callback(_quietly, lambda: checkpoints.close(failed=True))
             raise
         stack.callback(checkpoints.close)
         if status == "interrupted":

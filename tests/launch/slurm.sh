@@ -135,7 +135,7 @@ while :; do
     now=$(state "$job")
     if [ "$now" = COMPLETED ]; then break; fi
     case $now in FAILED | CANCELLED | TIMEOUT | NODE_FAIL) tell; echo "the job ended as $now"; exit 1 ;; esac
-    step=$(find "$work/run1/checkpoints" -maxdepth 1 -name '[0-9]*0' -printf '%f\n' 2>/dev/null | sort -n | tail -1)
+    step=$(find "$work/run1/checkpoints" -maxdepth 1 -name '[0-9]*0' -printf '%f\n' 2>/dev/null | sort -n | tail -1 || true)
     if ((phase < 3 && ${step:-0} > last)); then
         case $phase in
         0) what="scontrol requeue $job" ;;

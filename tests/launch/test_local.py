@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -43,6 +44,8 @@ def get_config():
 class Job:
     """A command that trains, in the background; its output goes to a file beside its workdir."""
 
+    started: ClassVar[list[subprocess.Popen]] = []
+
     def __init__(self, folder: Path, name: str, processes: int, devices: int, *flags: str, **environment: str):
         self.workdir, self.log = folder / name, folder / f"{name}.log"
         command = [f"--config={folder / 'config.py'}", f"--config.workdir={self.workdir}", *flags]
@@ -53,21 +56,23 @@ class Job:
             command = [str(ROOT / "launch" / "local.sh"), *command]
         own = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "CPU_DEVICES": str(devices)}
         own["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # most of the time is XLA's
-        own |= {"PROCESSES": str(processes), "PYTHON": sys.executable, "TEXT": str(folder / "text.txt")}
+        own |= {
+            "WAIT_SECONDS": str(HEARTBEAT + 4),
+            "PROCESSES": str(processes),
+            "PYTHON": sys.executable,
+            "TEXT": str(folder / "text.txt"),
+        }
         with self.log.open("a") as out:
             self.process = subprocess.Popen(
                 command, cwd=ROOT, env={**os.environ, **own, **environment}, stdout=out, stderr=subprocess.STDOUT
             )
+        self.started.append(self.process)
 
     def said(self) -> str:
         return self.log.read_text()
 
     def finish(self, code: int = 0) -> "Job":
-        try:
-            assert self.process.wait(timeout=150) == code, self.said()[-4000:]
-        finally:
-            self.process.terminate()  # the script ends what it has started
-            self.process.wait()
+        assert self.process.wait(timeout=150) == code, self.said()[-4000:]
         return self
 
     def pids(self, start: int) -> list[int]:
@@ -98,7 +103,10 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("local")
     (folder / "config.py").write_text(CONFIG)
     (folder / "text.txt").write_text(" ".join(str(i * i) for i in range(2000)))
-    return folder
+    yield folder
+    for process in Job.started:
+        process.terminate()  # a script ends what it has started
+        process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +155,7 @@ def test_four_processes_one_told_to_stop_go_on_as_one_and_as_two(folder, one):
 
 def test_a_lost_process_and_a_frozen_one_change_nothing(folder, two):
     """kill -9, later SIGSTOP of one: each time the other ends in time, both start again, and the bits are the same."""
-    job = Job(folder, "lost", 2, 2, "--config.mesh.fsdp=2", WAIT_SECONDS=str(HEARTBEAT + 4))
+    job = Job(folder, "lost", 2, 2, "--config.mesh.fsdp=2")
     job.wait_for_checkpoint(above=4)
     os.kill(job.pids(1)[1], signal.SIGKILL)
     job.pids(2)
@@ -186,6 +194,30 @@ def test_what_one_process_finds_wrong_all_say_once(folder):
         assert len(errors) == 1 and errors[0].startswith(f"error: {line}")
         assert not (job.workdir / "manifest.json").exists() and job.said().count("started processes") == 1
         (folder / "own1.txt").write_text("all different " * 500)
+
+
+FAILING = """
+if os.environ.get("JAX_PROCESS_ID") == "1":
+    from jaxformer.data import batches
+
+    def failing(self, step, real=batches.Batches.__getitem__):
+        if step == 8:
+            raise OSError("stale file handle")
+        return real(self, step)
+
+    batches.Batches.__getitem__ = failing
+"""
+
+
+def test_a_process_that_fails_alone_does_not_keep_the_others(folder):
+    """An error that only one process meets, in the middle of training and of a save: all end in the time configured."""
+    failing = folder / "failing.py"
+    failing.write_text(CONFIG + FAILING)
+    job = Job(folder, "failing", 2, 1, f"--config={failing}", RESTARTS="0")
+    assert job.process.wait(timeout=120) not in (0, 75)
+    assert "OSError: stale file handle" in job.said() and "process 1 ended with code 1" in job.said()
+    ends = re.findall(r"process \d ended with code \d+(?: (\d+) s after the first)?", job.said())
+    assert len(ends) == 2 and int(max(ends) or 0) <= HEARTBEAT + 2 and "killing" not in job.said()
 
 
 def test_crashes_without_progress_are_not_repeated_for_ever(folder):
