@@ -19,25 +19,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxformer.config import ConfigError, MeshConfig
+from jaxformer.layout import RULES
 from jaxformer.specs import ParamSpec, is_spec
 from jaxformer.types import Array
 
 AXES = ("data", "fsdp", "tensor")
 
-# THE rule table: logical axis -> the mesh axes it is split over. None: never split.
-RULES: dict[str, tuple[str, ...] | None] = {
-    "rows": ("data", "fsdp"),  # of a batch
-    "vocab": ("tensor",),
-    "embed": ("fsdp",),
-    "heads": ("tensor",),
-    "kv_heads": ("tensor",),
-    "mlp": ("tensor",),
-    "head_width": None,
-    "layers": None,
-    "positions": None,
-    "types": None,
-    "norm": None,
-}
 # Arrays up to this many numbers stay whole where a dimension does not divide; above it that is an error.
 LARGE = 2**20
 # Fewer key/value heads than devices is usual (multi-query): then every device keeps them all, whatever the size.

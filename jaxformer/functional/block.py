@@ -18,6 +18,7 @@ from jaxformer.functional.attention import attention
 from jaxformer.functional.layers import PRODUCT, dropout, layer_norm, linear, mlp, rms_norm
 from jaxformer.kernels.decode import attend_one
 from jaxformer.kernels.xla import Bias
+from jaxformer.layout import pin, pin_params
 from jaxformer.specs import Initializer, ParamSpec, normal, ones, uniform, zeros
 from jaxformer.types import Array, Params
 
@@ -138,9 +139,10 @@ def attention_layer(
     Returns:
       [B, T, D], and the memory with the new keys and values in it.
     """
-    query = linear(x, params["w_query"], params.get("b_query"))
-    key = linear(x, params["w_key"], params.get("b_key"))
-    value = linear(x, params["w_value"], params.get("b_value"))
+    query, key, value = (
+        pin(linear(x, params[f"w_{name}"], params.get(f"b_{name}")), "rows", "sequence", "heads", None)
+        for name in ("query", "key", "value")
+    )
     if rotate is not None:
         query = pos.rotary(query, *rotate)
         key = pos.rotary(key, *rotate)
@@ -164,7 +166,7 @@ def attention_layer(
         )
     w_out = params["w_out"]
     flat = out.reshape(*out.shape[:2], -1)
-    return linear(flat, w_out.reshape(-1, w_out.shape[-1]), params.get("b_out")), memory
+    return pinned(linear(flat, w_out.reshape(-1, w_out.shape[-1]), params.get("b_out"))), memory
 
 
 def _remember(memory: Memory, key: Array, value: Array) -> Memory:
@@ -180,9 +182,14 @@ def _remember(memory: Memory, key: Array, value: Array) -> Memory:
     return memory._replace(key=write(memory.key, key), value=write(memory.value, value))
 
 
+def pinned(x: Array) -> Array:
+    """A residual stream, [B, T, D], in its place: rows and sequence split, width whole."""
+    return pin(x, "rows", "sequence", None) if x.ndim == 3 else x
+
+
 def mlp_layer(params: Params, x: Array, cfg: ModelConfig) -> Array:
     """The MLP the config names. `x`: [..., D]."""
-    return mlp(x, **params, activation=cfg.activation)
+    return pinned(mlp(x, **params, activation=cfg.activation))
 
 
 def block(
@@ -265,11 +272,13 @@ def stack(
     Returns:
       [B, T, D], and the memory of each layer (None if none was given).
     """
+    layer_specs = block_specs(cfg)
     if cfg.layers == "scan" and memory is None and not isinstance(params, list):
 
         def layer(x, part):
             number, layer_params = part
             layer_rng = None if rng is None else jax.random.fold_in(rng, number)
+            layer_params = pin_params(layer_params, layer_specs)
             return block(layer_params, x, cfg, mask, rotate=rotate, bias=bias, rng=layer_rng)
 
         x, _ = jax.lax.scan(_remat(layer, cfg.remat, scanned=True), x, (jnp.arange(cfg.num_layers), params))
@@ -278,6 +287,8 @@ def stack(
     @functools.partial(_remat, policy=cfg.remat, scanned=False)
     def unrolled(x, number, layer_params, layer_memory):
         layer_rng = None if rng is None else jax.random.fold_in(rng, number)
+        if layer_memory is None:
+            layer_params = pin_params(layer_params, layer_specs)
         return block(layer_params, x, cfg, mask, rotate=rotate, bias=bias, rng=layer_rng, memory=layer_memory)
 
     layers = params if isinstance(params, list) else unstack(params, cfg.num_layers)
