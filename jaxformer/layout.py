@@ -32,6 +32,8 @@ RULES: dict[str, tuple[str, ...] | None] = {
 ACTIVATIONS: dict[str, tuple[str, ...]] = {
     "rows": ("data", "fsdp"),  # of a batch
     "sequence": ("context",),
+    "looked_up_rows": ("data",),  # where the embedding table's parts are looked up: rows move to the table's width
+    "looked_up_width": ("fsdp",),
     "heads": ("tensor",),
     "mlp": ("tensor",),
     "vocab": ("tensor",),
@@ -68,15 +70,41 @@ def _pin(x: Array, axes: tuple[str | None, ...], rules: Any) -> Array:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or all(size == 1 for name, size in mesh.shape.items() if name in _PINNED):
         return x
+    return jax.lax.with_sharding_constraint(x, P(*_entries(x.shape, axes, rules)))
+
+
+def _entries(shape: tuple[int, ...], axes: tuple[str | None, ...], rules: Any) -> list[Any]:
+    mesh = jax.sharding.get_abstract_mesh()
     entries: list[Any] = []
     used: set[str] = set()
-    for size, axis in zip(x.shape, axes, strict=True):
+    for size, axis in zip(shape, axes, strict=True):
         wanted = tuple(a for a in rules.get(axis) or () if mesh.shape.get(a, 1) > 1 and a not in used)
         if size % math.prod(mesh.shape[a] for a in wanted):
             wanted = ()
         used.update(wanted)
         entries.append(wanted or None)
-    return jax.lax.with_sharding_constraint(x, P(*entries))
+    return entries
+
+
+def sum_parts(x: Array, *axes: str | None) -> Array:
+    """The sum over the first axis of [R, ...], R = `row_shards`, laid out by RULES.
+
+    Said as collectives, because of a plain sum XLA makes an all-reduce of the whole where each device needs a part.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    rows = tuple(a for a in ACTIVATIONS["rows"] if mesh.shape.get(a, 1) > 1)
+    into = tuple(_entries(x.shape[1:], axes, RULES))
+    kept = tuple(None if entry is None else tuple(a for a in entry if a not in rows) or None for entry in into)
+
+    def local(part: Array) -> Array:
+        part = part[0]
+        for dimension, entry in enumerate(into):
+            for axis in (a for a in entry or () if a in rows):
+                part = jax.lax.psum_scatter(part, axis, scatter_dimension=dimension, tiled=True)
+        left = tuple(a for a in rows if not any(a in (entry or ()) for entry in into))
+        return jax.lax.psum(part, left) if left else part
+
+    return jax.shard_map(local, in_specs=P(rows, *kept), out_specs=P(*into), check_vma=False)(x)
 
 
 def row_shards(rows: int) -> int:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer.kernels.matmul import product, transposed_product
-from jaxformer.layout import pin, row_shards
+from jaxformer.layout import pin, row_shards, sum_parts
 from jaxformer.types import Array
 
 # Logits that exist at once when the caller does not say: 2**25 float32, 128 MiB.
@@ -228,5 +228,5 @@ def _visit(hidden_BTD, table_VD, bias_V, targets_BT, weights_BT, options, *, gra
         return carry, None
     if chunks > 1:
         d_hidden = jnp.moveaxis(d_hidden, 0, 1).reshape(hidden_BTD.shape)
-    d_table = jnp.sum(carry[2], axis=0) if parts > 1 else carry[2]
+    d_table = sum_parts(carry[2], "vocab", "embed") if parts > 1 else carry[2]
     return carry[:2], (d_hidden, d_table.astype(table_VD.dtype), carry[3].astype(bias_V.dtype))

@@ -73,7 +73,9 @@ def embed(
         x = x * math.sqrt(cfg.width) + jnp.broadcast_to(pos.sinusoidal(positions, cfg.width), x.shape)
     if cfg.token_types:
         x = x + layers.embed(jnp.zeros_like(tokens) if types is None else types, params["types"])
-    return layers.dropout(pin(x.astype(cfg.dtype), "rows", "sequence", None), cfg.dropout, rng)
+    # Every device looks up its part of the width for the rows of its group, then rows and widths change places.
+    x = pin(x.astype(cfg.dtype), "looked_up_rows", "sequence", "looked_up_width")
+    return layers.dropout(pin(x, "rows", "sequence", None), cfg.dropout, rng)
 
 
 def row_positions(tokens: Array, cfg: ModelConfig) -> Array:
