@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 
 
 def get_config():
-    """RMSNorm, SwiGLU, rotary positions, 8 key/value heads, an output table of its own; 4M tokens a step, split over all devices."""
+    """As llama_7b with 8 key/value heads; 4M tokens a step, split over all devices."""
     return ConfigDict({
         "model": {
             "family": "gpt",

@@ -61,6 +61,8 @@ def pin_params(params: Any, specs: Any) -> Any:
     """Parameters, and by it their gradients, laid out by RULES: inside a loop over layers XLA would otherwise add up a
     layer's whole gradient on every device, where each needs its part only. `specs` is a tree like `params`, but for
     the kind of its mappings."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return params
     leaves, structure = jax.tree.flatten(params)
     axes = [spec.axes for spec in jax.tree.leaves(specs, is_leaf=is_spec)]
     return jax.tree.unflatten(structure, [_pin(x, a, RULES) for x, a in zip(leaves, axes, strict=True)])

@@ -166,7 +166,8 @@ def attention_layer(
         )
     w_out = params["w_out"]
     flat = out.reshape(*out.shape[:2], -1)
-    return pinned(linear(flat, w_out.reshape(-1, w_out.shape[-1]), params.get("b_out"))), memory
+    out = linear(flat, w_out.reshape(-1, w_out.shape[-1]), params.get("b_out"))
+    return pin(out, "rows", "sequence", None), memory
 
 
 def _remember(memory: Memory, key: Array, value: Array) -> Memory:
@@ -182,14 +183,10 @@ def _remember(memory: Memory, key: Array, value: Array) -> Memory:
     return memory._replace(key=write(memory.key, key), value=write(memory.value, value))
 
 
-def pinned(x: Array) -> Array:
-    """A residual stream, [B, T, D], in its place: rows and sequence split, width whole."""
-    return pin(x, "rows", "sequence", None) if x.ndim == 3 else x
-
-
 def mlp_layer(params: Params, x: Array, cfg: ModelConfig) -> Array:
     """The MLP the config names. `x`: [..., D]."""
-    return pinned(mlp(x, **params, activation=cfg.activation))
+    out = mlp(x, **params, activation=cfg.activation)
+    return pin(out, "rows", "sequence", None) if x.ndim == 3 else out
 
 
 def block(
@@ -218,6 +215,7 @@ def block(
     Returns:
       [B, T, D], and the memory with the new keys and values (None if none was given).
     """
+    params = pin_params(params, block_specs(cfg))
     rngs = [None] * 3 if rng is None else list(jax.random.split(rng, 3))
     attend = functools.partial(
         attention_layer, params["attention"], cfg=cfg, mask=mask, rotate=rotate, bias=bias, rng=rngs[0], memory=memory
@@ -272,13 +270,11 @@ def stack(
     Returns:
       [B, T, D], and the memory of each layer (None if none was given).
     """
-    layer_specs = block_specs(cfg)
     if cfg.layers == "scan" and memory is None and not isinstance(params, list):
 
         def layer(x, part):
             number, layer_params = part
             layer_rng = None if rng is None else jax.random.fold_in(rng, number)
-            layer_params = pin_params(layer_params, layer_specs)
             return block(layer_params, x, cfg, mask, rotate=rotate, bias=bias, rng=layer_rng)
 
         x, _ = jax.lax.scan(_remat(layer, cfg.remat, scanned=True), x, (jnp.arange(cfg.num_layers), params))
@@ -287,8 +283,6 @@ def stack(
     @functools.partial(_remat, policy=cfg.remat, scanned=False)
     def unrolled(x, number, layer_params, layer_memory):
         layer_rng = None if rng is None else jax.random.fold_in(rng, number)
-        if layer_memory is None:
-            layer_params = pin_params(layer_params, layer_specs)
         return block(layer_params, x, cfg, mask, rotate=rotate, bias=bias, rng=layer_rng, memory=layer_memory)
 
     layers = params if isinstance(params, list) else unstack(params, cfg.num_layers)

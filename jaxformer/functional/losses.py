@@ -203,7 +203,15 @@ def _visit(hidden_BTD, table_VD, bias_V, targets_BT, weights_BT, options, *, gra
         hidden_BtD, targets_Bt, weights_Bt = part
         hidden_ND = hidden_BtD.reshape(-1, width)
         sums, grads = block_loss(
-            hidden_ND, compute_VD, bias_V, targets_Bt, weights_Bt, label_smoothing, z_loss, gradients=gradients, parts=parts
+            hidden_ND,
+            compute_VD,
+            bias_V,
+            targets_Bt,
+            weights_Bt,
+            label_smoothing,
+            z_loss,
+            gradients=gradients,
+            parts=parts,
         )
         sums = jax.tree.map(jnp.add, carry[:2], sums)
         if not gradients:

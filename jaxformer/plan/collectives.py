@@ -15,7 +15,8 @@ from jaxformer.plan.hlo import Computation, Instruction, Program
 
 # mesh['a'=4,'b'=2], device_ids=([4,2]T(1,0)) {'b'}
 _NAMED = re.compile(
-    r"^mesh\[(?P<axes>[^\]]*)\](?:, *device_ids=\(\[(?P<sizes>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?\))? *\{(?P<along>[^}]*)\}"
+    r"^mesh\[(?P<axes>[^\]]*)\](?:, *device_ids=\(\[(?P<sizes>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?\))?"
+    r" *\{(?P<along>[^}]*)\}"
 )
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 

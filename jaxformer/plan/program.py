@@ -33,6 +33,7 @@ class Step:
       memory: XLA's `memory_analysis`, bytes of one device; None where it did not fit and the compiler gave up.
       needed: bytes of temporaries that a compiler which gave up asked for.
       seconds: that lowering and compiling took.
+      compiled: the program itself; None where it did not fit.
     """
 
     config: Config
@@ -43,6 +44,7 @@ class Step:
     memory: Any
     needed: float | None
     seconds: float
+    compiled: Any = None
 
 
 def target_config(config: Config, topology: Topology) -> Config:
@@ -103,6 +105,5 @@ def compile_step(config: Config, topology: Topology) -> Step:
             amount = float(needed[1]) * 2.0 ** {"K": 10, "M": 20, "G": 30, "T": 40}[needed[2]]
             return Step(config, model, mesh, steps.abstract_state, "", None, amount, time.perf_counter() - began)
     seconds = time.perf_counter() - began
-    return Step(
-        config, model, mesh, steps.abstract_state, compiled.as_text(), compiled.memory_analysis(), None, seconds
-    )
+    text, memory = compiled.as_text(), compiled.memory_analysis()
+    return Step(config, model, mesh, steps.abstract_state, text, memory, None, seconds, compiled)

@@ -9,6 +9,7 @@ import importlib.util
 import math
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,8 @@ def prepare(name: str) -> None:
     asked for. Errors as in `parse`; and ConfigError where what is needed is not installed."""
     chip, shape = parse(name)
     if chip.platform == "cpu":
-        jax.config.update("jax_num_cpu_devices", math.prod(shape))
+        with suppress(RuntimeError):  # a backend has started: `make` says whether it has enough
+            jax.config.update("jax_num_cpu_devices", math.prod(shape))
     elif chip.platform == "tpu":
         if importlib.util.find_spec("libtpu") is None:
             raise ConfigError(f"--topology: {name} needs libtpu, which is not installed; pip install 'jaxformer[plan]'")
