@@ -61,7 +61,8 @@ def target_config(config: Config, topology: Topology) -> Config:
             model = replace(model, vocab_size=-(-config.data.tokenizer_vocab // 64) * 64)
     if model.attention == "auto":
         length = model.context_length
-        model = replace(model, attention=choose(length, length, topology.chip.platform))
+        implementation: Any = choose(length, length, topology.chip.platform)
+        model = replace(model, attention=implementation)
     return replace(config, model=model)
 
 
@@ -70,7 +71,7 @@ def abstract_chunk(config: Config, mesh: Mesh) -> Batch:
     train, length = config.train, config.model.context_length
     where = batch_sharding(mesh, 1)
 
-    def array(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
+    def array(dtype: Any, *shape: int) -> Any:
         return jax.ShapeDtypeStruct((train.steps_per_dispatch, train.batch_rows, *shape), dtype, sharding=where)
 
     ids, weights = array(jnp.int32, length), array(jnp.float32, length)

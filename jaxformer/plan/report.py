@@ -19,7 +19,16 @@ LISTED = 12  # collectives named one by one
 
 
 def make_plan(config: Config, topology: Topology) -> Plan:
-    """Compiles and measures. What is in it, bytes and operations being those of one device in one update:
+    """Compiles the train step and measures it, see `describe`.
+
+    Raises:
+      ConfigError: as in `compile_step`.
+    """
+    return describe(compile_step(config, topology), topology)
+
+
+def describe(step: Step, topology: Topology) -> Plan:
+    """The plan of a compiled step. What is in it, bytes and operations being those of one device in one update:
 
       topology, mesh, devices, seconds, parameters (of the model, all devices together), config
       memory       parameters, optimizer, other_state, batch, gradients, activations (an estimate, see
@@ -31,11 +40,7 @@ def make_plan(config: Config, topology: Topology) -> Plan:
       roofline     see `roofline.roofline`
 
     Where a TPU's compiler gives up because the program does not fit, only what needs no program is there.
-
-    Raises:
-      ConfigError: as in `compile_step`.
     """
-    step = compile_step(config, topology)
     config = step.config
     memory = state_memory(step)
     limit = topology.chip.memory

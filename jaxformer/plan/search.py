@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from jaxformer.config import Config, ConfigError
 from jaxformer.layout import RULES
@@ -9,7 +10,7 @@ from jaxformer.plan.report import Plan, make_plan
 from jaxformer.plan.table import size, verdict
 from jaxformer.plan.topology import Topology
 
-REMAT = ("none", "dots", "full")
+REMAT: tuple[Literal["none", "dots", "full"], ...] = ("none", "dots", "full")
 
 
 @dataclass(frozen=True)

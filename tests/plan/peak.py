@@ -32,8 +32,8 @@ def main() -> None:
     topology.prepare("cpu:1")
     target = topology.make("cpu:1")
     config = from_mapping(json.loads(sys.argv[1]))
-    plan = report.make_plan(config, target)
     step = compile_step(config, target)
+    plan = report.describe(step, target)
     optimizer = make_optimizer(config.optimizer, config.train.steps, step.model.specs)
     init = jax.jit(
         lambda: states.fresh_state(step.model, optimizer, 0),
