@@ -1,27 +1,50 @@
-"""How activations lie on the devices of a mesh: the rule table, and what pins a layout inside jit.
+"""Two tables from logical axes to mesh axes, of parameters and of activations, and what pins a layout inside jit.
 
 Functions say where an activation may be split by the names of its axes (`pin`); without a mesh that does nothing.
+
+Without a pin XLA is free to hand the layout of the weights on to the activations: an embedding table split along D by
+`fsdp` gave activations split along D with every row on every device, and with them the products, collectives and memory
+of no data parallelism at all (measured; `python -m experiments.plan` shows it).
 """
 
+import math
+from collections.abc import Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+from jaxformer.specs import is_spec
 from jaxformer.types import Array
 
-# THE rule table of activations: axis -> the mesh axes it is split over.
-RULES: dict[str, tuple[str, ...]] = {
+# THE rule table of parameters: logical axis -> the mesh axes it is split over. None: never split.
+RULES: dict[str, tuple[str, ...] | None] = {
+    "vocab": ("tensor",),
+    "embed": ("fsdp",),
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "mlp": ("tensor",),
+    "head_width": None,
+    "layers": None,
+    "positions": None,
+    "types": None,
+    "norm": None,
+}
+# THE rule table of activations: axis -> the mesh axes it is split over, as far as there are such.
+ACTIVATIONS: dict[str, tuple[str, ...]] = {
     "batch_rows": ("data", "fsdp"),  # of a batch
-    "rows": ("context", "data", "fsdp"),  # as a model sees them, cut into parts (`parts`)
+    "rows": ("context", "data", "fsdp"),  # as a model sees them, cut into parts (see `parts`)
+    "looked_up_rows": ("context", "data"),  # where the embedding table's parts are looked up: rows move to its width
+    "looked_up_width": ("fsdp",),
     "tokens": (),  # of a row, between the layers; see `shard_norms`
     "heads": ("tensor",),
     "mlp": ("tensor",),
+    "vocab": ("tensor",),
 }
+_KNOWN = frozenset(axis for axes in (*RULES.values(), *ACTIVATIONS.values()) for axis in axes or ())
 _shard_norms: ContextVar[bool] = ContextVar("shard_norms", default=False)
 
 
@@ -40,34 +63,85 @@ def shard_norms(on: bool):
 
 
 def mesh_axes() -> dict[str, int]:
-    """The axes of the mesh in use that are split automatically and have more than one device, and their sizes."""
+    """Those axes of the mesh in use that the tables know, XLA splits and have more than one device, and their sizes."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return {}
     kinds = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
-    return {name: size for name, size, kind in kinds if kind == AxisType.Auto and size > 1}
+    return {name: size for name, size, kind in kinds if name in _KNOWN and kind == AxisType.Auto and size > 1}
 
 
 def pin(x: Array, *axes: str | None) -> Array:
-    """Pins the layout of an activation inside jit, by names of `RULES`; does nothing where no mesh is set.
+    """`x` laid out by logical axis names, inside jit; None: not split.
 
-    A dimension that does not divide over its mesh axes, or whose mesh axes there are not, is left alone.
+    Does nothing where no mesh is set or all its axes have size 1, so that a program for one device is the one without.
+    A dimension that does not divide stays whole.
+
+    Args:
+      x: the activation.
+      *axes: one name of `ACTIVATIONS` or None for each dimension.
 
     >>> import jax.numpy as jnp
-    >>> pin(jnp.ones((4, 8)), "rows", None).shape
-    (4, 8)
+    >>> pin(jnp.ones((2, 3)), "rows", None).shape
+    (2, 3)
     """
-    sizes = mesh_axes()
-    if not sizes:
-        return x
-    entries: list[Any] = []
-    for size, axis in zip(x.shape, axes, strict=True):
-        wanted = ("tensor",) if axis == "tokens" and _shard_norms.get() else RULES[axis] if axis else ()
-        entries.append(splits(size, wanted, sizes) or None)
-    return jax.lax.with_sharding_constraint(x, P(*entries))
+    rules = {**ACTIVATIONS, "tokens": ("tensor",)} if _shard_norms.get() else ACTIVATIONS
+    return _pin(x, axes, rules)
 
 
-def splits(size: int, axes: tuple[str, ...], sizes: dict[str, int]) -> tuple[str, ...]:
+def pin_params(params: Any, specs: Any) -> Any:
+    """Parameters, and by it their gradients, laid out by RULES: inside a loop over layers XLA would otherwise add up a
+    layer's whole gradient on every device, where each needs its part only. `specs` is a tree like `params`, but for
+    the kind of its mappings."""
+    if not mesh_axes():
+        return params
+    leaves, structure = jax.tree.flatten(params)
+    axes = [spec.axes for spec in jax.tree.leaves(specs, is_leaf=is_spec)]
+    return jax.tree.unflatten(structure, [_pin(x, a, RULES) for x, a in zip(leaves, axes, strict=True)])
+
+
+def _pin(x: Array, axes: tuple[str | None, ...], rules: Mapping[str, tuple[str, ...] | None]) -> Array:
+    return jax.lax.with_sharding_constraint(x, P(*_entries(x.shape, axes, rules))) if mesh_axes() else x
+
+
+def _entries(shape: tuple[int, ...], axes: tuple[str | None, ...], rules: Any) -> list[tuple[str, ...] | None]:
+    sizes, used = mesh_axes(), set[str]()
+    entries: list[tuple[str, ...] | None] = []
+    for size, axis in zip(shape, axes, strict=True):
+        wanted = tuple(name for name in (rules[axis] or () if axis else ()) if name not in used)
+        found = splits(size, wanted, sizes)
+        used.update(found)
+        entries.append(found or None)
+    return entries
+
+
+def splits(size: int, axes: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[str, ...]:
     """Those of `axes` that a dimension is split over: the ones there are, if it divides over all of them, else none."""
     there = tuple(axis for axis in axes if axis in sizes)
-    return there if size % int(np.prod([sizes[axis] for axis in there])) == 0 else ()
+    return there if size % math.prod(sizes[axis] for axis in there) == 0 else ()
+
+
+def sum_parts(x: Array, *axes: str | None) -> Array:
+    """The sum over the first axis of [R, ...], R = `row_shards`, laid out by RULES.
+
+    Said as collectives, because of a plain sum XLA makes an all-reduce of the whole where each device needs a part.
+    """
+    rows = tuple(a for a in ACTIVATIONS["rows"] if a in mesh_axes())
+    into = tuple(_entries(x.shape[1:], axes, RULES))
+    kept = tuple(None if entry is None else tuple(a for a in entry if a not in rows) or None for entry in into)
+
+    def local(part: Array) -> Array:
+        part = part[0]
+        for dimension, entry in enumerate(into):
+            for axis in (a for a in entry or () if a in rows):
+                part = jax.lax.psum_scatter(part, axis, scatter_dimension=dimension, tiled=True)
+        left = tuple(a for a in rows if not any(a in (entry or ()) for entry in into))
+        return jax.lax.psum(part, left) if left else part
+
+    return jax.shard_map(local, in_specs=P(rows, *kept), out_specs=P(*into), check_vma=False)(x)
+
+
+def row_shards(rows: int) -> int:
+    """Into how many parts the mesh that is set splits the rows of a batch; 1 where `rows` do not divide."""
+    sizes = mesh_axes()
+    return math.prod(sizes[axis] for axis in splits(rows, ACTIVATIONS["rows"], sizes))

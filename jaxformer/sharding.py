@@ -21,25 +21,12 @@ from jax.sharding import PartitionSpec as P
 
 from jaxformer import layout
 from jaxformer.config import ConfigError, MeshConfig
+from jaxformer.layout import RULES
 from jaxformer.specs import ParamSpec, is_spec
 
 # Slowest links first: neighbours along the last axis are neighbours in the machine.
 AXES = ("data", "fsdp", "context", "tensor")
 
-# THE rule table of parameters (`layout.RULES` is that of activations): logical axis -> the mesh axes it is split over.
-# None: never split.
-RULES: dict[str, tuple[str, ...] | None] = {
-    "vocab": ("tensor",),
-    "embed": ("fsdp",),
-    "heads": ("tensor",),
-    "kv_heads": ("tensor",),
-    "mlp": ("tensor",),
-    "head_width": None,
-    "layers": None,
-    "positions": None,
-    "types": None,
-    "norm": None,
-}
 # Arrays up to this many numbers stay whole where a dimension does not divide; above it that is an error.
 LARGE = 2**20
 # Fewer key/value heads than devices is usual (multi-query): then every device keeps them all, whatever the size.
@@ -141,7 +128,7 @@ def batch_sharding(mesh: Mesh, leading: int = 0) -> NamedSharding:
 
     Rows are whole on all devices of the `context` axis: they are but integers, and the models cut them into parts.
     """
-    return NamedSharding(mesh, P(*[None] * leading, layout.RULES["batch_rows"]))
+    return NamedSharding(mesh, P(*[None] * leading, layout.ACTIVATIONS["batch_rows"]))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -172,7 +159,7 @@ def check_batch(rows: int, micro_batches: int, mesh: Mesh) -> None:
 
 def row_shards(mesh: Mesh) -> int:
     """Into how many parts the rows of a batch are split."""
-    return math.prod(mesh.shape[a] for a in layout.RULES["batch_rows"])
+    return math.prod(mesh.shape[a] for a in layout.ACTIVATIONS["batch_rows"])
 
 
 def host_rows(rows: int, mesh: Mesh) -> np.ndarray:
@@ -187,5 +174,5 @@ def _rule(axis: str | None, name: str) -> tuple[str, ...]:
     if axis not in RULES:
         near = difflib.get_close_matches(axis, RULES, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}?" if near else f"accepted: {', '.join(RULES)}"
-        raise ConfigError(f"{name}: logical axis {axis!r} has no rule in sharding.RULES; {hint}")
+        raise ConfigError(f"{name}: logical axis {axis!r} has no rule in layout.RULES; {hint}")
     return RULES[axis] or ()

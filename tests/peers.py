@@ -17,9 +17,6 @@ from jaxformer.training import checkpoint
 from jaxformer.training.checkpoint_layout import CheckpointError, UnsoundError
 from jaxformer.training.state import TrainState
 
-distributed.initialize(DistributedConfig(heartbeat_timeout_seconds=10, stall_timeout_seconds=6))
-me = agreement.index()
-
 
 def failing_in(*who):
     """What `agree` does when the work fails in these processes."""
@@ -79,10 +76,18 @@ def checkpoints(folder):
         return (step, float(found.params["w"].addressable_shards[0].data[0])), str(error)
 
 
-told = {"gather": agreement.gather(me * 10, "a number"), "first": agreement.of_the_first([me, None], "a list")}
-told |= {"none": failing_in(), "one": failing_in(1), "all": failing_in(0, 1), "same": same()}
-told["restored"], told["space"] = checkpoints(Path(sys.argv[1]) / "checkpoints")
-print(json.dumps(told), flush=True)
-if me == 1:
-    time.sleep(60)
-agreement.gather(0, "the rest")
+def main():
+    """Tells the other process things, and prints what came of it."""
+    told = {"gather": agreement.gather(me * 10, "a number"), "first": agreement.of_the_first([me, None], "a list")}
+    told |= {"none": failing_in(), "one": failing_in(1), "all": failing_in(0, 1), "same": same()}
+    told["restored"], told["space"] = checkpoints(Path(sys.argv[1]) / "checkpoints")
+    print(json.dumps(told), flush=True)
+    if me == 1:
+        time.sleep(60)
+    agreement.gather(0, "the rest")
+
+
+if __name__ == "__main__":
+    distributed.initialize(DistributedConfig(heartbeat_timeout_seconds=10, stall_timeout_seconds=6))
+    me = agreement.index()
+    main()

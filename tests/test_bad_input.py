@@ -187,6 +187,44 @@ def test_full_disk(place, monkeypatch):
     monkeypatch.undo()
 
 
+PLANS = {
+    "unknown topology": ["--topology=v5z:4x4"],
+    "topology of another shape": ["--topology=v5e:4x4x4"],
+    "libtpu missing": ["--topology=v5e:4x4"],
+    "CUDA compiler missing": ["--topology=h100:4x8"],
+    "mesh not matching the topology": ["--topology=cpu:8", "--config.mesh.data=3"],
+    "plan without a topology": [],
+}
+
+
+@pytest.mark.parametrize("case", PLANS)
+def test_plans(place, monkeypatch, case):
+    from jaxformer.plan import topology
+
+    if "missing" in case:
+        monkeypatch.setattr(topology.importlib.util, "find_spec", lambda name: None)
+        monkeypatch.setattr("jaxformer.command_line.load_file", lambda source: {})
+    code, line = place.run("plan", f"--config={place.config}", *TINY, *PLANS[case])
+    assert (code, line) == (2, expected()[case])
+
+
+@pytest.mark.slow
+def test_plan_that_does_not_fit(place, monkeypatch):
+    from jaxformer.plan import hardware, topology
+
+    monkeypatch.setitem(topology.CHIPS, "cpu", hardware.Chip("cpu", "cpu", memory=1024.0))
+    code, line = place.run("plan", f"--config={place.config}", *TINY, "--topology=cpu:8")
+    line = re.sub(r"[\d.]+ [KM]iB(?! on each)", "SIZE", line)
+    assert (code, line) == (2, expected()["plan that does not fit"])
+
+
+def test_diff_of_nothing(place):
+    assert place.run("plan", "--diff", str(place.folder / "none.json"), "b") == (
+        2,
+        expected()["diff of something else"],
+    )
+
+
 def test_table_is_complete():
     """Every row of the table is asserted by a test here."""
     source = Path(__file__).read_text(encoding="utf-8")

@@ -28,7 +28,15 @@ def load(source):
     return from_mapping(mapping, cls=StudyConfig if "ladder" in mapping else Config)
 
 
-LARGE = {"gpt2_124m", "llama_1b", "bert_base"}  # tracing twelve and more layers takes seconds
+LARGE = {
+    "gpt2_124m",
+    "gpt2_350m",
+    "gpt2_1_5b",
+    "llama_1b",
+    "llama_7b",
+    "llama_70b",
+    "bert_base",
+}  # tracing twelve and more layers takes seconds
 
 
 @pytest.mark.parametrize(
@@ -66,7 +74,11 @@ def test_sizes():
     # GPT-2 has 124,439,808 with 50,257 entries; BERT with both heads 110,106,428 with 30,522.
     sizes = {
         "gpt2_124m.py": 124_439_808 + (50_304 - 50_257) * 768,
+        "gpt2_350m.py": 354_823_168 + (50_304 - 50_257) * 1024,
+        "gpt2_1_5b.py": 1_557_611_200 + (50_304 - 50_257) * 1600,
         "llama_1b.py": 1_107_363_840,
+        "llama_7b.py": 6_738_415_616,
+        "llama_70b.py": 68_976_648_192,
         "bert_base.py:512": 110_106_428 + (30_592 - 30_522) * (768 + 1),
     }
     for name, size in sizes.items():

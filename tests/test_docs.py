@@ -42,7 +42,7 @@ def test_every_config_says_its_command():
         assert len(text.splitlines()) <= 60, path.name
 
 
-PROGRAMS = ["pretrain", "evaluate", "generate", "fill_mask", "curves", "fit", "scaling", "benchmark"]
+PROGRAMS = ["pretrain", "evaluate", "generate", "fill_mask", "curves", "fit", "scaling", "benchmark", "plan"]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -18,7 +18,7 @@ from jaxformer.functional.attention import attention
 from jaxformer.functional.layers import PRODUCT, dropout, layer_norm, linear, mlp, rms_norm
 from jaxformer.kernels.decode import attend_one
 from jaxformer.kernels.xla import Bias
-from jaxformer.layout import pin
+from jaxformer.layout import pin, pin_params
 from jaxformer.specs import Initializer, ParamSpec, normal, ones, uniform, zeros
 from jaxformer.types import Array, Params
 
@@ -166,7 +166,8 @@ def attention_layer(
         )
     w_out = params["w_out"]
     flat = out.reshape(*out.shape[:2], -1)
-    return linear(flat, w_out.reshape(-1, w_out.shape[-1]), params.get("b_out")), memory
+    out = linear(flat, w_out.reshape(-1, w_out.shape[-1]), params.get("b_out"))
+    return _between(out), memory
 
 
 def _remember(memory: Memory, key: Array, value: Array) -> Memory:
@@ -184,7 +185,8 @@ def _remember(memory: Memory, key: Array, value: Array) -> Memory:
 
 def mlp_layer(params: Params, x: Array, cfg: ModelConfig) -> Array:
     """The MLP the config names. `x`: [..., D]."""
-    return mlp(x, **params, activation=cfg.activation)
+    out = mlp(x, **params, activation=cfg.activation)
+    return _between(out) if x.ndim == 3 else out
 
 
 def block(
@@ -198,7 +200,7 @@ def block(
     rng: Array | None = None,
     memory: Memory | None = None,
 ) -> tuple[Array, Memory | None]:
-    """One Transformer block; what lies between its layers is laid out as `layout.RULES` says.
+    """One Transformer block; what lies between its layers is laid out as `layout.ACTIVATIONS` says.
 
     pre_norm:  x + attention(norm(x)), then x + mlp(norm(x))         (Radford et al. 2019, section 2.3)
     post_norm: norm(x + attention(x)), then norm(x + mlp(x))         (Vaswani et al. 2017, section 3.1)
@@ -213,6 +215,7 @@ def block(
     Returns:
       [B, T, D], and the memory with the new keys and values (None if none was given).
     """
+    params = pin_params(params, block_specs(cfg))
     rngs = [None] * 3 if rng is None else list(jax.random.split(rng, 3))
     attend = functools.partial(
         attention_layer, params["attention"], cfg=cfg, mask=mask, rotate=rotate, bias=bias, rng=rngs[0], memory=memory

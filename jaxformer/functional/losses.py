@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer.kernels.matmul import product, transposed_product
+from jaxformer.layout import pin, row_shards, sum_parts
 from jaxformer.types import Array
 
 # Logits that exist at once when the caller does not say: 2**25 float32, 128 MiB.
@@ -107,8 +108,8 @@ def token_loss(
     """
     batch, positions, _ = hidden.shape
     weights = weights.astype(jnp.promote_types(hidden.dtype, jnp.float32))
-    if chunk_tokens is None:
-        chunk_tokens = max(MIN_POSITIONS * batch, CHUNK_LOGITS // table.shape[0])
+    if chunk_tokens is None:  # as many on every device
+        chunk_tokens = max(MIN_POSITIONS * batch, row_shards(batch) * (CHUNK_LOGITS // table.shape[0]))
     per_chunk = max(1, min(positions, chunk_tokens // batch))
     chunks = math.ceil(positions / per_chunk)
     per_chunk = math.ceil(positions / chunks)
@@ -143,8 +144,10 @@ def _projected_backward(options, gradients, cotangents):
 _projected.defvjp(_projected_forward, _projected_backward)
 
 
-def block_loss(hidden_ND, compute_VD, bias_V, targets_Bt, weights_Bt, label_smoothing, z_loss, *, gradients):
+def block_loss(hidden_ND, compute_VD, bias_V, targets_Bt, weights_Bt, label_smoothing, z_loss, *, gradients, parts=1):
     """The loss of one block of positions, N = B * t, whose logits exist only here.
+
+    With `parts` > 1 the gradient of the table is [parts, V, D], to be added over the first axis at the very end.
 
     Returns:
       (total, (nll of each row, correct weight of each row)), and (if asked, else None) the gradients of `total` by
@@ -153,6 +156,7 @@ def block_loss(hidden_ND, compute_VD, bias_V, targets_Bt, weights_Bt, label_smoo
     accumulate, batch = weights_Bt.dtype, len(targets_Bt)
     targets_N, weights_N = targets_Bt.reshape(-1), weights_Bt.reshape(-1)
     logits_NV = jnp.matmul(hidden_ND, compute_VD.T, preferred_element_type=accumulate) + bias_V[None, :]
+    logits_NV = pin(logits_NV, "rows", "vocab")
 
     def weighted(logits_NV):
         loss_N, nll_N = cross_entropy(logits_NV, targets_N, label_smoothing, z_loss)
@@ -169,9 +173,21 @@ def block_loss(hidden_ND, compute_VD, bias_V, targets_Bt, weights_Bt, label_smoo
     (g_NV,) = backward(jnp.ones((), accumulate))
     d_bias = jnp.sum(g_NV, axis=0)
     g_NV = g_NV.astype(hidden_ND.dtype)
-    d_table = transposed_product(g_NV, hidden_ND, accumulate)
+    d_table = table_gradient(g_NV, hidden_ND, accumulate, parts)
     d_hidden = product("NV,VD->ND", g_NV, compute_VD, hidden_ND.dtype)
     return (total, rows), (d_hidden, d_table, d_bias)
+
+
+def table_gradient(g_NV: Array, hidden_ND: Array, dtype, parts: int = 1) -> Array:
+    """g^T hidden, [V, D] in `dtype`; with `parts` > 1 a sum for each part of the rows, [parts, V, D].
+
+    Where rows are split over devices, each adds up its own over all blocks, and they are summed once: a sum in every
+    block would send the table as many times as there are blocks.
+    """
+    if parts == 1:
+        return transposed_product(g_NV, hidden_ND, dtype)
+    g, hidden = (x.reshape(parts, -1, x.shape[-1]) for x in (g_NV, hidden_ND))
+    return pin(jnp.einsum("RNV,RND->RVD", g, hidden, preferred_element_type=dtype), "rows", "vocab", None)
 
 
 def _visit(hidden_BTD, table_VD, bias_V, targets_BT, weights_BT, options, *, gradients):
@@ -179,13 +195,23 @@ def _visit(hidden_BTD, table_VD, bias_V, targets_BT, weights_BT, options, *, gra
     label_smoothing, z_loss, chunks, per_chunk = options
     batch, _, width = hidden_BTD.shape
     accumulate = weights_BT.dtype
-    compute_VD = table_VD.astype(hidden_BTD.dtype)
+    # Whole along D before the blocks, or every one of them would gather it.
+    compute_VD = pin(table_VD.astype(hidden_BTD.dtype), "vocab", None)
+    parts = row_shards(batch)
 
     def chunk(carry, part):
         hidden_BtD, targets_Bt, weights_Bt = part
         hidden_ND = hidden_BtD.reshape(-1, width)
         sums, grads = block_loss(
-            hidden_ND, compute_VD, bias_V, targets_Bt, weights_Bt, label_smoothing, z_loss, gradients=gradients
+            hidden_ND,
+            compute_VD,
+            bias_V,
+            targets_Bt,
+            weights_Bt,
+            label_smoothing,
+            z_loss,
+            gradients=gradients,
+            parts=parts,
         )
         sums = jax.tree.map(jnp.add, carry[:2], sums)
         if not gradients:
@@ -196,15 +222,19 @@ def _visit(hidden_BTD, table_VD, bias_V, targets_BT, weights_BT, options, *, gra
     zero_B = jnp.zeros((batch,), accumulate)
     carry: tuple[Any, ...] = (jnp.zeros((), accumulate), (zero_B, zero_B))
     if gradients:
-        carry = (*carry, jnp.zeros(table_VD.shape, accumulate), jnp.zeros(bias_V.shape, accumulate))
-    parts = (hidden_BTD, targets_BT, weights_BT)
+        table_sum = jnp.zeros(table_VD.shape, accumulate)
+        if parts > 1:
+            table_sum = pin(jnp.zeros((parts, *table_VD.shape), accumulate), "rows", "vocab", None)
+        carry = (*carry, table_sum, jnp.zeros(bias_V.shape, accumulate))
+    whole = (hidden_BTD, targets_BT, weights_BT)
     if chunks == 1:
-        carry, d_hidden = chunk(carry, parts)
+        carry, d_hidden = chunk(carry, whole)
     else:
-        by_chunk = [jnp.moveaxis(x.reshape(batch, chunks, per_chunk, *x.shape[2:]), 1, 0) for x in parts]
+        by_chunk = [jnp.moveaxis(x.reshape(batch, chunks, per_chunk, *x.shape[2:]), 1, 0) for x in whole]
         carry, d_hidden = jax.lax.scan(chunk, carry, tuple(by_chunk))
     if not gradients:
         return carry, None
     if chunks > 1:
         d_hidden = jnp.moveaxis(d_hidden, 0, 1).reshape(hidden_BTD.shape)
-    return carry[:2], (d_hidden, carry[2].astype(table_VD.dtype), carry[3].astype(bias_V.dtype))
+    d_table = sum_parts(carry[2], "vocab", "embed") if parts > 1 else carry[2]
+    return carry[:2], (d_hidden, d_table.astype(table_VD.dtype), carry[3].astype(bias_V.dtype))

@@ -12,6 +12,7 @@ from jaxformer.config import ModelConfig
 from jaxformer.functional import layers
 from jaxformer.functional import positions as pos
 from jaxformer.kernels.xla import Bias
+from jaxformer.layout import pin
 from jaxformer.specs import Initializer, ParamSpec, normal
 from jaxformer.types import Array, Params
 
@@ -75,7 +76,9 @@ def embed(
         x = x * math.sqrt(cfg.width) + jnp.broadcast_to(pos.sinusoidal(positions, cfg.width), x.shape)
     if cfg.token_types:
         x = x + layers.embed(jnp.zeros_like(tokens) if types is None else types, params["types"])
-    return layers.dropout(x.astype(cfg.dtype), cfg.dropout, rng)
+    # Every device looks up its part of the width for the rows of its group, then rows and widths change places.
+    x = pin(x.astype(cfg.dtype), "looked_up_rows", None, "looked_up_width")
+    return layers.dropout(pin(x, "rows", None, None), cfg.dropout, rng)
 
 
 def row_positions(tokens: Array, cfg: ModelConfig) -> Array:

@@ -1,0 +1,72 @@
+"""What a config would need, send and take on devices that need not be here: its real train step, compiled for them.
+
+    python -m experiments.plan --config=configs/llama_7b.py --topology=v5e:16x16
+    python -m experiments.plan --config=configs/llama_7b.py --topology=h100:4x8 --config.mesh.tensor=8
+    python -m experiments.plan --config=configs/gpt_tiny.py --topology=cpu:8 --search
+    python -m experiments.plan --diff old.json new.json
+
+TPUs need the extra `plan` (libtpu, on any Linux machine), GPUs the extra `cuda`, cpu:N nothing.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from jaxformer.command_line import parse_config, parser
+from jaxformer.config import ConfigError
+from jaxformer.process import program
+
+
+def main() -> int:
+    """Exit code: 0 it fits (or nobody knows), 2 refused, or does not fit."""
+    arguments = parser(__doc__, "plan")
+    arguments.add_argument("--topology", metavar="CHIP:SHAPE", help="v5e:16x16, v5p:4x4x8, h100:4x8, cpu:8, ...")
+    arguments.add_argument("--json", metavar="FILE", help="write the plan there; compare two by --diff")
+    arguments.add_argument("--search", action="store_true", help="try meshes and remat policies, rank those that fit")
+    arguments.add_argument("--tries", type=int, default=12, metavar="N", help="programs that --search compiles at most")
+    if sys.argv[1:2] == ["--diff"]:
+        return difference(sys.argv[2:])
+    parsed = parse_config(arguments)
+    options = parsed.options
+    if options.topology is None:
+        raise ConfigError("--topology: needs one, such as v5e:16x16, h100:4x8 or cpu:8")
+    from jaxformer.plan import report, search, table, topology
+
+    topology.prepare(options.topology)
+    target = topology.make(options.topology)
+    if options.search:
+        found = search.search(parsed.config, target, tries=options.tries, log=print)
+        print("\n".join(["", *search.lines(found)]))
+        _write(options.json, [one.plan for one in found])
+        return 0 if any(one.plan["memory"]["fits"] is not False for one in found) else 2
+    plan = report.make_plan(parsed.config, target)
+    print("\n".join(table.lines(plan)))
+    _write(options.json, plan)
+    if plan["memory"]["fits"] is False:
+        raise ConfigError(table.remedy(plan))
+    return 0
+
+
+def difference(files: list[str]) -> int:
+    """Prints what differs between the plans in two JSON files."""
+    from jaxformer.plan.table import compare
+
+    if len(files) != 2:
+        raise ConfigError("--diff: needs two files that --json wrote")
+    plans = []
+    for name in files:
+        try:
+            plans.append(json.loads(Path(name).read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--diff: {name} holds no plan ({error})") from None
+    print("\n".join(compare(*plans)))
+    return 0
+
+
+def _write(name: str | None, value: object) -> None:
+    if name is not None:
+        Path(name).write_text(json.dumps(value, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    program(main)

@@ -1,0 +1,155 @@
+"""What a compiled program computes and what it reads and writes, for one device and one update.
+
+Counted in the optimised program, loops times their trips, so what is computed twice (rematerialised, or on every device
+alike) counts twice. `cost_analysis()` would count the body of a loop over layers once.
+"""
+
+import json
+import math
+import re
+
+from jaxformer.plan.hlo import Computation, Instruction, Program, Shape
+
+# Produce no traffic of their own: names for what is there, control flow, and the second halves of pairs.
+FREE = {
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all",
+    "partition-id", "replica-id", "iota", "opt-barrier", "domain", "async-start", "async-done", "async-update",
+}  # fmt: skip
+SLICES = {"dynamic-slice", "slice", "gather"}
+THROUGH = {"bitcast", "reshape", "transpose", "copy", "convert"}
+
+
+def flops(program: Program) -> float:
+    """Operations of all matrix products, a multiply-add being two."""
+    total = 0.0
+    for computation, instruction, times, _ in program.runs():
+        if instruction.opcode == "dot":
+            total += times * _dot(computation, instruction)
+        elif instruction.opcode == "convolution":
+            total += times * _convolution(computation, instruction)
+        elif instruction.opcode == "custom-call" and ("gemm" in instruction.text or "matmul" in instruction.text):
+            total += times * _library_product(computation, instruction)
+    return total
+
+
+def traffic(program: Program) -> float:
+    """Bytes that instructions read from and write to the device's main memory; a fusion reads each operand once, and of
+    one that it only slices just the slice."""
+    total = 0.0
+    for computation, instruction, times, fused in program.runs():
+        if fused or instruction.opcode in FREE or instruction.opcode.endswith(("-done", "-update")) or not times:
+            continue
+        total += times * _moved(program, computation, instruction)
+    return total
+
+
+def _moved(program: Program, computation: Computation, instruction: Instruction) -> float:
+    operands = [computation.instructions.get(o) for o in instruction.operands]
+    written = _main(instruction.shapes)
+    if instruction.opcode == "fusion" and program.called(instruction):
+        inner = program.computations[program.called(instruction)[0]]
+        reads, updated = _fusion(inner)
+        read = sum(min(_main(o.shapes), reads.get(i, math.inf)) if o else 0.0 for i, o in enumerate(operands))
+        return read + (min(written, updated) if updated is not None else written)
+    if instruction.opcode in SLICES:
+        return 2 * written
+    if instruction.opcode == "dynamic-update-slice" and len(operands) > 1 and operands[1]:
+        return 2 * _main(operands[1].shapes)
+    return written + sum(_main(o.shapes) for o in operands if o)
+
+
+def _fusion(inner: Computation) -> tuple[dict[int, float], float | None]:
+    """Bytes read of those parameters that are only sliced or updated in place; bytes written where the result is an
+    update in place."""
+    users: dict[str, list[Instruction]] = {}
+    for instruction in inner.instructions.values():
+        for operand in instruction.operands:
+            users.setdefault(operand, []).append(instruction)
+
+    def ends(name: str) -> list[tuple[Instruction, str]]:
+        found = []
+        for user in users.get(name, []):
+            found += ends(user.name) if user.opcode in THROUGH and user.name != inner.root else [(user, name)]
+        return found
+
+    reads: dict[int, float] = {}
+    for instruction in inner.instructions.values():
+        if instruction.opcode != "parameter":
+            continue
+        uses = ends(instruction.name)
+        amount = 0.0
+        for user, name in uses:
+            if user.opcode in SLICES and user.operands[0] == name:
+                amount += user.bytes
+            elif user.opcode != "dynamic-update-slice" or user.operands[0] != name:
+                break
+        else:
+            if uses:
+                reads[int(instruction.literal or 0)] = amount
+    root = inner.instructions.get(inner.root)
+    while root is not None and root.opcode in THROUGH and root.operands:
+        root = inner.instructions.get(root.operands[0])
+    if root is not None and root.opcode == "dynamic-update-slice":
+        update = inner.instructions.get(root.operands[1])
+        return reads, update.bytes if update else None
+    return reads, None
+
+
+def _main(shapes: tuple[Shape, ...]) -> float:
+    return sum(s.bytes for s in shapes if s.main_memory)
+
+
+def _numbers(text: str | None) -> list[int]:
+    return [int(n) for n in re.findall(r"\d+", text or "")]
+
+
+def _dot(computation: Computation, instruction: Instruction) -> float:
+    left = computation.instructions.get(instruction.operands[0])
+    if left is None:
+        return 0.0
+    contracted = _numbers(instruction.attribute("lhs_contracting_dims"))
+    return 2.0 * math.prod(instruction.shapes[0].sizes) * math.prod(left.shapes[0].sizes[i] for i in contracted)
+
+
+def _library_product(computation: Computation, instruction: Instruction) -> float:
+    """A product that a GPU's library does; its dimensions stand in the backend's configuration."""
+    found = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', instruction.text)
+    left = computation.instructions.get(instruction.operands[0]) if instruction.operands else None
+    if found is None or left is None:
+        return 0.0
+    contracted = [int(n) for n in json.loads(f"[{found[1]}]")]
+    return 2.0 * math.prod(instruction.shapes[0].sizes) * math.prod(left.shapes[0].sizes[i] for i in contracted)
+
+
+def _convolution(computation: Computation, instruction: Instruction) -> float:
+    """A TPU's compiler turns products into convolutions, whose windows may reach into padding: only pairs of a real
+    input and a weight count."""
+    left, right = (computation.instructions.get(o) for o in instruction.operands[:2])
+    labels = re.match(r"(\w+)_(\w+)->(\w+)", instruction.attribute("dim_labels") or "")
+    if left is None or right is None or labels is None:
+        return 0.0
+    window = instruction.attribute("window") or ""
+
+    def option(name: str, default: int, spatial: int) -> list[int]:
+        found = re.search(rf"\b{name}=([\dx]+)", window)
+        return [int(n) for n in found[1].split("x")] if found else [default] * spatial
+
+    lhs, rhs, out = labels.groups()
+    spatial = sum(c.isdigit() for c in out)
+    size, stride = option("size", 1, spatial), option("stride", 1, spatial)
+    base, dilate = option("lhs_dilate", 1, spatial), option("rhs_dilate", 1, spatial)
+    pads = re.search(r"\bpad=([\d_\-x]+)", window)
+    low = [int(p.split("_")[0]) for p in pads[1].split("x")] if pads else [0] * spatial
+    pairs = 1.0
+    for i in range(spatial):
+        inputs = left.shapes[0].sizes[lhs.index(str(i))]
+        outputs = instruction.shapes[0].sizes[out.index(str(i))]
+        pairs *= sum(
+            1
+            for o in range(outputs)
+            for w in range(size[i])
+            if 0 <= (at := o * stride[i] - low[i] + w * dilate[i]) <= (inputs - 1) * base[i] and at % base[i] == 0
+        )
+    sizes = instruction.shapes[0].sizes
+    groups = int(instruction.attribute("batch_group_count") or 1)
+    return 2.0 * sizes[out.index("b")] * sizes[out.index("f")] * right.shapes[0].sizes[rhs.index("i")] * pairs / groups

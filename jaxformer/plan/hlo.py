@@ -1,0 +1,260 @@
+"""Reads the text of a compiled program: its instructions, and how many times a call runs each of them.
+
+Only what XLA prints is read (`compiled.as_text()`), no private interface. A loop's trip count is what XLA noted, or
+follows from its condition, start and increment; the one loop that has none is the outer loop over the updates of a
+dispatch, which counts once: so everything here is per update.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+BYTES = {"pred": 1.0, "bf16": 2.0, "token": 0.0, "opaque": 0.0}  # the others have their bits in their name
+_SHAPE = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,<= ]*)\](\{[^}]*\})?")
+_CALLED = re.compile(r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One array: element type, sizes, and whether it lives in the device's main memory (a TPU's S(1) does not)."""
+
+    dtype: str
+    sizes: tuple[int, ...]
+    main_memory: bool = True
+
+    @property
+    def bytes(self) -> float:
+        """Bytes without padding."""
+        return math.prod(self.sizes) * element_bytes(self.dtype)
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line of a program.
+
+    Attributes:
+      name: unique in its computation.
+      opcode: "all-gather", "fusion", ...
+      shapes: arrays of its result, those of a tuple one after another.
+      operands: names.
+      text: what stands after the operands: attributes.
+    """
+
+    name: str
+    opcode: str
+    shapes: tuple[Shape, ...]
+    operands: tuple[str, ...]
+    text: str
+    literal: str = ""
+
+    def attribute(self, name: str) -> str | None:
+        """The value of `name=`, up to the next comma outside brackets."""
+        start = re.search(rf"(?:^|[ ,]){re.escape(name)}=", self.text)
+        if start is None:
+            return None
+        depth, begin = 0, start.end()
+        for i, c in enumerate(self.text[begin:], begin):
+            depth += (c in "{[(") - (c in "}])")
+            if depth < 0 or (c == "," and depth == 0):
+                return self.text[begin:i]
+        return self.text[begin:]
+
+    @property
+    def bytes(self) -> float:
+        """Bytes of its result."""
+        return sum(s.bytes for s in self.shapes)
+
+
+@dataclass
+class Computation:
+    """A list of instructions by name, in order; the last said to be ROOT is its result."""
+
+    name: str
+    instructions: dict[str, Instruction] = field(default_factory=dict)
+    root: str = ""
+
+    def sizes(self, instruction: Instruction) -> float:
+        """Bytes of an instruction's operands."""
+        return sum(self.instructions[o].bytes for o in instruction.operands if o in self.instructions)
+
+
+@dataclass
+class Program:
+    """All computations of one program."""
+
+    computations: dict[str, Computation]
+    entry: str
+
+    def runs(self) -> Iterator[tuple[Computation, Instruction, float, bool]]:
+        """Every instruction that runs: its computation, itself, how often in one update, and whether it is inside a
+        fusion (which reads and writes no memory of its own)."""
+        yield from self._walk(self.entry, 1.0, False, 0)
+
+    def _walk(self, name: str, times: float, fused: bool, depth: int):
+        computation = self.computations[name]
+        for instruction in computation.instructions.values():
+            yield computation, instruction, times, fused
+            inside = times * (self.trips(computation, instruction) if instruction.opcode == "while" else 1)
+            for called in self.called(instruction):
+                yield from self._walk(called, inside, fused or instruction.opcode == "fusion", depth + 1)
+
+    def called(self, instruction: Instruction) -> list[str]:
+        """Computations that an instruction runs; not those a reduction applies to pairs of numbers."""
+        if instruction.opcode.endswith(("-done", "-update")):
+            return []
+        if instruction.opcode not in ("while", "fusion", "call", "conditional", "async-start"):
+            return []
+        names = _CALLED.findall(instruction.text)
+        branches = instruction.attribute("branch_computations")
+        names += [] if branches is None else [b.strip(" %") for b in branches.strip("{}").split(",")]
+        return [n for n in names if n in self.computations]
+
+    def trips(self, computation: Computation, loop: Instruction) -> float:
+        """How often a loop runs; 1 if the text does not say."""
+        noted = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.text)
+        if noted:
+            return float(noted[1])
+        condition = self.computations.get((loop.attribute("condition") or "").strip("%"))
+        body = self.computations.get((loop.attribute("body") or "").strip("%"))
+        if condition is None or body is None:
+            return 1.0
+        compare = self._comparison(condition)
+        if compare is None:
+            return 1.0
+        index, bound, inclusive = compare
+        start = self._initial(computation, loop, index) or 0
+        step = self._increment(computation, loop, body, index) or 1
+        return float(max(0, math.ceil((bound + inclusive - start) / step)))
+
+    def _initial(self, computation: Computation, loop: Instruction, index: int) -> int | None:
+        """The constant that entry `index` of a loop's state begins with."""
+        state = computation.instructions.get(loop.operands[0]) if loop.operands else None
+        if state is None or state.opcode != "tuple" or index >= len(state.operands):
+            return None
+        return _constant(_source(computation, state.operands[index]))
+
+    def _increment(self, outer: Computation, loop: Instruction, body: Computation, index: int) -> int | None:
+        """What one turn adds to entry `index`; a compiler that unrolls a loop by two adds two."""
+        root = body.instructions.get(body.root)
+        if root is None or root.opcode != "tuple" or index >= len(root.operands):
+            return None
+        added = _source(body, root.operands[index])
+        if added is None or added.opcode != "add":
+            return None
+        for operand in added.operands:
+            found = _source(body, operand)
+            if found is not None and found.opcode == "get-tuple-element":
+                other = int(found.attribute("index") or 0)
+                value = None if other == index else self._initial(outer, loop, other)
+            else:
+                value = _constant(found)
+            if value is not None:
+                return value
+        return None
+
+    def _comparison(self, condition: Computation) -> tuple[int, int, int] | None:
+        """(index in the loop's state, bound, 1 if it is still inside) of "counter < bound"; looks into a fusion."""
+        outer = condition
+        root = condition.instructions.get(condition.root)
+        arguments: list[str] = []
+        if root is not None and root.opcode in ("fusion", "call"):
+            arguments = list(root.operands)
+            condition = self.computations[self.called(root)[0]]
+            root = condition.instructions.get(condition.root)
+        if root is None or root.opcode != "compare":
+            return None
+
+        def resolve(name: str) -> Instruction | None:
+            found = _source(condition, name)
+            if found is not None and found.opcode == "parameter" and arguments:
+                return outer.instructions.get(arguments[int(found.literal or 0)])
+            return found
+
+        left, right = (resolve(o) for o in root.operands)
+        direction = root.attribute("direction")
+        if direction in ("GT", "GE"):
+            left, right, direction = right, left, {"GT": "LT", "GE": "LE"}[direction]
+        bound = _constant(right)
+        if left is None or left.opcode != "get-tuple-element" or bound is None or direction not in ("LT", "LE"):
+            return None
+        return int(left.attribute("index") or 0), bound, int(direction == "LE")
+
+
+def _source(computation: Computation, name: str) -> Instruction | None:
+    """The instruction of that name, or what it is a copy of."""
+    found = computation.instructions.get(name)
+    while found is not None and found.opcode in ("bitcast", "copy", "convert") and found.operands:
+        found = computation.instructions.get(found.operands[0])
+    return found
+
+
+def _constant(instruction: Instruction | None) -> int | None:
+    if instruction is None or instruction.opcode != "constant" or not re.fullmatch(r"-?\d+", instruction.literal):
+        return None
+    return int(instruction.literal)
+
+
+def element_bytes(dtype: str) -> float:
+    """Bytes of one element: "f32" 4, "s4" 0.5, "f8e4m3fn" 1."""
+    if dtype in BYTES:
+        return BYTES[dtype]
+    bits = re.match(r"[a-z]+(\d+)", dtype)
+    return int(bits[1]) / 8 if bits else 0.0
+
+
+def shapes(text: str) -> tuple[Shape, ...]:
+    """All arrays in the text of a type.
+
+    >>> [s.bytes for s in shapes("(f32[2,3]{1,0:T(8,128)}, bf16[4]{0:S(1)})")], shapes("s32[]")[0].sizes
+    ([24.0, 8.0], ())
+    """
+    found = []
+    for dtype, sizes, layout in _SHAPE.findall(text):
+        numbers = tuple(int(n.replace("<=", "")) for n in sizes.split(",") if n.strip())
+        found.append(Shape(dtype, numbers, "S(1)" not in layout))
+    return tuple(found)
+
+
+def read(text: str) -> Program:
+    """The program of `compiled.as_text()`."""
+    computations: dict[str, Computation] = {}
+    entry, current = "", None
+    for line in text.splitlines():
+        if line.endswith("{") and not line.startswith(" "):
+            head = re.match(r"(ENTRY )?%?([\w.\-]+) ", line)
+            if head is None or line.startswith("HloModule"):
+                continue
+            current = computations.setdefault(head[2], Computation(head[2]))
+            entry = head[2] if head[1] else entry
+        elif current is not None and " = " in line and line.startswith(" "):
+            instruction = _instruction(line.strip())
+            if instruction is not None:
+                current.instructions[instruction.name] = instruction
+                if line.strip().startswith("ROOT "):
+                    current.root = instruction.name
+    return Program(computations, entry)
+
+
+def _instruction(line: str) -> Instruction | None:
+    name, rest = line.removeprefix("ROOT ").split(" = ", 1)
+    end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.find(" ")
+    kind, rest = rest[:end], rest[end:].lstrip()
+    open_ = rest.find("(")
+    if open_ < 0:
+        return None
+    close = _closing(rest, open_)
+    inside = rest[open_ + 1 : close]
+    opcode = rest[:open_]
+    named = () if opcode in ("constant", "parameter") else tuple(re.findall(r"%([\w.\-]+)", inside))
+    return Instruction(name.strip(" %"), opcode, shapes(kind), named, rest[close + 1 :].lstrip(", "), inside)
+
+
+def _closing(text: str, start: int) -> int:
+    """Where the parenthesis opened at `start` closes."""
+    depth = 0
+    for match in re.compile(r"[()]").finditer(text, start):
+        depth += 1 if match[0] == "(" else -1
+        if depth == 0:
+            return match.start()
+    return len(text) - 1

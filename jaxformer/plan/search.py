@@ -1,0 +1,105 @@
+"""Tries the sensible meshes and remat policies of a config on a topology, and ranks those that fit."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from jaxformer.config import Config, ConfigError
+from jaxformer.layout import ACTIVATIONS
+from jaxformer.plan.report import Plan, make_plan
+from jaxformer.plan.table import size, verdict
+from jaxformer.plan.topology import Topology
+
+REMAT: tuple[Literal["none", "dots", "full"], ...] = ("none", "dots", "full")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One candidate and its plan."""
+
+    name: str
+    config: Config
+    plan: Plan
+
+
+def candidates(config: Config, topology: Topology) -> list[Config]:
+    """Meshes of data x fsdp x tensor, most promising first, without any remat policy chosen yet: tensor up to the
+    devices of a node (16 on a TPU) and to what divides the heads; fsdp over the rest or over one node, data beside it.
+
+    >>> from jaxformer.config import from_mapping
+    >>> from jaxformer.plan.topology import parse
+    >>> chip, shape = parse("h100:2x8")
+    >>> found = candidates(from_mapping({"train": {"batch_rows": 16}}), Topology("h100:2x8", chip, shape, (0,) * 16))
+    >>> [(c.mesh.data, c.mesh.fsdp, c.mesh.tensor) for c in found][:3]
+    [(1, 16, 1), (2, 8, 1), (16, 1, 1)]
+    """
+    devices = len(topology.devices)
+    most = min(topology.per_node, 16)
+    found = []
+    for tensor in (1, 2, 4, 8, 16):
+        if tensor > most or devices % tensor or config.model.kv_heads % tensor or config.model.mlp_size % tensor:
+            continue
+        rest = devices // tensor
+        inside = max(1, topology.per_node // tensor) if topology.chip.platform == "cuda" else max(1, int(rest**0.5))
+        for fsdp in dict.fromkeys((rest, inside, 1)):
+            if rest % fsdp == 0 and config.train.batch_rows % (rest * config.train.micro_batches) == 0:
+                found.append(replace(config, mesh=replace(config.mesh, data=rest // fsdp, fsdp=fsdp, tensor=tensor)))
+    return found
+
+
+def search(
+    config: Config, topology: Topology, *, tries: int = 12, log: Callable[[str], None] | None = None
+) -> list[Trial]:
+    """Plans of at most `tries` candidates, best first: those that fit by time of an update without overlap, then the
+    others by memory. A mesh on which "full" does not fit is not tried with less.
+
+    Raises:
+      ConfigError: no mesh divides the batch.
+    """
+    meshes = candidates(config, topology)
+    if not meshes:
+        raise ConfigError(
+            f"config.train.batch_rows: {config.train.batch_rows} rows divide over no mesh of {topology.name} "
+            f"({' and '.join(ACTIVATIONS['batch_rows'])} split them); accepted: multiples of {len(topology.devices)}"
+        )
+    trials: list[Trial] = []
+    for mesh in meshes:
+        for remat in reversed(REMAT):
+            if len(trials) >= tries:
+                break
+            one = replace(mesh, model=replace(mesh.model, remat=remat))
+            name = f"data {mesh.mesh.data} fsdp {mesh.mesh.fsdp} tensor {mesh.mesh.tensor} remat {remat}"
+            try:
+                plan = make_plan(one, topology)
+            except ConfigError as error:
+                if log is not None:
+                    log(f"{name}: {error}")
+                break
+            trials.append(Trial(name, one, plan))
+            if log is not None:
+                log(_line(trials[-1]))
+            if plan["memory"]["fits"] is False:
+                break
+    return sorted(trials, key=_rank)
+
+
+def _rank(trial: Trial) -> tuple[bool, float]:
+    plan = trial.plan
+    fits = plan["memory"]["fits"] is not False
+    times = plan.get("roofline")
+    return not fits, times["no_overlap"] if fits and times else plan["memory"]["total"]
+
+
+def _line(trial: Trial) -> str:
+    plan, times = trial.plan, trial.plan.get("roofline")
+    speed = "" if not times else (
+        f"{times['no_overlap'] * 1e3:9.1f} ms  {times['utilisation_no_overlap']:6.1%} to {times['utilisation']:6.1%}  "
+        f"{times['bound']}"
+    )  # fmt: skip
+    return f"{trial.name:44} {size(plan['memory']['total']):>10}  fits: {verdict(plan):8}{speed}"
+
+
+def lines(trials: list[Trial]) -> list[str]:
+    """The ranking as a table."""
+    head = f"{'best first':44} {'memory':>10}  {'':14}{'an update':>12}  utilisation, links alone to overlapped; bound"
+    return [head, *map(_line, trials)]

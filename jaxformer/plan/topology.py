@@ -1,0 +1,130 @@
+"""From "v5e:16x16", "h100:4x8" or "cpu:8" to devices that need not be here.
+
+TPUs through libtpu's compiler, GPUs through XLA's deviceless CUDA compiler and a description of the chip
+(`targets/*.txtpb`), CPU devices as many as asked for.
+"""
+
+import difflib
+import importlib.util
+import math
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxformer.config import ConfigError
+from jaxformer.plan.hardware import CHIPS, Chip
+
+TARGETS = Path(__file__).parent / "targets"
+FORMS = "v4:XxYxZ, v5p:XxYxZ, v5e:XxY, v6e:XxY (chips), a100:NxG, h100:NxG, h200:NxG (nodes x GPUs), cpu:N"
+# What libtpu would otherwise ask the machine it runs on.
+TPU_ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-16",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Devices to compile for.
+
+    Attributes:
+      name: as asked for.
+      chip: what each device is.
+      shape: chips along each axis of a TPU's torus; (nodes, GPUs in a node); (devices,).
+      devices: one for each, in JAX's order.
+    """
+
+    name: str
+    chip: Chip
+    shape: tuple[int, ...]
+    devices: tuple[Any, ...]
+
+    @property
+    def per_node(self) -> int:
+        """Devices that reach each other without the network."""
+        return self.shape[-1] if self.chip.platform == "cuda" else len(self.devices)
+
+
+def parse(name: str) -> tuple[Chip, tuple[int, ...]]:
+    """The chip and the shape a topology's name says; starts nothing.
+
+    Raises:
+      ConfigError: no such chip, or a shape it cannot have.
+
+    >>> chip, shape = parse("h100:4x8")
+    >>> chip.name, shape
+    ('h100', (4, 8))
+    """
+    kind, _, sizes = name.lower().partition(":")
+    if kind not in CHIPS:
+        near = difflib.get_close_matches(kind, CHIPS, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ConfigError(f"--topology: {name!r} is not known; {hint}known: {FORMS}")
+    chip = CHIPS[kind]
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", sizes):
+        raise ConfigError(f"--topology: {name!r} says no shape; accepted: {FORMS}")
+    shape = tuple(int(n) for n in sizes.split("x"))
+    if chip.platform == "cuda" and len(shape) == 1:
+        shape = (1, *shape)
+    wanted = chip.torus or {"cuda": 2, "cpu": 1}[chip.platform]
+    if len(shape) != wanted:
+        raise ConfigError(f"--topology: {name!r} has {len(shape)} axes, {kind} has {wanted}; accepted: {FORMS}")
+    return chip, shape
+
+
+def prepare(name: str) -> None:
+    """Settings that have to be made before JAX starts a backend: no accelerator is taken, CPU devices are as many as
+    asked for. Errors as in `parse`; and ConfigError where what is needed is not installed."""
+    chip, shape = parse(name)
+    if chip.platform == "cpu":
+        with suppress(RuntimeError):  # a backend has started: `make` says whether it has enough
+            jax.config.update("jax_num_cpu_devices", math.prod(shape))
+    elif chip.platform == "tpu":
+        if importlib.util.find_spec("libtpu") is None:
+            raise ConfigError(f"--topology: {name} needs libtpu, which is not installed; pip install 'jaxformer[plan]'")
+        for variable, value in TPU_ENVIRONMENT.items():
+            os.environ.setdefault(variable, value)
+    else:
+        if (
+            importlib.util.find_spec("jax_cuda12_plugin") is None
+            and importlib.util.find_spec("jax_cuda13_plugin") is None
+        ):
+            raise ConfigError(
+                f"--topology: {name} needs JAX's CUDA compiler, which is not installed; pip install 'jaxformer[cuda]'"
+            )
+        os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+    jax.config.update("jax_platforms", "cpu")
+
+
+def make(name: str) -> Topology:
+    """The devices of a topology; after `prepare`.
+
+    Raises:
+      ConfigError: as in `parse`; or the compiler has no such topology.
+    """
+    chip, shape = parse(name)
+    if chip.platform == "cpu":
+        devices = jax.devices("cpu")
+        if len(devices) < math.prod(shape):
+            raise ConfigError(f"--topology: {name}; JAX has started with {len(devices)} CPU devices")
+        return Topology(name, chip, shape, tuple(devices[: math.prod(shape)]))
+    from jax.experimental import topologies
+
+    sizes = "x".join(map(str, shape))
+    try:
+        if chip.platform == "tpu":
+            found = topologies.get_topology_desc(platform="tpu", topology_name=f"{chip.name}:{sizes}")
+        else:
+            config = (TARGETS / f"{chip.name}.txtpb").read_text(encoding="utf-8")
+            found = topologies.get_topology_desc(platform="cuda", target_config=config, topology=f"1x{sizes}")
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(f"--topology: the compiler has no {name} ({reason[:200]}); accepted: {FORMS}") from None
+    return Topology(name, chip, shape, tuple(found.devices))

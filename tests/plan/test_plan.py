@@ -1,0 +1,187 @@
+"""A plan's numbers agree with the specs, with the devices' links, and with a run that is really done."""
+
+import importlib.util
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformer.command_line import load_file
+from jaxformer.config import from_mapping
+from jaxformer.modules import make_model
+from jaxformer.plan import report, roofline, search, table, topology
+from jaxformer.plan.hardware import CHIPS
+from jaxformer.plan.minimum import minimum
+from jaxformer.plan.topology import Topology
+from jaxformer.sharding import RULES, make_mesh
+from jaxformer.specs import is_spec
+from jaxformer.training.optim import make_optimizer
+from jaxformer.training.state import abstract_state
+
+ROOT = Path(__file__).parent.parent.parent
+SMALL = {
+    "model": {
+        "num_layers": 2, "width": 512, "num_heads": 8, "mlp_width": 1408, "context_length": 512, "vocab_size": 4096,
+        "norm": "rms_norm", "activation": "swiglu", "positions": "rotary", "use_bias": False, "tie_embeddings": False,
+        "remat": "full", "layers": "scan", "dtype": "bfloat16",
+    },
+    "train": {"steps": 10, "batch_rows": 16, "steps_per_dispatch": 1},
+    "optimizer": {"warmup_steps": 0},
+}  # fmt: skip
+
+
+def small(**mesh):
+    config = from_mapping(SMALL)
+    return replace(config, mesh=replace(config.mesh, **mesh))
+
+
+@pytest.mark.parametrize("name", ["llama_7b", "llama_70b", "gpt2_1_5b"])
+@pytest.mark.parametrize("sizes", [(1, 8, 1), (2, 4, 1), (1, 2, 4), (8, 1, 1)])
+def test_parameter_and_optimizer_bytes_follow_from_the_specs(name, sizes):
+    """Four bytes for every number of the spec, over the devices that RULES splits it over; Adam's moments twice that,
+    and one count. Counted here from shapes and names alone."""
+    config = from_mapping(load_file(str(ROOT / f"configs/{name}.py")))
+    data, fsdp, tensor = sizes
+    if config.model.num_heads % tensor:
+        tensor, data = 1, data * tensor
+    mesh = make_mesh(replace(config.mesh, data=data, fsdp=fsdp, tensor=tensor), jax.devices())
+    model = make_model(config.model, config.loss)
+    state = abstract_state(model, make_optimizer(config.optimizer, config.train.steps, model.specs), mesh)
+    expected = 0
+    for spec in jax.tree.leaves(model.specs, is_leaf=is_spec):
+        parts = {"fsdp": fsdp, "tensor": tensor}
+        divisor = math.prod(parts.get(a, 1) for axis in set(spec.axes) for a in RULES[axis] or ())
+        expected += math.prod(spec.shape) // divisor * 4
+    assert report.local_bytes(state.params) == expected
+    assert report.local_bytes(state.opt_state) == 2 * expected + 4 * len(
+        [leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.shape == ()]
+    )
+
+
+def test_the_minimum_by_hand():
+    """One block's matrices and the two tables of the small model, by the formulas of the docstring."""
+    config = small(data=2, fsdp=4, tensor=1)
+    found = minimum(config, make_model(config.model, config.loss).specs, make_mesh(config.mesh, jax.devices()))
+    blocks = 2 * (4 * 512 * 512 + 3 * 512 * 1408)
+    norms = (2 * 2 + 1) * 512
+    vocab = 4096 * 512
+    rows = 16 * 512 // 8 * 512 * 2
+    share = 3 / 4
+    assert found["fsdp"] == share * (blocks * (2 * 2 + 4) + vocab * (2 + 4) + 2 * rows)
+    assert found["data"] == 2 * 1 / 2 * (blocks + 2 * vocab) / 4 * 4
+    assert found["data+fsdp"] == 2 * 7 / 8 * norms * 4
+    assert found.keys() == {"fsdp", "data", "data+fsdp"}
+
+
+def test_the_minimum_of_tensor_parallelism():
+    config = small(data=1, fsdp=1, tensor=8)
+    found = minimum(config, make_model(config.model, config.loss).specs, make_mesh(config.mesh, jax.devices()))
+    tokens = 16 * 512
+    # five sums a block ("full" computes attention again), two around the blocks, three numbers a token in the loss
+    assert found == {"tensor": 2 * 7 / 8 * ((5 * 2 + 2) * tokens * 512 * 2 + 3 * tokens * 4)}
+
+
+def links(name, shape, axes):
+    chip, parsed = topology.parse(name)
+    devices = np.arange(math.prod(parsed)).reshape(shape)
+
+    class FakeMesh:
+        pass
+
+    mesh = FakeMesh()
+    mesh.devices, mesh.axis_names, mesh.size = devices, ("data", "fsdp", "tensor"), devices.size
+    mesh.shape = dict(zip(mesh.axis_names, shape, strict=True))
+    return roofline.link_speed(Topology(name, chip, parsed, tuple(range(devices.size))), mesh, axes)
+
+
+def test_links():
+    """Inside a node NVLink; across nodes the network, which members of a group on one node share out."""
+    h100 = CHIPS["h100"]
+    assert links("h100:4x8", (1, 4, 8), "tensor") == h100.link
+    assert links("h100:4x8", (1, 4, 8), "fsdp") == h100.network
+    assert links("h100:4x8", (1, 32, 1), "fsdp") == min(h100.link, 8 * h100.network)
+    assert links("v5e:4x4", (1, 16, 1), "fsdp") == 2 * CHIPS["v5e"].link
+    assert links("v5e:4x4", (4, 4, 1), "fsdp") == CHIPS["v5e"].link
+
+
+def test_compare_names_what_differs():
+    old = {"topology": "cpu:8", "devices": 8, "mesh": {"fsdp": 8}, "config": {}, "memory": {"total": 10}, "flops": {},
+           "collectives": [], "seconds": 1.0}  # fmt: skip
+    new = {**old, "mesh": {"fsdp": 4}, "memory": {"total": 20}}
+    assert table.compare(old, old) == ["no difference"]
+    assert table.compare(old, new) == ["mesh.fsdp: 8 -> 4", "memory.total: 10 -> 20 (2.000)"]
+
+
+@pytest.fixture(scope="module")
+def cpu_plan():
+    topology.prepare("cpu:8")
+    return report.make_plan(small(data=2, fsdp=2, tensor=2), topology.make("cpu:8"))
+
+
+@pytest.mark.slow
+def test_a_plan_on_cpu_devices(cpu_plan):
+    """Complete, printable, JSON; nothing large replicated; the program computes what the model says, once again more
+    where it rematerialises."""
+    text = "\n".join(table.lines(cpu_plan))
+    assert "fits" in text and "all-gather" in text
+    assert json.loads(json.dumps(cpu_plan))["mesh"] == {**cpu_plan["mesh"]}
+    assert cpu_plan["replicated"] == [] and cpu_plan["memory"]["fits"] is None
+    assert 0.7 < cpu_plan["flops"]["useful"] <= 1.0
+    assert {"fsdp", "tensor", "data"} <= report.by_axes(cpu_plan).keys()
+
+
+@pytest.mark.slow
+def test_search_ranks(monkeypatch):
+    monkeypatch.setattr(search, "REMAT", ("full",))
+    found = search.search(small(), topology.make("cpu:8"), tries=2)
+    assert len(found) == 2
+    totals = [one.plan["memory"]["total"] for one in found]
+    assert totals == sorted(totals)
+    assert len(search.lines(found)) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_predicted_memory_is_within_a_tenth_of_a_real_runs_peak():
+    config = {
+        "model": {"num_layers": 4, "width": 512, "num_heads": 8, "context_length": 512, "vocab_size": 4096,
+                  "layers": "scan"},
+        "train": {"batch_rows": 8, "steps_per_dispatch": 1, "steps": 10},
+        "optimizer": {"warmup_steps": 0},
+    }  # fmt: skip
+    command = [sys.executable, str(Path(__file__).parent / "peak.py"), json.dumps(config)]
+    done = subprocess.run(command, cwd=ROOT, env=own_environment(), capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["predicted"] == pytest.approx(found["measured"], rel=0.1)
+
+
+def own_environment():
+    import os
+
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra `plan` (libtpu)")
+@pytest.mark.parametrize(("mesh", "axes"), [((2, 8, 1), ("fsdp", "data")), ((2, 4, 2), ("fsdp", "tensor"))])
+def test_on_tpus_collectives_stay_near_the_least(mesh, axes, tmp_path):
+    """FSDP and tensor parallelism send at most 1.15 times the least, in the program that a v5e slice would run."""
+    program = (
+        "import json, sys; from jaxformer.config import from_mapping; from jaxformer.plan import report, topology; "
+        "topology.prepare('v5e:4x4'); target = topology.make('v5e:4x4'); "
+        "print(json.dumps(report.make_plan(from_mapping(json.loads(sys.argv[1])), target)))"
+    )
+    config = {**SMALL, "mesh": dict(zip(("data", "fsdp", "tensor"), mesh, strict=True))}
+    command = [sys.executable, "-c", program, json.dumps(config)]
+    done = subprocess.run(command, cwd=ROOT, env=own_environment(), capture_output=True, text=True, check=True)
+    plan = json.loads(done.stdout.splitlines()[-1])
+    sent = report.by_axes(plan)
+    for axis in axes:
+        assert sent[axis] <= 1.15 * plan["minimum"][axis], (axis, sent, plan["minimum"], plan["largest"])
+    assert plan["memory"]["fits"] is True

@@ -1,0 +1,153 @@
+"""What is read from a compiled program agrees with programs whose costs are known by hand."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxformer.plan import collectives, costs, hlo
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return jax.make_mesh((4, 2), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices())
+
+
+def read(mesh, local, shape, spec, out):
+    """The program of `local` run by shard_map on one float32 array."""
+    x = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec))
+    program = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=out, check_vma=False))
+    return hlo.read(program.lower(x).compile().as_text())
+
+
+def test_collectives_of_known_bytes(mesh):
+    """One of each kind; what one device sends, by hand: n devices, N bytes of the whole."""
+
+    def local(x):  # [2, 64] on each device
+        whole = jax.lax.all_gather(x, "fsdp", tiled=True)  # to [8, 64]
+        summed = jax.lax.psum(whole * 2, ("fsdp", "tensor"))
+        part = jax.lax.psum_scatter(summed * whole, "tensor", scatter_dimension=1, tiled=True)  # to [8, 32]
+        moved = jax.lax.ppermute(part, "fsdp", [(i, (i + 1) % 4) for i in range(4)])
+        return jax.lax.all_to_all(moved, "tensor", 0, 1, tiled=True)
+
+    program = read(mesh, local, (8, 64), P("fsdp"), P("fsdp"))
+    found = {c.kind: c for c in collectives.find(program, dict(mesh.shape))}
+    expected = {
+        "all-gather": ("fsdp", 3 * 2 * 64 * 4),
+        "all-reduce": ("fsdp+tensor", 2 * 7 / 8 * 8 * 64 * 4),
+        "reduce-scatter": ("tensor", 1 / 2 * 8 * 64 * 4),
+        "collective-permute": ("fsdp", 8 * 32 * 4),
+        "all-to-all": ("tensor", 1 / 2 * 8 * 32 * 4),
+    }
+    assert {kind: (c.axes, c.total) for kind, c in found.items()} == expected
+
+
+def test_a_collective_in_a_loop_counts_each_time(mesh):
+    """Inside two scans, of 5 and 3; what follows the loop counts once."""
+
+    def local(x):
+        def inner(x, _):
+            return jnp.tanh(jax.lax.psum(x, "tensor")), None
+
+        def outer(x, _):
+            return jax.lax.scan(inner, x, None, length=3)[0], None
+
+        x, _ = jax.lax.scan(outer, x, None, length=5)
+        return jax.lax.psum(x, "fsdp")
+
+    found = collectives.find(read(mesh, local, (16, 8), P(("fsdp", "tensor")), P()), dict(mesh.shape))
+    assert {(c.axes, c.times) for c in found} == {("tensor", 15.0), ("fsdp", 1.0)}
+
+
+def test_a_loop_of_unknown_length_counts_once(mesh):
+    """As the loop over the updates of a dispatch does: the plan is of one update."""
+
+    def local(x):
+        return jax.lax.fori_loop(0, x[0, 0].astype(int), lambda i, x: jax.lax.psum(x, "fsdp") + i, x)
+
+    (found,) = collectives.find(read(mesh, local, (4, 8), P("fsdp"), P("fsdp")), dict(mesh.shape))
+    assert found.times == 1.0
+
+
+def loop(start: int, bound: int, step: int) -> str:
+    """A program in the words of a TPU's compiler, which notes no trip count."""
+    return f"""
+%body (s: (s32[], f32[8])) -> (s32[], f32[8]) {{
+  %s = (s32[]{{:T(128)}}, f32[8]{{0:T(128)}}) parameter(0)
+  %i = s32[]{{:T(128)}} get-tuple-element(%s), index=0
+  %x = f32[8]{{0:T(128)}} get-tuple-element(%s), index=1
+  %by = s32[]{{:T(128)}} constant({step})
+  %next = s32[]{{:T(128)}} add(%i, %by)
+  %sum = f32[8]{{0:T(128)}} all-reduce(%x), channel_id=1, replica_groups=mesh['axis_0'=4,'axis_1'=2] {{'axis_1'}}
+  ROOT %out = (s32[]{{:T(128)}}, f32[8]{{0:T(128)}}) tuple(%next, %sum)
+}}
+
+%condition (s: (s32[], f32[8])) -> pred[] {{
+  %s = (s32[]{{:T(128)}}, f32[8]{{0:T(128)}}) parameter(0)
+  %bound = s32[]{{:T(128)}} constant({bound})
+  %i = s32[]{{:T(128)}} get-tuple-element(%s), index=0
+  ROOT %less = pred[]{{:T(512)}} compare(%i, %bound), direction=LT
+}}
+
+ENTRY %main (x: f32[8]) -> f32[8] {{
+  %x = f32[8]{{0:T(128)}} parameter(0)
+  %zero = s32[]{{:T(128)}} constant({start})
+  %first = (s32[]{{:T(128)}}, f32[8]{{0:T(128)}}) tuple(%zero, %x)
+  %loop = (s32[]{{:T(128)}}, f32[8]{{0:T(128)}}) while(%first), condition=%condition, body=%body
+  ROOT %y = f32[8]{{0:T(128)}} get-tuple-element(%loop), index=1
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "bound", "step", "trips"), [(0, 12, 1, 12), (1, 12, 1, 11), (0, 8, 2, 4), (3, 8, 2, 3)]
+)
+def test_trips_follow_from_the_condition(start, bound, step, trips):
+    (found,) = collectives.find(hlo.read(loop(start, bound, step)), {"data": 1, "fsdp": 4, "tensor": 2})
+    assert (found.axes, found.times, found.total) == ("tensor", trips, trips * 32.0)
+
+
+def test_start_and_done_are_one_and_pieces_of_one_gather_too():
+    text = """
+%piece (p: f32[2]) -> f32[8] {
+  %p = f32[2]{0} parameter(0)
+  ROOT %g = f32[8]{0} all-gather(%p), channel_id=7, replica_groups=[1,4]<=[4], frontend_attributes={chain_id="0"}
+}
+
+ENTRY %main (x: f32[2]) -> f32[8] {
+  %x = f32[2]{0} parameter(0)
+  %a = (f32[2]{0}, f32[8]{0}) all-gather-start(%x), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0}
+  %b = f32[8]{0} all-gather-done(%a)
+  %c = f32[8]{0} fusion(%x), kind=kCustom, calls=%piece
+  ROOT %d = f32[8]{0} fusion(%x), kind=kCustom, calls=%piece
+}
+"""
+    found = collectives.find(hlo.read(text), {"fsdp": 4})
+    assert [(c.kind, c.axes, c.total) for c in found] == [("all-gather", "fsdp", 24.0)] * 2
+
+
+def test_flops_and_traffic_of_a_loop_of_products():
+    """Six products of [32, 32] with weights that the loop slices from one stack: 2 N^3 each, one weight read each."""
+
+    def run(x, w):
+        return jax.lax.scan(lambda x, w: (x @ w, None), x, w)[0]
+
+    x, w = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((32, 32), (6, 32, 32)))
+    program = hlo.read(jax.jit(run).lower(x, w).compile().as_text())
+    assert costs.flops(program) == 6 * 2 * 32**3
+    one = 32 * 32 * 4
+    assert 6 * 3 * one <= costs.traffic(program) <= 6 * 8 * one
+
+
+def test_a_product_written_as_a_convolution():
+    """A TPU's way: heads as a window that reaches into padding, where nothing is multiplied."""
+    window = "window={size=1x6 pad=0_0x5_5 rhs_reversal=0x1}, dim_labels=0bf1_1oi0->0b1f"
+    text = f"""
+ENTRY %main (a: bf16[16,1024,96,1], b: bf16[6,64,96,1]) -> bf16[16,1024,6,64] {{
+  %a = bf16[16,1024,96,1]{{1,2,3,0}} parameter(0)
+  %b = bf16[6,64,96,1]{{2,1,0,3}} parameter(1)
+  ROOT %c = bf16[16,1024,6,64]{{1,3,2,0}} convolution(%a, %b), {window}
+}}
+"""
+    assert costs.flops(hlo.read(text)) == 2 * 16 * 1024 * 96 * 6 * 64
