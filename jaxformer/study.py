@@ -6,6 +6,7 @@ need, and what is worth keeping.
 """
 
 import functools
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxformer import manifest, records
+from jaxformer import distributed, manifest, records
 from jaxformer.config import Config, ConfigError
 from jaxformer.data import languages
 from jaxformer.data.batches import Batches, eval_batches
@@ -62,6 +63,12 @@ def open_study(config: StudyConfig) -> Study:
     Raises:
       ConfigError: any fault of text, ladder or working directory; nothing has been compiled or written.
     """
+    others = distributed.detect(os.environ, config.distributed)
+    if others is not None:
+        raise ConfigError(
+            f"config.distributed: {others.found} says {others.processes} processes, and each would train the whole "
+            "study; accepted: one process"
+        )
     if config.optimizer.schedule != "wsd" and len(config.ladder.budgets) + len(config.ladder.tokens) > 1:
         print(f"note: under optimizer.schedule={config.optimizer.schedule} every run starts anew; wsd shares trunks")
     manifest.check_workdir(config, free=MAY_CHANGE)

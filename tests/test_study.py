@@ -167,6 +167,16 @@ def test_one_clear_line(place, done, tmp_path):
     assert "final record lacks flops" in line("--stage=fit", workdir=tmp_path / "cut")
 
 
+def test_a_study_is_not_started_by_several_processes(place, monkeypatch):
+    from jaxformer import study
+
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "node1:8476")
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
+    monkeypatch.setenv("JAX_PROCESS_ID", "1")
+    with pytest.raises(ConfigError, match="says 2 processes, and each would train the whole study; accepted: one"):
+        study.open_study(from_mapping({"ladder": {"widths": [8], "head_width": 8, "tokens": [1000]}}, cls=StudyConfig))
+
+
 def test_a_run_below_the_floor_is_a_leak(monkeypatch):
     from jaxformer import study
 
