@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer.functional.losses import CHUNK_LOGITS, MIN_POSITIONS, TokenLoss, block_loss
+from jaxformer.layout import pin, row_shards, sum_parts
 from jaxformer.types import Array, Params
 
 # Blocks a row is cut into: the more, the less is computed in vain, and the more often the table's gradient is added up
@@ -104,7 +105,9 @@ def _visit(operands, targets_BT, weights_BT, options, *, gradients):
     transform, label_smoothing, z_loss, per_chunk = options
     batch, positions, width = hidden_BTD.shape
     accumulate = weights_BT.dtype
-    compute_VD = table_VD.astype(hidden_BTD.dtype)
+    # As in `losses`: the table whole along D before the blocks, its gradient added up on each device and summed once.
+    compute_VD = pin(table_VD.astype(hidden_BTD.dtype), "vocab", None)
+    parts = row_shards(batch)
     left_out_BT = weights_BT == 0
     order_BT = jnp.argsort(left_out_BT, axis=1, stable=True)
     needed = jnp.max(jnp.sum(~left_out_BT, axis=1))
@@ -127,7 +130,7 @@ def _visit(operands, targets_BT, weights_BT, options, *, gradients):
         else:
             x_ND = transform(params, hidden_ND)
         new, d = block_loss(
-            x_ND, compute_VD, bias_V, targets_Bt, weights_Bt, label_smoothing, z_loss, gradients=gradients
+            x_ND, compute_VD, bias_V, targets_Bt, weights_Bt, label_smoothing, z_loss, gradients=gradients, parts=parts
         )
         sums = jax.tree.map(jnp.add, sums, new)
         if not gradients:
@@ -142,11 +145,15 @@ def _visit(operands, targets_BT, weights_BT, options, *, gradients):
     carry: tuple[Any, Any, Any] = ((jnp.zeros((), accumulate), (zero_B, zero_B)), (), ())
     if gradients:
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, accumulate), (table_VD, bias_V, params))
+        if parts > 1:
+            zeros = (pin(jnp.zeros((parts, *table_VD.shape), accumulate), "rows", "vocab", None), *zeros[1:])
         carry = (carry[0], zeros, jnp.zeros((batch, columns, width), hidden_BTD.dtype))
     sums, grads, d_sorted_BTD = jax.lax.fori_loop(0, -(-needed // per_chunk), visit, carry)
     if not gradients:
         return sums, None
     back_BT = jnp.argsort(order_BT, axis=1)
     d_hidden_BTD = jnp.take_along_axis(d_sorted_BTD, back_BT[..., None], axis=1)
+    if parts > 1:
+        grads = (sum_parts(grads[0], "vocab", "embed"), *grads[1:])
     d_table, d_bias, d_params = jax.tree.map(lambda g, x: g.astype(x.dtype), grads, (table_VD, bias_V, params))
     return sums, (d_hidden_BTD, d_table, d_bias, d_params)
