@@ -169,19 +169,18 @@ def own_environment():
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra `plan` (libtpu)")
-@pytest.mark.parametrize(("mesh", "axes"), [((2, 8, 1), ("fsdp", "data")), ((2, 4, 2), ("fsdp", "tensor"))])
-def test_on_tpus_collectives_stay_near_the_least(mesh, axes, tmp_path):
+def test_on_tpus_collectives_stay_near_the_least():
     """FSDP and tensor parallelism send at most 1.15 times the least, in the program that a v5e slice would run."""
     program = (
         "import json, sys; from jaxformer.config import from_mapping; from jaxformer.plan import report, topology; "
         "topology.prepare('v5e:4x4'); target = topology.make('v5e:4x4'); "
         "print(json.dumps(report.make_plan(from_mapping(json.loads(sys.argv[1])), target)))"
     )
-    config = {**SMALL, "mesh": dict(zip(("data", "fsdp", "tensor"), mesh, strict=True))}
+    config = {**SMALL, "mesh": {"data": 2, "fsdp": 4, "tensor": 2}}
     command = [sys.executable, "-c", program, json.dumps(config)]
     done = subprocess.run(command, cwd=ROOT, env=own_environment(), capture_output=True, text=True, check=True)
     plan = json.loads(done.stdout.splitlines()[-1])
     sent = report.by_axes(plan)
-    for axis in axes:
+    for axis in ("fsdp", "tensor"):
         assert sent[axis] <= 1.15 * plan["minimum"][axis], (axis, sent, plan["minimum"], plan["largest"])
     assert plan["memory"]["fits"] is True
