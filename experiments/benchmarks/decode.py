@@ -33,13 +33,7 @@ def contestants(options):
         activation="gelu_tanh", dtype=options.dtype,
     )  # fmt: skip
     params = ready(init_params(gpt.specs(cfg), jax.random.key(0)), cfg)
-    shape: dict[str, Any] = {
-        "n_layer": layers,
-        "n_embd": width,
-        "n_head": heads,
-        "n_positions": context,
-        "vocab_size": vocab,
-    }
+    shape: dict[str, Any] = {"n_layer": layers, "n_embd": width, "n_head": heads, "n_positions": context}
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[options.dtype]
     model = (
         GPT2LMHeadModel(GPT2Config(**shape, vocab_size=vocab, bos_token_id=None, eos_token_id=None)).eval().to(dtype)
