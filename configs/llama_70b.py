@@ -3,35 +3,13 @@
 python -m experiments.pretrain --config=configs/llama_70b.py --config.data.files='/data/*.jsonl.zst'
 """
 
-from ml_collections import ConfigDict
+from configs import llama_7b
 
 
 def get_config():
-    """As llama_7b with 8 key/value heads; 4M tokens a step, split over all devices."""
-    return ConfigDict({
-        "model": {
-            "family": "gpt",
-            "num_layers": 80,
-            "width": 8192,
-            "num_heads": 64,
-            "num_kv_heads": 8,
-            "mlp_width": 28672,
-            "context_length": 4096,
-            "vocab_size": 32000,
-            "norm": "rms_norm",
-            "activation": "swiglu",
-            "positions": "rotary",
-            "use_bias": False,
-            "tie_embeddings": False,
-            "initializer": "scaled",
-            "remat": "full",
-            "layers": "scan",
-            "dtype": "bfloat16",
-        },
-        "data": {"source": "files", "files": ("data/*.jsonl",), "tokenizer_vocab": 32000},
-        "optimizer": {"learning_rate": 1.5e-4, "warmup_steps": 2000},
-        "mesh": {"data": 1, "fsdp": None},
-        "train": {"steps": 500_000, "batch_rows": 1024, "steps_per_dispatch": 1, "eval_every_steps": 1000,
-                  "eval_rows": 2048, "log_every_steps": 10},
-        "checkpoint": {"save_every_minutes": 15.0, "keep_every_steps": 10_000},
-    })  # fmt: skip
+    """As llama_7b with 80 layers of width 8192 and 8 key/value heads; 4M tokens a step, split over all devices."""
+    config = llama_7b.get_config()
+    shape = {"num_layers": 80, "width": 8192, "num_heads": 64, "num_kv_heads": 8, "mlp_width": 28672}
+    config.model.update(shape)
+    config.optimizer.learning_rate = 1.5e-4
+    return config

@@ -32,7 +32,9 @@ def main() -> None:
     arguments.add_argument("--suite", required=True, choices=SUITES)
     arguments.add_argument("--pairs", type=int, default=7, metavar="N", help="rounds of alternating runs (default 7)")
     arguments.add_argument("--shape", default="tiny", choices=SHAPES, help="train, decode: the GPT's shape")
-    arguments.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="train, attention")
+    arguments.add_argument(
+        "--dtype", default="float32", choices=("float32", "bfloat16"), help="train, attention, decode"
+    )
     arguments.add_argument("--tokens", type=int, default=1024, help="attention: length of the row")
     arguments.add_argument("--rows", type=int, default=1, metavar="N", help="decode: prompts at once (default 1)")
     arguments.add_argument("--size", type=float, default=0.1, choices=(0.1, 0.5, 2.0), help="sweep: million parameters")

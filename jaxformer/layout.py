@@ -34,7 +34,7 @@ RULES: dict[str, tuple[str, ...] | None] = {
     "norm": None,
 }
 # THE rule table of activations: axis -> the mesh axes it is split over, as far as there are such.
-ACTIVATIONS: dict[str, tuple[str, ...]] = {
+ACTIVATION_RULES: dict[str, tuple[str, ...]] = {
     "batch_rows": ("data", "fsdp"),  # of a batch
     "rows": ("context", "data", "fsdp"),  # as a model sees them, cut into parts (see `parts`)
     "looked_up_rows": ("context", "data"),  # where the embedding table's parts are looked up: rows move to its width
@@ -44,7 +44,7 @@ ACTIVATIONS: dict[str, tuple[str, ...]] = {
     "mlp": ("tensor",),
     "vocab": ("tensor",),
 }
-_KNOWN = frozenset(axis for axes in (*RULES.values(), *ACTIVATIONS.values()) for axis in axes or ())
+_KNOWN = frozenset(axis for axes in (*RULES.values(), *ACTIVATION_RULES.values()) for axis in axes or ())
 _shard_norms: ContextVar[bool] = ContextVar("shard_norms", default=False)
 
 
@@ -79,13 +79,13 @@ def pin(x: Array, *axes: str | None) -> Array:
 
     Args:
       x: the activation.
-      *axes: one name of `ACTIVATIONS` or None for each dimension.
+      *axes: one name of `ACTIVATION_RULES` or None for each dimension.
 
     >>> import jax.numpy as jnp
     >>> pin(jnp.ones((2, 3)), "rows", None).shape
     (2, 3)
     """
-    rules = {**ACTIVATIONS, "tokens": ("tensor",)} if _shard_norms.get() else ACTIVATIONS
+    rules = {**ACTIVATION_RULES, "tokens": ("tensor",)} if _shard_norms.get() else ACTIVATION_RULES
     return _pin(x, axes, rules)
 
 
@@ -126,7 +126,7 @@ def sum_parts(x: Array, *axes: str | None) -> Array:
 
     Said as collectives, because of a plain sum XLA makes an all-reduce of the whole where each device needs a part.
     """
-    rows = tuple(a for a in ACTIVATIONS["rows"] if a in mesh_axes())
+    rows = tuple(a for a in ACTIVATION_RULES["rows"] if a in mesh_axes())
     into = tuple(_entries(x.shape[1:], axes, RULES))
     kept = tuple(None if entry is None else tuple(a for a in entry if a not in rows) or None for entry in into)
 
@@ -144,4 +144,4 @@ def sum_parts(x: Array, *axes: str | None) -> Array:
 def row_shards(rows: int) -> int:
     """Into how many parts the mesh that is set splits the rows of a batch; 1 where `rows` do not divide."""
     sizes = mesh_axes()
-    return math.prod(sizes[axis] for axis in splits(rows, ACTIVATIONS["rows"], sizes))
+    return math.prod(sizes[axis] for axis in splits(rows, ACTIVATION_RULES["rows"], sizes))

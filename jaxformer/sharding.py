@@ -19,9 +19,8 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxformer import layout
 from jaxformer.config import ConfigError, MeshConfig
-from jaxformer.layout import RULES
+from jaxformer.layout import ACTIVATION_RULES, RULES
 from jaxformer.specs import ParamSpec, is_spec
 
 # Slowest links first: neighbours along the last axis are neighbours in the machine.
@@ -128,7 +127,7 @@ def batch_sharding(mesh: Mesh, leading: int = 0) -> NamedSharding:
 
     Rows are whole on all devices of the `context` axis: they are but integers, and the models cut them into parts.
     """
-    return NamedSharding(mesh, P(*[None] * leading, layout.ACTIVATIONS["batch_rows"]))
+    return NamedSharding(mesh, P(*[None] * leading, ACTIVATION_RULES["batch_rows"]))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -148,7 +147,7 @@ def check_context(length: int, mesh: Mesh) -> None:
 
 def check_batch(rows: int, micro_batches: int, mesh: Mesh) -> None:
     """Raises ConfigError if the rows of a micro-batch do not divide over the data-parallel devices."""
-    devices = row_shards(mesh)
+    devices = batch_shards(mesh)
     if rows % (micro_batches * devices):
         raise ConfigError(
             f"config.train.batch_rows: {rows} in micro-batches of {rows / micro_batches:g} rows does not divide over "
@@ -157,9 +156,9 @@ def check_batch(rows: int, micro_batches: int, mesh: Mesh) -> None:
         )
 
 
-def row_shards(mesh: Mesh) -> int:
+def batch_shards(mesh: Mesh) -> int:
     """Into how many parts the rows of a batch are split."""
-    return math.prod(mesh.shape[a] for a in layout.ACTIVATIONS["batch_rows"])
+    return math.prod(mesh.shape[a] for a in ACTIVATION_RULES["batch_rows"])
 
 
 def host_rows(rows: int, mesh: Mesh) -> np.ndarray:

@@ -63,10 +63,10 @@ def open_study(config: StudyConfig) -> Study:
     Raises:
       ConfigError: any fault of text, ladder or working directory; nothing has been compiled or written.
     """
-    others = distributed.detect(os.environ, config.distributed)
-    if others is not None:
+    found = distributed.detect(os.environ, config.distributed)
+    if found is not None and found.processes is not None:  # a TPU VM by itself says nothing of others
         raise ConfigError(
-            f"config.distributed: {others.found} says {others.processes} processes, and each would train the whole "
+            f"config.distributed: {found.found} says {found.processes} processes, and each would train the whole "
             "study; accepted: one process"
         )
     if config.optimizer.schedule != "wsd" and len(config.ladder.budgets) + len(config.ladder.tokens) > 1:

@@ -3,9 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
 from jaxformer import layout, parts, sharding
 from jaxformer.config import MeshConfig
+from jaxformer.functional.attention import attention
+from jaxformer.masks import Mask
 
 
 def mesh(*sizes):
@@ -33,6 +36,23 @@ def test_the_table():
     with layout.shard_norms(True):
         assert laid_out(m, (8, 4, 3), "rows", "tokens", None) == (2, 2, 3)
     assert laid_out(m, (6, 3), "rows", "mlp") == (6, 3)  # what does not divide stays whole
+
+
+def test_inside_a_users_shard_map_the_axes_are_the_users():
+    """There XLA splits nothing, and a pin would name an axis that it may not: functions work as on one device."""
+    m = mesh(2, 2, 2)
+    x = jax.random.normal(jax.random.key(0), (4, 6, 2, 8))
+    seen = []
+
+    def local(x):
+        seen.append((layout.mesh_axes(), parts.cut(6, zigzag=True)))
+        return attention(layout.pin(x, "rows", None, "heads", None), x, x, mask=Mask(causal=True))
+
+    rows = P(("data", "fsdp"))
+    with jax.set_mesh(m):
+        found = jax.jit(jax.shard_map(local, in_specs=rows, out_specs=rows))(x)
+    assert seen == [({}, parts.Cut(1))] * len(seen)
+    np.testing.assert_allclose(found, attention(x, x, x, mask=Mask(causal=True)), rtol=1e-5, atol=1e-6)
 
 
 def test_rows_are_cut_where_the_context_axis_divides_them():

@@ -98,7 +98,7 @@ def test_batch_rows():
     assert sharding.batch_sharding(m, 1).spec == P(None, ("data", "fsdp"))
     x = jax.device_put(np.zeros((8, 3)), sharding.batch_sharding(m))
     assert {s.data.shape for s in x.addressable_shards} == {(2, 3)}
-    assert sharding.row_shards(m) == 4
+    assert sharding.batch_shards(m) == 4
     np.testing.assert_array_equal(sharding.host_rows(12, m), np.arange(12))
 
 

@@ -4,7 +4,9 @@ Nothing is compiled when either begins; the processes find in the compilation ca
 users' do. The text is there already.
 """
 
+import atexit
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -38,6 +40,7 @@ def contestants(options):
     """300 steps of 16 x 64 tokens at eight learning rates."""
     width, layers = SIZES[options.size]
     folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
     factors = tuple(rate / 0.008 for rate in RATES)
     text = CONFIG.format(width=width, layers=layers, heads=width // 16, cache=str(folder / "text"), factors=factors)
     (folder / "config.py").write_text(text)

@@ -200,7 +200,7 @@ def block(
     rng: Array | None = None,
     memory: Memory | None = None,
 ) -> tuple[Array, Memory | None]:
-    """One Transformer block; what lies between its layers is laid out as `layout.ACTIVATIONS` says.
+    """One Transformer block; what lies between its layers is laid out as `layout.ACTIVATION_RULES` says.
 
     pre_norm:  x + attention(norm(x)), then x + mlp(norm(x))         (Radford et al. 2019, section 2.3)
     post_norm: norm(x + attention(x)), then norm(x + mlp(x))         (Vaswani et al. 2017, section 3.1)

@@ -61,32 +61,12 @@ def specs(cfg: ModelConfig) -> dict[str, Any]:
     return tree
 
 
-def hidden(
-    params: Params,
-    tokens: Array,
-    cfg: ModelConfig,
-    *,
-    positions: Array | None = None,
-    segments: Array | None = None,
-    token_types: Array | None = None,
-    rng: Array | None = None,
-) -> Array:
+def hidden(params: Params, tokens: Array, cfg: ModelConfig, **fields) -> Array:
     """The last hidden states.
 
-    Args:
-      params: as in `specs(cfg)`.
-      tokens: [B, T] int.
-      cfg: the model.
-      positions: [B, T] int, position in the document; None: 0, 1, 2, ...
-      segments: [B, T] int, document of each token (padding a number of its own); None: one document per row.
-      token_types: [B, T] int, sentence A or B; None: all 0.
-      rng: dropout; None: nothing is dropped.
-
-    Returns:
-      [B, T, D] in the compute dtype.
+    Arguments as in `in_parts`. Returns [B, T, D] in the compute dtype.
     """
-    fields = {"positions": positions, "segments": segments, "token_types": token_types}
-    x, cut = in_parts(params, tokens, cfg, **fields, rng=rng)
+    x, cut = in_parts(params, tokens, cfg, **fields)
     return cut.unfold(x)
 
 
@@ -100,7 +80,20 @@ def in_parts(
     token_types: Array | None = None,
     rng: Array | None = None,
 ) -> tuple[Array, Cut]:
-    """`hidden`, with rows cut into parts as the mesh in use cuts them: [parts * B, T / parts, D], and the cut."""
+    """`hidden`, with rows cut into parts as the mesh in use cuts them.
+
+    Args:
+      params: as in `specs(cfg)`.
+      tokens: [B, T] int.
+      cfg: the model.
+      positions: [B, T] int, position in the document; None: 0, 1, 2, ...
+      segments: [B, T] int, document of each token (padding a number of its own); None: one document per row.
+      token_types: [B, T] int, sentence A or B; None: all 0.
+      rng: dropout; None: nothing is dropped.
+
+    Returns:
+      [parts * B, T / parts, D] in the compute dtype, and the cut; [B, T, D] where the mesh has no context axis.
+    """
     cut, mask, tokens, positions = embedding.cut_rows(tokens, positions, segments, cfg)
     rngs = (None, None) if rng is None else jax.random.split(rng)
     x = embedding.embed(params["embedding"], tokens, positions, cfg, None, cut.fold(token_types))

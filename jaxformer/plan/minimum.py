@@ -20,7 +20,7 @@ from typing import Any
 import jax
 
 from jaxformer.config import Config
-from jaxformer.layout import ACTIVATIONS
+from jaxformer.layout import ACTIVATION_RULES
 from jaxformer.sharding import partition
 from jaxformer.specs import ParamSpec, is_spec
 
@@ -54,7 +54,7 @@ def minimum(config: Config, specs: Any, mesh: Any) -> dict[str, float]:
 def tokens_per_device(config: Config, sizes: dict[str, int]) -> float:
     """Tokens of one micro-batch on one device."""
     rows = config.train.batch_rows / config.train.micro_batches
-    splits = math.prod(sizes.get(a, 1) for a in ACTIVATIONS["rows"])
+    splits = math.prod(sizes.get(a, 1) for a in ACTIVATION_RULES["rows"])
     return rows * config.model.context_length / splits
 
 

@@ -13,7 +13,7 @@ from jaxformer.config import Config, ConfigError
 from jaxformer.functional.attention import choose
 from jaxformer.modules import make_model
 from jaxformer.plan.topology import Topology
-from jaxformer.sharding import batch_sharding, make_mesh
+from jaxformer.sharding import batch_sharding, check_context, make_mesh
 from jaxformer.training.optim import make_optimizer
 from jaxformer.training.state import TrainState
 from jaxformer.training.step import compile_steps
@@ -47,7 +47,7 @@ class Step:
     compiled: Any = None
 
 
-def target_config(config: Config, topology: Topology) -> Config:
+def target_config(config: Config, topology: Topology, mesh: Mesh) -> Config:
     """`config` with the choices made that a run on the target would make, where this machine would make others.
 
     Raises:
@@ -60,8 +60,9 @@ def target_config(config: Config, topology: Topology) -> Config:
         else:
             model = replace(model, vocab_size=-(-config.data.tokenizer_vocab // 64) * 64)
     if model.attention == "auto":
-        length = model.context_length
-        implementation: Any = choose(length, length, platform=topology.chip.platform)
+        parts = mesh.shape["context"]
+        length = model.context_length // parts
+        implementation: Any = choose(length, length, parts, platform=topology.chip.platform)
         model = replace(model, attention=implementation)
     return replace(config, model=model)
 
@@ -85,11 +86,12 @@ def compile_step(config: Config, topology: Topology) -> Step:
     Raises:
       ConfigError: the mesh does not match the topology, or the batch or a parameter does not divide over it.
     """
-    config = target_config(config, topology)
     try:
         mesh = make_mesh(config.mesh, list(topology.devices))
     except ConfigError as error:
         raise ConfigError(str(error).replace("the number of devices is", f"{topology.name} has")) from None
+    config = target_config(config, topology, mesh)
+    check_context(config.model.context_length, mesh)
     model = make_model(config.model, config.loss)
     optimizer = make_optimizer(config.optimizer, config.train.steps, model.specs)
     steps = compile_steps(model, optimizer, mesh, config)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from jaxformer.config import Config, ConfigError
-from jaxformer.layout import ACTIVATIONS
+from jaxformer.layout import ACTIVATION_RULES
 from jaxformer.plan.report import Plan, make_plan
 from jaxformer.plan.table import size, verdict
 from jaxformer.plan.topology import Topology
@@ -25,6 +25,7 @@ class Trial:
 def candidates(config: Config, topology: Topology) -> list[Config]:
     """Meshes of data x fsdp x tensor, most promising first, without any remat policy chosen yet: tensor up to the
     devices of a node (16 on a TPU) and to what divides the heads; fsdp over the rest or over one node, data beside it.
+    The context axis stays as it is (1 where it would fill).
 
     >>> from jaxformer.config import from_mapping
     >>> from jaxformer.plan.topology import parse
@@ -33,7 +34,8 @@ def candidates(config: Config, topology: Topology) -> list[Config]:
     >>> [(c.mesh.data, c.mesh.fsdp, c.mesh.tensor) for c in found][:3]
     [(1, 16, 1), (2, 8, 1), (16, 1, 1)]
     """
-    devices = len(topology.devices)
+    context = config.mesh.context or 1
+    devices = len(topology.devices) // context
     most = min(topology.per_node, 16)
     found = []
     for tensor in (1, 2, 4, 8, 16):
@@ -43,7 +45,8 @@ def candidates(config: Config, topology: Topology) -> list[Config]:
         inside = max(1, topology.per_node // tensor) if topology.chip.platform == "cuda" else max(1, int(rest**0.5))
         for fsdp in dict.fromkeys((rest, inside, 1)):
             if rest % fsdp == 0 and config.train.batch_rows % (rest * config.train.micro_batches) == 0:
-                found.append(replace(config, mesh=replace(config.mesh, data=rest // fsdp, fsdp=fsdp, tensor=tensor)))
+                mesh = replace(config.mesh, data=rest // fsdp, fsdp=fsdp, tensor=tensor, context=context)
+                found.append(replace(config, mesh=mesh))
     return found
 
 
@@ -60,7 +63,8 @@ def search(
     if not meshes:
         raise ConfigError(
             f"config.train.batch_rows: {config.train.batch_rows} rows divide over no mesh of {topology.name} "
-            f"({' and '.join(ACTIVATIONS['batch_rows'])} split them); accepted: multiples of {len(topology.devices)}"
+            f"({' and '.join(ACTIVATION_RULES['batch_rows'])} split them); "
+            f"accepted: multiples of {len(topology.devices)}"
         )
     trials: list[Trial] = []
     for mesh in meshes:

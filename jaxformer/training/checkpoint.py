@@ -11,7 +11,6 @@ Orbax itself neither verifies what it reads nor falls back: a flipped byte resto
 """
 
 import errno
-import logging
 import os
 import shutil
 import sys
@@ -36,6 +35,7 @@ from jaxformer.training.checkpoint_layout import (
     state_of,
 )
 from jaxformer.training.checksum import checksums
+from jaxformer.training.orbax_noise import silence
 from jaxformer.training.state import TrainState, state_bytes
 from jaxformer.types import Params
 
@@ -236,15 +236,8 @@ def restore_params(
 def _orbax() -> Any:
     import orbax.checkpoint as ocp
 
-    logger = logging.getLogger("absl")
-    if _not_orbax not in logger.filters:
-        logger.addFilter(_not_orbax)
+    silence()
     return ocp
-
-
-def _not_orbax(record: logging.LogRecord) -> bool:
-    """Drops orbax's log: of one failed write it prints 250 lines, and the exception says it all."""
-    return "orbax" not in record.pathname
 
 
 def _check_space(directory: Path, state: TrainState) -> None:

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from jaxformer.command_line import load_file
-from jaxformer.config import from_mapping
+from jaxformer.config import ConfigError, from_mapping
 from jaxformer.modules import make_model
 from jaxformer.plan import report, roofline, search, table, topology
 from jaxformer.plan.hardware import CHIPS
 from jaxformer.plan.minimum import minimum
+from jaxformer.plan.program import compile_step, target_config
 from jaxformer.plan.topology import Topology
 from jaxformer.sharding import RULES, make_mesh
 from jaxformer.specs import is_spec
@@ -118,6 +119,19 @@ def test_compare_names_what_differs():
     assert table.compare(old, new) == ["mesh.fsdp: 8 -> 4", "memory.total: 10 -> 20 (2.000)"]
 
 
+def test_the_context_axis_is_planned_as_a_run_would_use_it():
+    """Rows in parts need the chunked implementation, and a search keeps the axis."""
+    target = topology.make("cpu:8")
+    one, two = small(context=1), small(context=2)
+    chosen = [target_config(c, target, make_mesh(c.mesh, jax.devices())).model.attention for c in (one, two)]
+    assert chosen == ["xla", "chunked"]
+    found = [c.mesh for c in search.candidates(two, target)]
+    assert found and all(m.context == 2 and m.data * m.fsdp * m.tensor == 4 for m in found)
+    odd = replace(two, model=replace(two.model, context_length=510))
+    with pytest.raises(ConfigError, match="context_length"):
+        compile_step(odd, target)
+
+
 @pytest.fixture(scope="module")
 def cpu_plan():
     topology.prepare("cpu:8")
@@ -169,18 +183,19 @@ def own_environment():
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra `plan` (libtpu)")
-def test_on_tpus_collectives_stay_near_the_least():
+@pytest.mark.parametrize(("mesh", "axes"), [((2, 8, 1), ("fsdp", "data")), ((2, 4, 2), ("fsdp", "tensor"))])
+def test_on_tpus_collectives_stay_near_the_least(mesh, axes):
     """FSDP and tensor parallelism send at most 1.15 times the least, in the program that a v5e slice would run."""
     program = (
         "import json, sys; from jaxformer.config import from_mapping; from jaxformer.plan import report, topology; "
         "topology.prepare('v5e:4x4'); target = topology.make('v5e:4x4'); "
         "print(json.dumps(report.make_plan(from_mapping(json.loads(sys.argv[1])), target)))"
     )
-    config = {**SMALL, "mesh": {"data": 2, "fsdp": 4, "tensor": 2}}
+    config = {**SMALL, "mesh": dict(zip(("data", "fsdp", "tensor"), mesh, strict=True))}
     command = [sys.executable, "-c", program, json.dumps(config)]
     done = subprocess.run(command, cwd=ROOT, env=own_environment(), capture_output=True, text=True, check=True)
     plan = json.loads(done.stdout.splitlines()[-1])
     sent = report.by_axes(plan)
-    for axis in ("fsdp", "tensor"):
+    for axis in axes:
         assert sent[axis] <= 1.15 * plan["minimum"][axis], (axis, sent, plan["minimum"], plan["largest"])
     assert plan["memory"]["fits"] is True
