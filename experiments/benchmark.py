@@ -1,10 +1,12 @@
 """Measure jaxformer beside what one would use instead: alternating runs in one session, medians, ratios and spread.
 
     python -m experiments.benchmark --suite=train --shape=tiny     (needs the extra `peers`: torch, transformers)
+    python -m experiments.benchmark --suite=memory --shape=gpt2    (as well)
+    python -m experiments.benchmark --suite=shakespeare --text=tinyshakespeare.txt    (as well)
     python -m experiments.benchmark --suite=attention --tokens=1024
     python -m experiments.benchmark --suite=data
     python -m experiments.benchmark --suite=import
-    python -m experiments.benchmark --suite=decode --shape=tiny    (needs the extra `peers` as well)
+    python -m experiments.benchmark --suite=decode --shape=tiny    (as well)
     python -m experiments.benchmark --suite=sweep --size=0.1 --pairs=1
 
 --out FILE.jsonl keeps every single measurement. Timings on a shared machine wander: believe ratios, not times.
@@ -13,17 +15,18 @@
 import importlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
+from experiments.benchmarks.suite import RULER, Suite
 from experiments.benchmarks.train import SHAPES
 from jaxformer.command_line import parser
 from jaxformer.config import ConfigError
 from jaxformer.process import program
 
-SUITES = ("attention", "data", "decode", "import", "sweep", "train")
+SUITES = ("attention", "data", "decode", "import", "memory", "shakespeare", "sweep", "train")
 
 
 def main() -> None:
@@ -31,45 +34,65 @@ def main() -> None:
     arguments = parser(__doc__, "benchmark")
     arguments.add_argument("--suite", required=True, choices=SUITES)
     arguments.add_argument("--pairs", type=int, default=7, metavar="N", help="rounds of alternating runs (default 7)")
-    arguments.add_argument("--shape", default="tiny", choices=SHAPES, help="train, decode: the GPT's shape")
+    arguments.add_argument("--shape", default="tiny", choices=SHAPES, help="train, memory, decode: the model")
     arguments.add_argument(
-        "--dtype", default="float32", choices=("float32", "bfloat16"), help="train, attention, decode"
+        "--dtype", default="float32", choices=("float32", "bfloat16"), help="train, memory, attention, decode"
     )
     arguments.add_argument("--tokens", type=int, default=1024, help="attention: length of the row")
     arguments.add_argument("--rows", type=int, default=1, metavar="N", help="decode: prompts at once (default 1)")
     arguments.add_argument("--size", type=float, default=0.1, choices=(0.1, 0.5, 2.0), help="sweep: million parameters")
+    arguments.add_argument("--text", type=Path, metavar="FILE", help="shakespeare: the text")
     arguments.add_argument("--out", type=Path, help="JSONL file to append every measurement to")
     options = arguments.parse_args()
     if options.pairs < 1:
         raise ConfigError(f"--pairs: {options.pairs}; accepted: at least 1")
     # Only the suite that is asked for is imported: others may need what is not installed.
     name = {"import": "imports"}.get(options.suite, options.suite)
-    contestants, unit, work = importlib.import_module(f"experiments.benchmarks.{name}").contestants(options)
-    times = alternate(contestants, options.pairs)
-    first = None
-    for name, found in times.items():
-        median = float(np.median(found))
-        first = median if first is None else first
-        rate = f", {work / median:,.4g} {unit}/s" if work else ""
-        print(f"{name}: median {1e3 * median:.4g} ms, {1e3 * min(found):.4g} to {1e3 * max(found):.4g}{rate}, "
-              f"{median / first:.3f} of the first")  # fmt: skip
-        if options.out is not None:
-            record = {"suite": options.suite, "name": name, "seconds": found, "work": work, "unit": unit}
-            record |= {key: value for key, value in vars(options).items() if key not in ("out", "suite")}
-            with open(options.out, "a") as file:
-                file.write(json.dumps(record) + "\n")
+    suite: Suite = importlib.import_module(f"experiments.benchmarks.{name}").contestants(options)
+    measured = alternate(suite.contestants, options.pairs)
+    for line in lines(suite, measured):
+        print(line)
+    if options.out is not None:
+        asked = {key: value for key, value in vars(options).items() if key not in ("out", "text")}
+        with open(options.out, "a") as file:
+            for name, (unit, values) in measured.items():
+                record = {"name": name, "measured": values, "in": unit, "work": suite.work, "unit": suite.unit}
+                file.write(json.dumps({**asked, **record, "flop": suite.flop.get(name)}) + "\n")
 
 
-def alternate(contestants: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each contestant in every round, after one round that only warms up."""
-    times: dict[str, list[float]] = {name: [] for name in contestants}
+def alternate(contestants: Mapping[str, Callable[[], float | None]], rounds: int) -> dict[str, tuple[str, list[float]]]:
+    """Unit and value of each contestant in every round, after one round that only warms up: seconds, or the MiB that
+    it returned."""
+    found: dict[str, tuple[str, list[float]]] = {}
     for number in range(rounds + 1):
         for name, run in contestants.items():
             began = time.perf_counter()
-            run()
+            said = run()
+            seconds = time.perf_counter() - began
             if number:
-                times[name].append(time.perf_counter() - began)
-    return times
+                found.setdefault(name, ("s" if said is None else "MiB", []))[1].append(
+                    seconds if said is None else said
+                )
+    return found
+
+
+def lines(suite: Suite, measured: Mapping[str, tuple[str, list[float]]]) -> Iterator[str]:
+    """For each contestant median, spread, what it did in a second, and the ratio to the first one's median."""
+    first = None
+    ruler = suite.flop.get(RULER, 0.0) / float(np.median(measured[RULER][1])) if RULER in measured else None
+    for name, (unit, values) in measured.items():
+        median = float(np.median(values))
+        first = median if first is None else first
+        shown, factor = ("ms", 1e3) if unit == "s" else (unit, 1.0)
+        text = f"{name}: median {factor * median:.4g} {shown}, {factor * min(values):.4g} to {factor * max(values):.4g}"
+        if suite.work and name != RULER and unit == "s":
+            text += f", {suite.work / median:,.4g} {suite.unit}/s"
+        if name in suite.flop:
+            rate = suite.flop[name] / median
+            text += f", {rate / 1e9:.4g} GFLOP/s"
+            if ruler is not None and name != RULER:
+                text += f" ({rate / ruler:.2f} of a large product's)"
+        yield text if name == RULER else f"{text}, {median / first:.3f} of the first"
 
 
 if __name__ == "__main__":

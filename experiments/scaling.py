@@ -9,12 +9,15 @@ Fit and report need the directory's manifest.json and records.jsonl alone.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from jaxformer.command_line import Parsed, parse_config, parser
-from jaxformer.config import ConfigError
+from jaxformer.config import Config, ConfigError, from_mapping
 from jaxformer.process import program
 from jaxformer.scaling.ladder import StudyConfig
+
+if TYPE_CHECKING:
+    from jaxformer.scaling.fit import Settings
 
 STAGES = ("plan", "run", "fit", "report")
 
@@ -54,10 +57,12 @@ def main() -> int:
     return 0
 
 
-def conclude(parsed: Parsed, stage: str | None, settings: Any) -> None:
+def conclude(parsed: Parsed, stage: str | None, settings: "Settings") -> None:
     """Fits, and unless that was all that was asked for, the report; ends with its path and three lines."""
     from jaxformer import manifest, records
+    from jaxformer.data import languages
     from jaxformer.scaling import results
+    from jaxformer.scaling.fit import Settings
 
     workdir = Path(parsed.config.workdir)
     about = manifest.read(workdir)
@@ -67,11 +72,18 @@ def conclude(parsed: Parsed, stage: str | None, settings: Any) -> None:
     found = records.load(path)
     fits = results.fit(found, settings, str(path))
     print(results.write_fits(workdir, fits))
+    trained: Config = from_mapping({key: about["config"][key] for key in ("model", "data")})
+    floor = languages.floor(trained.data, trained.model.context_length)
+    notes = [] if floor is None else [results.against_floor(fits, floor.nats, floor.standard_error)]
     if stage in (None, "report"):
         command = f"python -m experiments.scaling --config={about['config_file']}"
         given = "".join(f" --config.{name}={text}" for name, text in parsed.given.items())
-        print(results.write_report(workdir, title(about), found, fits, commands=[command + given], manifest=about))
-    for line in results.summary(fits):
+        flags = (("bootstrap", settings.replicates), ("delta", settings.delta), ("holdout", settings.holdout))
+        usual = (Settings.replicates, Settings.delta, Settings.holdout)
+        given += "".join(f" --{k}={v}" for (k, v), default in zip(flags, usual, strict=True) if v != default)
+        commands = [command + given]
+        print(results.write_report(workdir, title(about), found, fits, notes=notes, commands=commands, manifest=about))
+    for line in [*notes, *results.summary(fits)]:
         print(line)
 
 

@@ -3,26 +3,33 @@
 import functools
 from collections.abc import Callable
 
-from experiments.benchmarks.train import our_steps
+from experiments.benchmarks.suite import Suite
+from experiments.benchmarks.train import Shape, our_steps
 from jaxformer.config import DataConfig, ModelConfig
 
 
-def contestants(options):
+def contestants(options) -> Suite:
     """The input pipeline alone, beside the train step that consumes it: gpt_tiny's rows of 12 x 256 tokens."""
     from jaxformer.data.batches import Batches
     from jaxformer.data.corpus import open_corpus
 
     config = DataConfig(tokenizer="bytes", max_train_bytes=4_000_000)
     masked = DataConfig(tokenizer="bytes", max_train_bytes=4_000_000, objective="masked")
-    found: dict[str, Callable[[], object]] = {}
+    found: dict[str, Callable[[], None]] = {}
     for name, each in (("next-token batches", config), ("masked batches", masked)):
         corpus = open_corpus(each)
         batches = Batches(corpus.train, corpus.tokenizer, each, rows=12, context_length=256, seed=0)
-        found[name] = functools.partial(lambda batches: [batches[i] for i in range(20)], batches)
-    layers, width, heads = 4, 192, 3
+        found[name] = functools.partial(take, batches)
+    shape = Shape(layers=4, width=192, heads=3, context=256, rows=12, vocab=4096, steps=20)
     model = ModelConfig(
-        num_layers=layers, width=width, num_heads=heads, context_length=256, vocab_size=4096, dtype="bfloat16",
+        num_layers=4, width=192, num_heads=3, context_length=256, vocab_size=4096, dtype="bfloat16",
         activation="swiglu", positions="rotary", norm="rms_norm",
     )  # fmt: skip
-    found["train steps of gpt_tiny's shape"] = our_steps(model, rows=12, steps=20)
-    return found, "tokens", 20 * 12 * 256
+    found["train steps of gpt_tiny's shape"] = our_steps(shape, "bfloat16", model)
+    return Suite(found, "tokens", 20 * 12 * 256)
+
+
+def take(batches) -> None:
+    """Twenty batches."""
+    for step in range(20):
+        batches[step]

@@ -4,11 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from experiments.benchmarks.train import SHAPES
-from jaxformer.config import ConfigError, ModelConfig
+from experiments.benchmarks.suite import Suite
+from experiments.benchmarks.train import SHAPES, model_config
+from jaxformer.config import ConfigError
 
 
-def contestants(options):
+def contestants(options) -> Suite:
     """128 new tokens (half the context of a short one) after a prompt of a quarter of the context.
 
     Every row goes to its limit: no stop token, and the peer is forbidden to end.
@@ -26,12 +27,11 @@ def contestants(options):
     from jaxformer.specs import init_params
 
     keep_freed_memory()
-    layers, width, heads, context, _, vocab = SHAPES[options.shape]
+    layers, width, heads, context, _, vocab, _, family = SHAPES[options.shape]
+    if family != "gpt":
+        raise ConfigError(f"--shape: {options.shape}; --suite=decode accepts the shapes of GPTs")
     new, prompt = min(128, context // 2), context // 4
-    cfg = ModelConfig(
-        num_layers=layers, width=width, num_heads=heads, context_length=context, vocab_size=vocab,
-        activation="gelu_tanh", dtype=options.dtype,
-    )  # fmt: skip
+    cfg = model_config(SHAPES[options.shape], options.dtype)
     params = ready(init_params(gpt.specs(cfg), jax.random.key(0)), cfg)
     shape: dict[str, Any] = {"n_layer": layers, "n_embd": width, "n_head": heads, "n_positions": context}
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[options.dtype]
@@ -51,4 +51,4 @@ def contestants(options):
             found = model.generate(tokens, attention_mask=torch.ones_like(tokens), **asked)
         assert found.shape[1] == prompt + new
 
-    return {"transformers on torch": peer, "jaxformer": ours}, "tokens", options.rows * new
+    return Suite({"transformers on torch": peer, "jaxformer": ours}, "tokens", options.rows * new)

@@ -12,6 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from experiments.benchmarks.suite import Suite
+
 # million parameters -> width, layers
 SIZES = {0.1: (64, 2), 0.5: (128, 2), 2.0: (192, 4)}
 RATES = (0.0008, 0.0016, 0.0024, 0.004, 0.0064, 0.0096, 0.016, 0.024)
@@ -36,7 +38,7 @@ def get_config(what="run"):
 """
 
 
-def contestants(options):
+def contestants(options) -> Suite:
     """300 steps of 16 x 64 tokens at eight learning rates."""
     width, layers = SIZES[options.size]
     folder = Path(tempfile.mkdtemp())
@@ -66,4 +68,4 @@ def contestants(options):
             flags = [f"--config.workdir={own / str(rate)}", f"--config.optimizer.learning_rate={rate}"]
             start("experiments.pretrain", f"--config={folder / 'config.py'}:run", *flags, env=env)
 
-    return {"eight processes": one_by_one, "one sweep of eight": together}, "", 0
+    return Suite({"eight processes": one_by_one, "one sweep of eight": together})

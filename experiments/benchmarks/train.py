@@ -1,61 +1,128 @@
-"""The train step: forward, backward and update."""
+"""The train step: forward, backward and update, ours and transformers' on torch."""
 
 import contextlib
+import shutil
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.benchmarks.suite import RULER, Suite, ruler
 from jaxformer.config import Config, ConfigError, LossConfig, ModelConfig, OptimizerConfig, from_mapping
+from jaxformer.types import Batch
 
-# name -> layers, width, heads, context, rows, vocabulary
+
+class Shape(NamedTuple):
+    """A published model and the rows of a step."""
+
+    layers: int
+    width: int
+    heads: int
+    context: int
+    rows: int
+    vocab: int
+    steps: int = 1  # updates of one measurement
+    family: str = "gpt"
+
+
 SHAPES = {
-    "tiny": (4, 128, 4, 64, 12, 65),
-    "baby": (6, 384, 6, 256, 16, 65),
-    "gpt2": (12, 768, 12, 1024, 1, 50304),
+    "tiny": Shape(4, 128, 4, 64, 12, 65, steps=20),
+    "baby": Shape(6, 384, 6, 256, 16, 65),
+    "gpt2": Shape(12, 768, 12, 1024, 1, 50304),
+    "bert_128": Shape(12, 768, 12, 128, 8, 30522, family="bert"),
+    "bert_512": Shape(12, 768, 12, 512, 2, 30522, family="bert"),
 }
 
 
-def contestants(options):
-    """The train step (forward, backward, AdamW) of a GPT-2 of the shape: ours, and transformers' on torch."""
+def contestants(options) -> Suite:
+    """GPT-2's or BERT's train step with AdamW and clipping: torch eagerly, torch compiled where a C++ compiler is
+    found, and ours; beside them a large product, by whose rate theirs are judged."""
+    shape = SHAPES[options.shape]
+    product, flop = ruler(options.dtype)
+    found: dict[str, Callable[[], None]] = {"transformers on torch, eager": torch_steps(shape, options.dtype)}
+    if shutil.which("g++"):
+        found["transformers on torch, compiled"] = torch_steps(shape, options.dtype, compiled=True)
+    found |= {"jaxformer": our_steps(shape, options.dtype)}
+    tokens = shape.steps * shape.rows * shape.context
+    each = tokens * flop_per_token(shape)
+    return Suite({**found, RULER: product}, "tokens", tokens, {**dict.fromkeys(found, each), RULER: flop})
+
+
+def torch_steps(shape: Shape, dtype: str, compiled: bool = False) -> Callable[[], None]:
+    """`shape.steps` updates of transformers' model on torch; bfloat16: under autocast.
+
+    Raises:
+      ConfigError: torch or transformers is not installed.
+    """
     try:
         import torch
-        from transformers import GPT2Config, GPT2LMHeadModel
+        from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
     except ImportError:
-        raise ConfigError("--suite=train needs torch and transformers: pip install 'jaxformer[peers]'") from None
-    layers, width, heads, context, rows, vocab = SHAPES[options.shape]
-    steps = {"tiny": 20, "baby": 1, "gpt2": 1}[options.shape]
-    ours = ModelConfig(
-        num_layers=layers, width=width, num_heads=heads, context_length=context, vocab_size=vocab,
-        activation="gelu_tanh", dtype=options.dtype,
-    )  # fmt: skip
-    shape: dict[str, Any] = {
-        "n_layer": layers,
-        "n_embd": width,
-        "n_head": heads,
-        "n_positions": context,
-        "vocab_size": vocab,
-    }
-    model = GPT2LMHeadModel(GPT2Config(**shape, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)).train()
+        raise ConfigError("the peers torch and transformers are missing: pip install 'jaxformer[peers]'") from None
+    sizes: dict[str, Any]
+    rates: dict[str, Any]
+    if shape.family == "gpt":
+        sizes = {"n_layer": shape.layers, "n_embd": shape.width, "n_head": shape.heads, "n_positions": shape.context}
+        rates = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        model: Any = GPT2LMHeadModel(GPT2Config(vocab_size=shape.vocab, **sizes, **rates)).train()
+    else:
+        sizes = {"num_hidden_layers": shape.layers, "hidden_size": shape.width, "num_attention_heads": shape.heads,
+                 "intermediate_size": 4 * shape.width, "max_position_embeddings": shape.context}  # fmt: skip
+        rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        model = BertForMaskedLM(BertConfig(vocab_size=shape.vocab, **sizes, **rates)).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    ids = torch.randint(vocab, (rows, context))
-    half = torch.autocast("cpu", torch.bfloat16) if options.dtype == "bfloat16" else contextlib.nullcontext()
+    batch = example(shape)
+    ids = torch.from_numpy(batch.tokens.astype(np.int64))
+    labels = ids if shape.family == "gpt" else ids.masked_fill(torch.from_numpy(batch.weights == 0), -100)
+    run_model = torch.compile(model) if compiled else model
+    extra = {"use_cache": False} if shape.family == "gpt" else {}
 
-    def peer() -> None:
-        for _ in range(steps):
+    def run() -> None:
+        half = torch.autocast("cpu", torch.bfloat16) if dtype == "bfloat16" else contextlib.nullcontext()
+        for _ in range(shape.steps):
             with half:
-                loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+                loss = run_model(input_ids=ids, labels=labels, **extra).loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+        loss.item()
 
-    found = {"transformers on torch, eager": peer, "jaxformer": our_steps(ours, rows, steps)}
-    return found, "tokens", steps * rows * context
+    return run
 
 
-def our_steps(model: ModelConfig, rows: int, steps: int) -> Callable[[], None]:
-    """`steps` updates in one dispatch, with the programs' own settings."""
+def model_config(shape: Shape, dtype: str) -> ModelConfig:
+    """The same model as a config of ours: GPT-2 as published, or BERT as published."""
+    model: dict[str, Any] = {
+        "family": shape.family, "num_layers": shape.layers, "width": shape.width, "num_heads": shape.heads,
+        "context_length": shape.context, "vocab_size": shape.vocab, "dtype": dtype,
+    }  # fmt: skip
+    if shape.family == "gpt":
+        return ModelConfig(**model, activation="gelu_tanh")
+    return ModelConfig(**model, block="post_norm", token_types=2)
+
+
+def example(shape: Shape) -> Batch:
+    """One batch of random tokens; for BERT 15 % of them count."""
+    rng = np.random.default_rng(0)
+    size = (shape.rows, shape.context)
+    ids = rng.integers(shape.vocab, size=size, dtype=np.int32)
+    weights = np.ones(size) if shape.family == "gpt" else rng.random(size) < 0.15
+    places = np.tile(np.arange(shape.context, dtype=np.int32), (shape.rows, 1))
+    arrays: Any = (ids, ids, weights.astype(np.float32), places, np.ones(size, np.int32))
+    return Batch(*arrays)
+
+
+def flop_per_token(shape: Shape) -> float:
+    """Of forward and backward, by `jaxformer.scaling.flops`; for BERT the head only where a token counts."""
+    from jaxformer.scaling.flops import flops_per_token
+
+    share = 1.0 if shape.family == "gpt" else 0.15
+    return flops_per_token(model_config(shape, "float32"), shape.context, share).training
+
+
+def our_steps(shape: Shape, dtype: str, model: ModelConfig | None = None) -> Callable[[], None]:
+    """`shape.steps` updates in one dispatch, with the programs' own settings. model: another one of that shape."""
     import jax
 
     from jaxformer.modules import make_model
@@ -63,20 +130,14 @@ def our_steps(model: ModelConfig, rows: int, steps: int) -> Callable[[], None]:
     from jaxformer.sharding import make_mesh
     from jaxformer.training.optim import make_optimizer
     from jaxformer.training.step import compile_steps
-    from jaxformer.types import Batch
 
     keep_freed_memory()
-    config: Config = from_mapping({"train": {"batch_rows": rows, "steps_per_dispatch": steps}})
+    config: Config = from_mapping({"train": {"batch_rows": shape.rows, "steps_per_dispatch": shape.steps}})
     mesh = make_mesh(config.mesh, jax.devices()[:1])
-    whole = make_model(model, LossConfig())
+    whole = make_model(model or model_config(shape, dtype), LossConfig())
     made = compile_steps(whole, make_optimizer(OptimizerConfig(), config.train.steps, whole.specs), mesh, config)
-    shape = (rows, model.context_length)
-    ids = np.random.default_rng(0).integers(model.vocab_size or 1, size=shape, dtype=np.int32)
-    places = np.tile(np.arange(shape[1], dtype=np.int32), (rows, 1))
-    arrays: Any = (ids, ids, np.ones(shape, np.float32), places, np.ones(shape, np.int32))
-    batch = Batch(*arrays)
     with jax.set_mesh(mesh):
-        chunk, count = made.place_chunk([batch] * steps)
+        chunk, count = made.place_chunk([example(shape)] * shape.steps)
         held = [made.init()]
 
     def run() -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxformer.config import ConfigError
 from jaxformer.scaling import bootstrap, isoflop, laws, optimum
-from jaxformer.scaling.law_fit import Settings, fit_law, fit_power_law
+from jaxformer.scaling.law_fit import Settings, fit_law, fit_power_law, replicated
 from jaxformer.scaling.table import Table
 
 __all__ = ["Settings", "Table", "find_outliers", "fit_law", "fit_power_law", "fit_table", "predict_largest"]
@@ -69,6 +69,7 @@ def fit_table(table: Table, settings: Settings | None = None) -> dict[str, Any]:
         "huber": "sum over rows, on log-residuals",
         "flops_constant": table.flops_constant,
         "derived": list(table.derived),
+        "common_error": table.common_error,
         "clusters": None if table.clusters is None else len(set(table.clusters)),
         "source": table.source,
     }
@@ -135,7 +136,7 @@ def predict_largest(table: Table, settings: Settings) -> dict[str, Any]:
 
 def _parametric(table: Table, settings: Settings, price: optimum.Price) -> dict[str, Any]:
     found, thetas, parameters = fit_law(laws.Law(("N", "D")), table, settings)
-    value, values = found.natural(found.theta[None]), found.natural(thetas)
+    value, values = found.natural(found.theta[None]), replicated(found, thetas, table, settings)
     residuals = np.log(table.loss / found.predict(found.theta[None], [table.n, table.d])[0])
     flagged, z = find_outliers(residuals, len(found.theta))
     top = float(table.c.max())

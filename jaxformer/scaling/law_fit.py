@@ -61,7 +61,7 @@ def fit_law(law: laws.Law, table: Table, settings: Settings) -> tuple[laws.Estim
         len(table), settings.replicates, seed=settings.seed, clusters=table.clusters, resampling=settings.resampling
     )
     thetas = laws.replicate(found, xs, table.loss, drawn)
-    value, values = found.natural(found.theta[None]), found.natural(thetas)
+    value, values = found.natural(found.theta[None]), replicated(found, thetas, table, settings)
     low, high = laws.EXPONENT_RANGE
     stuck = {name: (values[name] <= low * 1.001) | (values[name] >= high * 0.999) for name in values if name[0] in "ab"}
     levels = bootstrap.tails(len(table), len(law.names), table.clusters)
@@ -93,6 +93,18 @@ def fit_law(law: laws.Law, table: Table, settings: Settings) -> tuple[laws.Estim
             "ci95": _crossings(profile.floor, profile.statistic, profile.cut),
         }
     return found, thetas, parameters
+
+
+def replicated(found: laws.Estimate, thetas: Floats, table: Table, settings: Settings) -> dict[str, Floats]:
+    """[R] of each parameter in natural units, E moved in every replicate by an error that all losses share.
+
+    The profile of E stays conditional on the held-out rows that there are.
+    """
+    values = found.natural(thetas)
+    if table.common_error and "E" in values:
+        moved = np.random.default_rng((settings.seed, 1)).normal(0.0, table.common_error, len(thetas))
+        values = {**values, "E": np.maximum(values["E"] + moved, 0.0)}
+    return values
 
 
 def _doubt(name: str, found: laws.Estimate, profile: laws.Profile) -> str | None:

@@ -17,7 +17,8 @@ CONVENTIONS = {
     "all parameters, C = 6ND": lambda r: (r["params"], 6.0 * r["params"] * r["tokens"]),
     "without embeddings, C = 6ND": lambda r: (r["params_non_embedding"], 6.0 * r["params_non_embedding"] * r["tokens"]),
 }
-NEEDED = ("run", "trunk", "role", "status", "width", "params", "params_non_embedding", "tokens", "flops", "loss")
+NEEDED = ("run", "trunk", "role", "status", "width", "params", "params_non_embedding", "tokens", "flops", "loss",
+          "loss_stderr")  # fmt: skip
 CURVE_POINTS = 400
 
 
@@ -41,9 +42,13 @@ def table(found: Sequence[Record], convention: str, source: str = "records") -> 
     """The points as a table to fit, N and C counted by one of CONVENTIONS."""
     n, c = zip(*(CONVENTIONS[convention](record) for record in found), strict=True)
     names = [str(record["run"]) for record in found]
+    losses = [r["loss"] for r in found]
+    # All runs are measured on the same held-out rows, and the best run's error is closest to those rows' own.
+    common = float(min(found, key=lambda r: r["loss"])["loss_stderr"])
     return Table.of(
-        n=n, c=c, d=[r["tokens"] for r in found], loss=[r["loss"] for r in found], source=source, names=names
-    )
+        n=n, c=c, d=[r["tokens"] for r in found], loss=losses, source=source, names=names,
+        common_error=common if np.isfinite(common) else 0.0,
+    )  # fmt: skip
 
 
 def fit(records: Sequence[Record], settings: Settings, source: str = "records") -> dict[str, dict[str, Any]]:
@@ -82,6 +87,24 @@ def summary(fits: Mapping[str, Mapping[str, Any]]) -> list[str]:
         f"D {report.interval(at['D'], plotting.count)} tokens, loss {report.interval(at['loss'])}",
         prediction,
     ]
+
+
+def against_floor(fits: Mapping[str, Mapping[str, Any]], nats: float, standard_error: float = 0.0) -> str:
+    """A line: the irreducible loss of the headline fit beside the language's own, which is known to a standard error.
+
+    >>> law = {"E": {"value": 1.5, "ci95": [1.4, 1.6]}}
+    >>> against_floor({"all": {"parametric": law}}, 1.47)
+    "floor: 1.4700 nats per token by construction; E 1.5 [1.4, 1.6] holds it, the interval's half width is 6.67 % of E"
+    """
+    found = next(iter(fits.values()))["parametric"]["E"]
+    known = f"floor: {nats:.4f} nats per token by construction; E {report.interval(found)}"
+    if found["value"] is None:
+        return known
+    low, high = found["ci95"]
+    margin = 1.96 * standard_error
+    verdict = "holds it" if low - margin <= nats <= high + margin else "does NOT hold it"
+    width = 100 * (high - low) / 2 / found["value"]
+    return f"{known} {verdict}, the interval's half width is {width:.3g} % of E"
 
 
 def write_fits(directory: Path, fits: Mapping[str, Mapping[str, Any]]) -> Path:

@@ -39,6 +39,8 @@ class Table:
       flops_constant: FLOPs per parameter and token in that relation.
       source: what messages call the table.
       names: how messages call each row, "row 3 (line 4)".
+      common_error: the standard error that all losses share because they were measured on the same held-out rows. No
+        comparison of the rows can see it: it moves them all together, and with them the irreducible loss.
     """
 
     loss: Floats
@@ -52,6 +54,7 @@ class Table:
     flops_constant: float = 6.0
     source: str = "table"
     names: tuple[str, ...] = ()
+    common_error: float = 0.0
 
     @classmethod
     def of(
@@ -66,16 +69,20 @@ class Table:
         source: str = "table",
         names: Sequence[str] | None = None,
         titles: Mapping[str, str] | None = None,
+        common_error: float = 0.0,
     ) -> "Table":
         """A table of the given columns; of N, D and C the third is derived from two.
 
         Args:
           names: how messages call each row; "row 1", ... if not given.
           titles: how messages call the columns; the keys are "N", "D", "C", "loss".
+          common_error: see above.
 
         Raises:
           ConfigError: no variable, columns of different lengths, a value that is not a positive finite number.
         """
+        if not 0 <= common_error < np.inf:
+            raise ConfigError(f"{source}: common_error: {common_error}; accepted: 0 or more")
         names = tuple(names) if names is not None else tuple(f"row {i + 1}" for i in range(np.size(loss)))
         given = {"N": n, "D": d, "C": c, "loss": loss}
         columns = {}
@@ -104,7 +111,7 @@ class Table:
         n_, d_, c_ = (columns.get(key, np.full(len(names), np.nan)) for key in ("N", "D", "C"))
         labels = None if clusters is None else [str(label) for label in clusters]
         return cls(columns["loss"], n_, d_, c_, np.arange(1, len(names) + 1), labels, known, derived, flops_constant,
-                   source, names)  # fmt: skip
+                   source, names, common_error)  # fmt: skip
 
     @classmethod
     def from_csv(

@@ -1,0 +1,38 @@
+"""Peak memory of a process that does some train steps and nothing else: ours and transformers' on torch."""
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+
+from experiments.benchmarks.suite import Suite
+from experiments.benchmarks.train import SHAPES, our_steps, torch_steps
+
+STEPS = 3  # measurements of the suite `train`
+
+
+def contestants(options) -> Suite:
+    """MiB of a whole process, interpreter and libraries included: the most that was resident at once."""
+
+    def process(who: str) -> Callable[[], float]:
+        command = [sys.executable, "-m", "experiments.benchmarks.memory", who, options.shape, options.dtype]
+        return lambda: json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+
+    peers = {"transformers on torch, eager": process("eager"), "transformers on torch, compiled": process("compiled")}
+    return Suite({**peers, "jaxformer": process("ours")})
+
+
+def main(who: str, shape: str, dtype: str) -> None:
+    """One contestant, in this process."""
+    if who == "ours":
+        run = our_steps(SHAPES[shape], dtype)
+    else:
+        run = torch_steps(SHAPES[shape], dtype, compiled=who == "compiled")
+    for _ in range(STEPS):
+        run()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
