@@ -17,7 +17,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from jaxformer import masks
-from jaxformer.config import LossConfig, ModelConfig
+from jaxformer.config import ConfigError, LossConfig, ModelConfig
 from jaxformer.functional import block as blocks
 from jaxformer.models import bert, gpt
 from jaxformer.specs import init_params, stack_specs
@@ -140,7 +140,14 @@ def _dropout_rng(module: nn.Module) -> Array | None:
 
 
 def make_model(config: ModelConfig, loss_config: LossConfig) -> Model:
-    """The `Model` that training receives, running through the shell's own `init` and `apply`."""
+    """The `Model` that training receives, running through the shell's own `init` and `apply`.
+
+    Raises:
+      ConfigError: an attention implementation that cannot do what this model asks of it.
+    """
+    why = blocks.splash_refusal(config)
+    if config.attention == "splash" and why is not None:
+        raise ConfigError(f"config.model.attention: splash cannot do {why}; accepted here: auto, xla, chunked")
     family = {"gpt": gpt, "bert": bert}[config.family]
     shell = {"gpt": GPT, "bert": BERT}[config.family](config, loss_config)
 

@@ -10,11 +10,15 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer import layout, masks, parts
-from jaxformer.kernels import chunked, ring, xla
+from jaxformer.kernels import chunked, ring, splash, xla
 from jaxformer.types import Array
 
-# name -> implementation; every one takes (query, key, value, mask, bias, **options) and honours all of them.
-IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {"xla": xla.attend, "chunked": chunked.attend}
+# name -> implementation; takes (query, key, value, mask, bias, **options) and honours all of them, or refuses.
+IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
+    "xla": xla.attend,
+    "chunked": chunked.attend,
+    "splash": splash.attend,
+}
 
 
 def attention(
@@ -49,6 +53,7 @@ def attention(
       implementation: "auto" (see `choose`), or a name in `IMPLEMENTATIONS`. Where a mesh is in use, "chunked" runs
         on each device's own rows and heads; where its `context` axis cuts the rows (`mask.parts` > 1: all arrays are
         then [parts * B, T / parts, ...]) keys and values go round (`kernels.ring`); "xla" brings them together.
+        "splash" is the TPU's kernel and refuses what it would not do exactly (`kernels.splash.refusal`).
       return_weights: also return the weights after softmax and dropout, [B, H, T, S] float32 (of whole rows).
 
     Returns:
@@ -57,7 +62,7 @@ def attention(
 
     Raises:
       ValueError: shapes that disagree, H not a multiple of G, a soft cap or dropout rate out of range, an unknown
-        implementation.
+        implementation, or one that cannot do all of this.
       TypeError: a mask array that is not bool.
 
     Source: Vaswani et al. 2017, section 3.2.1; grouped heads, Ainslie et al. 2023; soft cap, Gemma 2 report 2024.
@@ -73,7 +78,8 @@ def attention(
     _check(query, key, value, mask, bias, soft_cap, dropout_rate)
     number = 1 if mask is None else mask.parts
     if implementation == "auto" or return_weights:
-        implementation = "xla" if return_weights else choose(query.shape[1], key.shape[1], number)
+        kernel = splash.refuses(query, key, value, mask, bias, dropout_rate, rng) is None
+        implementation = "xla" if return_weights else choose(query.shape[1], key.shape[1], number, kernel=kernel)
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(
             f"attention: implementation {implementation!r}; accepted: auto, {', '.join(sorted(IMPLEMENTATIONS))}"
@@ -109,14 +115,23 @@ def _together(attend: Callable[..., Any], query: Array, key: Array, value: Array
     return fold.fold(out)
 
 
-def choose(queries: int, keys: int, number: int = 1, platform: str | None = None) -> str:
-    """What "auto" stands for: "chunked" where [T, S] is large or rows are cut into parts, else "xla". `platform`: that
-    the program is for; None: where it is traced.
+def choose(queries: int, keys: int, number: int = 1, platform: str | None = None, kernel: bool = False) -> str:
+    """What "auto" stands for.
 
-    Both honour everything, so only speed and memory decide. On CPU the chunked one, forward and backward, took 1.07 of
-    the time of the other at 1024 causal tokens and 0.60 at 4096; elsewhere it is for lengths whose scores do not fit.
+    All of them honour everything that is asked of them, so only speed and memory decide. On CPU "chunked", forward and
+    backward, took 1.07 of the time of "xla" at 1024 causal tokens and 0.60 at 4096; elsewhere it is for lengths whose
+    scores do not fit. On TPUs "splash", whose scores never leave the chip; not measured here.
+
+    Args:
+      queries, keys: T and S.
+      number: into how many parts rows are cut; more than one: "chunked".
+      platform: that the program is for, "cpu", "cuda" or "tpu"; None: where it is traced.
+      kernel: whether the TPU's kernel can do it exactly.
     """
-    limit = 2048 if (platform or jax.default_backend()) == "cpu" else 8192
+    platform = platform or jax.default_backend()
+    if platform == "tpu" and kernel and queries >= 1024:
+        return "splash"
+    limit = 2048 if platform == "cpu" else 8192
     return "chunked" if number > 1 or queries * keys >= limit * limit else "xla"
 
 

@@ -16,6 +16,7 @@ from jaxformer.config import ModelConfig
 from jaxformer.functional import positions as pos
 from jaxformer.functional.attention import attention
 from jaxformer.functional.layers import PRODUCT, dropout, layer_norm, linear, mlp, rms_norm
+from jaxformer.kernels import splash
 from jaxformer.kernels.decode import attend_one
 from jaxformer.kernels.xla import Bias
 from jaxformer.layout import pin, pin_params
@@ -162,12 +163,19 @@ def attention_layer(
             soft_cap=cfg.attention_soft_cap,
             dropout_rate=cfg.attention_dropout,
             rng=rng,
-            implementation=cfg.attention,
+            implementation="auto" if cfg.attention == "splash" and memory is not None else cfg.attention,  # any length
         )
     w_out = params["w_out"]
     flat = out.reshape(*out.shape[:2], -1)
     out = linear(flat, w_out.reshape(-1, w_out.shape[-1]), params.get("b_out"))
     return _between(out), memory
+
+
+def splash_refusal(cfg: ModelConfig) -> str | None:
+    """Why the TPU's attention kernel cannot train this model exactly; None: it can."""
+    length = cfg.context_length
+    bias, dropped = cfg.positions in ("alibi", "t5"), cfg.attention_dropout > 0
+    return splash.refusal(length, length, cfg.head_size, None, bias=bias, dropout=dropped)
 
 
 def _remember(memory: Memory, key: Array, value: Array) -> Memory:

@@ -19,8 +19,15 @@ SLICES = {"dynamic-slice", "slice", "gather"}
 THROUGH = {"bitcast", "reshape", "transpose", "copy", "convert"}
 
 
-def flops(program: Program) -> float:
-    """Operations of all matrix products, a multiply-add being two."""
+# Products of [T, K] by [K, S] size in each of the TPU's attention kernels.
+KERNEL_PRODUCTS = {"splash_mha_fwd": 2, "splash_mha_dq": 3, "splash_mha_dkv": 4}
+
+
+def flops(program: Program, visited: float = 1.0) -> float:
+    """Operations of all matrix products, a multiply-add being two.
+
+    visited: share of the blocks of scores that the TPU's attention kernel visits (`kernels.splash.visited`).
+    """
     total = 0.0
     for computation, instruction, times, _ in program.runs():
         if instruction.opcode == "dot":
@@ -29,6 +36,8 @@ def flops(program: Program) -> float:
             total += times * _convolution(computation, instruction)
         elif instruction.opcode == "custom-call" and ("gemm" in instruction.text or "matmul" in instruction.text):
             total += times * _library_product(computation, instruction)
+        elif instruction.opcode == "custom-call" and instruction.name.startswith(tuple(KERNEL_PRODUCTS)):
+            total += times * visited * _kernel(computation, instruction)
     return total
 
 
@@ -119,6 +128,14 @@ def _library_product(computation: Computation, instruction: Instruction) -> floa
         return 0.0
     contracted = [int(n) for n in json.loads(f"[{found[1]}]")]
     return 2.0 * math.prod(instruction.shapes[0].sizes) * math.prod(left.shapes[0].sizes[i] for i in contracted)
+
+
+def _kernel(computation: Computation, instruction: Instruction) -> float:
+    """The TPU's attention kernel; its operands of four dimensions are query [B, H, T, K], key [B, G, S, K] and so on."""
+    operands = [computation.instructions.get(o) for o in instruction.operands]
+    arrays = [o.shapes[0].sizes for o in operands if o is not None and len(o.shapes[0].sizes) == 4]
+    products = next(n for name, n in KERNEL_PRODUCTS.items() if instruction.name.startswith(name))
+    return products * 2.0 * math.prod(arrays[0]) * arrays[1][2]
 
 
 def _convolution(computation: Computation, instruction: Instruction) -> float:

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from jaxformer.config import Config, ConfigError
 from jaxformer.functional.attention import choose
+from jaxformer.functional.block import splash_refusal
 from jaxformer.modules import make_model
 from jaxformer.plan.topology import Topology
 from jaxformer.sharding import batch_sharding, check_context, make_mesh
@@ -62,7 +63,8 @@ def target_config(config: Config, topology: Topology, mesh: Mesh) -> Config:
     if model.attention == "auto":
         parts = mesh.shape["context"]
         length = model.context_length // parts
-        implementation: Any = choose(length, length, parts, platform=topology.chip.platform)
+        kernel = parts == 1 and splash_refusal(model) is None
+        implementation: Any = choose(length, length, parts, topology.chip.platform, kernel)
         model = replace(model, attention=implementation)
     return replace(config, model=model)
 

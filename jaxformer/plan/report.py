@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jaxformer.config import Config, to_dict
+from jaxformer.kernels import splash
 from jaxformer.plan import collectives, costs, hlo, minimum
 from jaxformer.plan.program import Step, compile_step
 from jaxformer.plan.roofline import roofline
@@ -76,7 +77,8 @@ def describe(step: Step, topology: Topology) -> Plan:
 
     program = hlo.read(step.text)
     sent = collectives.find(program, sizes)
-    flops, traffic = costs.flops(program), costs.traffic(program)
+    seen = splash.visited(config.model.context_length, config.model.causal, config.model.window)
+    flops, traffic = costs.flops(program, seen), costs.traffic(program)
     plan["flops"] |= {"program": flops, "useful": model_flops / (flops * len(topology.devices)) if flops else None}
     plan["traffic"] = traffic
     plan["collectives"] = _summed(sent)

@@ -1,0 +1,179 @@
+"""Attention by the TPU kernel that comes with JAX ("splash": block-sparse flash attention in Pallas).
+
+Blocks that a causal mask or a window hides are never visited, and the [T, S] scores never exist. It honours less than
+the other implementations (`refusal` says what), and runs on TPUs alone; in Pallas's interpreter anywhere, slowly.
+"""
+
+import functools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from jaxformer import layout
+from jaxformer.kernels.xla import Bias
+from jaxformer.masks import Mask
+from jaxformer.types import Array
+
+INTERPRET = False  # tests: Pallas's interpreter
+LANES = 128  # tokens come in multiples of a vector register's lanes
+BLOCK = 512  # tokens of a block of queries or keys, where so many divide the row
+_HIDDEN = -1e30  # a log-sum of scores below this is one of masked scores only
+
+
+def refusal(
+    length: int, keys: int, head_width: int, mask: Mask | None, *, bias: bool, dropout: bool, wide: bool = False
+) -> str | None:
+    """Why the kernel cannot do it exactly; None: it can.
+
+    Args:
+      length, keys: T and S.
+      head_width: K, of queries, keys and values alike.
+      mask: its description; None: every key.
+      bias, dropout: whether there is one.
+      wide: float64.
+
+    >>> refusal(1024, 1024, 128, Mask(causal=True), bias=False, dropout=False) is None
+    True
+    >>> refusal(1000, 1000, 128, None, bias=False, dropout=False)
+    'rows of 1000 tokens (multiples of 128)'
+    """
+    if length != keys:
+        return "queries and keys of different numbers"
+    if length % LANES:
+        return f"rows of {length} tokens (multiples of {LANES})"
+    if head_width % 64:
+        return f"heads {head_width} wide (multiples of 64)"
+    if bias or dropout or wide:
+        return "a bias" if bias else "dropout" if dropout else "float64"
+    if mask is not None:
+        for name in ("prefix", "dense", "query_index", "key_index"):
+            if getattr(mask, name) is not None:
+                return f"a mask with {name}"
+        if mask.parts > 1:
+            return "rows cut into parts"
+    return None
+
+
+def visited(length: int, causal: bool, window: int | None) -> float:
+    """Share of the blocks of scores that the kernel visits.
+
+    >>> visited(2048, True, None), visited(2048, False, None), visited(2048, True, 512)
+    (0.625, 1.0, 0.4375)
+    """
+    count = -(-length // BLOCK)
+    reach = count if window is None else -(-(window - 1) // BLOCK)
+    after = 0 if causal else reach
+    return sum(min(i, reach) + 1 + min(count - 1 - i, after) for i in range(count)) / count**2
+
+
+def refuses(query, key, value, mask: Mask | None, bias: Bias | None, dropout_rate: float, rng: Array | None):
+    """`refusal` of a call of `attend`."""
+    if value.shape[3] != key.shape[3]:
+        return "values of another width than keys"
+    dropout, wide = rng is not None and dropout_rate > 0, query.dtype == jnp.float64
+    shape = query.shape[1], key.shape[1], query.shape[3]
+    return refusal(*shape, mask, bias=bias is not None, dropout=dropout, wide=wide)
+
+
+def attend(
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Mask | None,
+    bias: Bias | None,
+    *,
+    scale: float,
+    soft_cap: float | None,
+    dropout_rate: float,
+    rng: Array | None,
+) -> Array:
+    """Attention as `functional.attention.attention` documents it, on the mesh in use; arguments are checked there.
+
+    Raises:
+      ValueError: the kernel would not honour all of it.
+    """
+    why = refuses(query, key, value, mask, bias, dropout_rate, rng)
+    if why is not None:
+        raise ValueError(f"attention: implementation 'splash' cannot do {why}; accepted there: auto, xla, chunked")
+    mask = Mask() if mask is None else mask
+    sizes = layout.mesh_axes()
+    rows = layout.splits(query.shape[0], ("data", "fsdp"), sizes)
+    heads = layout.splits(key.shape[2], ("tensor",), sizes)
+    if layout.splits(query.shape[2], ("tensor",), sizes) and not heads and not sizes["tensor"] % key.shape[2]:
+        # Fewer key/value heads than devices: each device gets the one its queries use.
+        key, value = (jnp.repeat(x, sizes["tensor"] // x.shape[2], axis=2) for x in (key, value))
+        heads = ("tensor",)
+
+    def local(query: Array, key: Array, value: Array, mask: Mask) -> Array:
+        return _attend_here(query * scale, key, value, mask, soft_cap)
+
+    # Segments of a row alone see each other: the mask cannot tell two arrays that are equal from two that are not.
+    same = mask.query_segments is mask.key_segments and mask.keys is None
+    if same:
+        mask = replace(mask, key_segments=None)
+    if not sizes:
+        return local(query, key, value, mask)
+    array = P(rows or None, None, heads or None)
+
+    def of_rows(field: Array | None) -> P | None:
+        return None if field is None else P(rows or None) if field.ndim > 1 and field.shape[0] > 1 else P()
+
+    names = ("keys", "query_segments", "key_segments")
+    specs = replace(mask, **{name: of_rows(getattr(mask, name)) for name in names})
+    on_devices = jax.shard_map(local, in_specs=(array, array, array, specs), out_specs=array, check_vma=False)
+    return on_devices(query, key, value, mask)
+
+
+def _attend_here(query: Array, key: Array, value: Array, mask: Mask, soft_cap: float | None) -> Array:
+    """What one device does: [B, T, H, K], the scores' scale being in the query."""
+    batch, length, heads, _ = query.shape
+    segments, certain = _segments(mask, batch, length)
+    arrays = [jnp.moveaxis(x, 2, 1) for x in (query.astype(value.dtype), key, value)]
+    kernel = functools.partial(_kernel, length, heads, mask.causal, mask.window, soft_cap)
+    out = jax.vmap(kernel(False))(*arrays, segments)
+    if not certain:  # a query that sees nothing would get the mean of what is hidden
+        fixed = jax.lax.stop_gradient(arrays)
+        _, (log_sum,) = jax.vmap(kernel(True))(*fixed, segments)
+        out = jnp.where((log_sum > _HIDDEN)[..., None], out, 0)
+    return jnp.moveaxis(out, 1, 2)
+
+
+def _segments(mask: Mask, batch: int, length: int):
+    """The kernel's segment numbers [B, T] of queries and keys, or None; whether every query sees at least itself."""
+    from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel import SegmentIds
+
+    queries, keys = mask.query_segments, mask.key_segments
+    if queries is None and mask.keys is None:
+        return None, True
+    certain = keys is None and mask.keys is None
+    queries = jnp.zeros((1, length), jnp.int32) if queries is None else queries.astype(jnp.int32)
+    keys = queries if keys is None else keys.astype(jnp.int32)
+    if mask.keys is not None:  # of a segment that no query is in
+        keys = jnp.where(mask.keys, keys, jnp.iinfo(jnp.int32).min)
+    shape = (batch, length)
+    return SegmentIds(jnp.broadcast_to(queries, shape), jnp.broadcast_to(keys, shape)), certain
+
+
+def _kernel(length: int, heads: int, causal: bool, window: int | None, soft_cap: float | None, log_sums: bool):
+    """JAX's kernel for one row: query [H, T, K], key and value [G, T, K], segments -> [H, T, K]."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as shapes
+
+    square = (length, length)
+    if window is not None and window < length:
+        seen = shapes.LocalMask(square, (window - 1, 0 if causal else window - 1), offset=0)
+    else:
+        seen = shapes.CausalMask(square) if causal else shapes.FullMask(square)
+    block = max(size for size in (LANES, 2 * LANES, BLOCK) if not length % size)
+    names = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
+    return kernels.make_splash_mha(
+        shapes.MultiHeadMask([seen] * heads),
+        head_shards=1,
+        q_seq_shards=1,
+        block_sizes=kernels.BlockSizes(**{f"block_{name}": block for name in names}),
+        attn_logits_soft_cap=soft_cap,
+        save_residuals=log_sums,
+        interpret=INTERPRET,
+    )

@@ -1,0 +1,166 @@
+"""The TPU kernel, interpreted: equal to the reference, exactly nothing where nothing is to be seen; what it refuses."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy_reference as reference
+import pytest
+
+from jaxformer import masks
+from jaxformer.config import ConfigError, LossConfig, MeshConfig, ModelConfig
+from jaxformer.functional.attention import attention, choose
+from jaxformer.kernels import splash
+from jaxformer.modules import make_model
+from jaxformer.sharding import make_mesh
+
+ROOT = Path(__file__).parent.parent.parent
+B, T, H, K = 2, 256, 4, 64
+SEGMENTS = np.stack([np.arange(T) * 3 // T, np.arange(T) >= 2]).astype(np.int32)
+PADDING = np.stack([np.arange(T) >= 2, np.arange(T) < T - 3])
+# name -> (mask, the reference's rules); the last two hold queries that see nothing.
+MASKS = {
+    "causal_window_segments": (
+        masks.causal() & masks.window(60) & masks.segments(jnp.array(SEGMENTS)),
+        {"causal": True, "window": 60, "segments": SEGMENTS},
+    ),
+    "none": (None, {}),
+    "causal": (masks.causal(), {"causal": True}),
+    "window": (masks.window(60), {"window": 60}),
+    "segments": (masks.segments(jnp.array(SEGMENTS)), {"segments": SEGMENTS}),
+    "segments_of_two_arrays": (
+        masks.segments(jnp.array(SEGMENTS), jnp.array(SEGMENTS.copy())),
+        {"segments": SEGMENTS},
+    ),
+    "causal_padding": (masks.causal() & masks.padding(jnp.array(PADDING)), {"causal": True, "padding": PADDING}),
+    "window_segments_padding": (
+        masks.window(3) & masks.segments(jnp.array(SEGMENTS)) & masks.padding(jnp.array(PADDING)),
+        {"window": 3, "segments": SEGMENTS, "padding": PADDING},
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch):
+    monkeypatch.setattr(splash, "INTERPRET", True)
+
+
+def arrays(groups, dtype=jnp.float32):
+    rng = np.random.default_rng(0)
+    return [jnp.array(rng.normal(size=(B, T, heads, K)), dtype) for heads in (H, groups, groups)]
+
+
+def check(name, groups, soft_cap):
+    """Value and gradients against float64, and exactly zero gradients of some queries wherever they may not see."""
+    mask, rules = MASKS[name]
+    allowed = np.broadcast_to(reference.allowed(T, T, **rules), (B, H, T, T))
+    q, k, v = arrays(groups)
+    queries = np.array([0, 1, 2, 127, 128, T - 1])
+    weights = np.random.default_rng(1).normal(size=(B, T, H, K)) + 2
+
+    def run(q, k, v, implementation):
+        return attention(q, k, v, mask, soft_cap=soft_cap, implementation=implementation)
+
+    out, backward = jax.vjp(lambda *x: run(*x, "splash"), q, k, v)
+    nothing = ~allowed.any(axis=-1)
+    assert (np.moveaxis(np.asarray(out), 2, 1)[nothing] == 0).all()
+    expected = reference.attention(*(np.asarray(x, np.float64) for x in (q, k, v)), allowed=allowed, soft_cap=soft_cap)
+    np.testing.assert_allclose(out, expected, atol=2e-5)
+    with jax.enable_x64(True):
+        wide = [jnp.array(np.asarray(x), jnp.float64) for x in (q, k, v)]
+        exact = jax.vjp(lambda *x: run(*x, "xla"), *wide)[1](jnp.array(weights))
+    for found, right in zip(backward(jnp.array(weights, jnp.float32)), exact, strict=True):
+        np.testing.assert_allclose(found, right, atol=2e-5 * np.abs(right).max())
+    seen = allowed.reshape(B, groups, H // groups, T, T).any(axis=2)
+    for t in queries:
+        only = jnp.zeros((B, T, H, K)).at[:, t].set(jnp.array(weights[:, t], jnp.float32))
+        _, d_key, d_value = (np.asarray(x) for x in backward(only))
+        hidden = ~np.moveaxis(seen[:, :, t], 1, 2)
+        assert (d_key[hidden] == 0).all() and (d_value[hidden] == 0).all(), f"query {t} leaks"
+
+
+def test_the_kernel_is_exact():
+    check("causal_window_segments", groups=2, soft_cap=None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("groups, soft_cap", [(H, None), (1, 1.5)])
+@pytest.mark.parametrize("name", MASKS)
+def test_the_kernel_is_exact_for_every_mask_it_takes(name, groups, soft_cap):
+    check(name, groups, soft_cap)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", [2, 1])
+def test_on_a_mesh_every_device_does_its_own_rows_and_heads(groups):
+    mask, _ = MASKS["causal_window_segments"]
+    q, k, v = arrays(groups)
+
+    def grads(q, k, v, mask):
+        return jax.grad(lambda *x: jnp.sum(jnp.cos(attention(*x, mask, implementation="splash"))), (0, 1, 2))(q, k, v)
+
+    alone = grads(q, k, v, mask)
+    with jax.set_mesh(make_mesh(MeshConfig(2, 1, 4), jax.devices())):
+        compiled = jax.jit(grads).lower(q, k, v, mask).compile()
+        found = compiled(q, k, v, mask)
+    for a, b in zip(found, alone, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_what_it_cannot_do_exactly_is_refused():
+    q, k, v = arrays(H)
+    refused = [
+        ((q, k[:, :128], v[:, :128]), {}, "queries and keys of different numbers"),
+        ((q[:, :100], k[:, :100], v[:, :100]), {}, "rows of 100 tokens"),
+        ((q[..., :32], k[..., :32], v), {}, "values of another width"),
+        ((q[..., :32], k[..., :32], v[..., :32]), {}, "heads 32 wide"),
+        ((q, k, v), {"bias": jnp.zeros((T, T))}, "a bias"),
+        ((q, k, v), {"dropout_rate": 0.1, "rng": jax.random.key(0)}, "dropout"),
+        ((q, k, v), {"mask": masks.prefix(jnp.array([1, 2]))}, "a mask with prefix"),
+        ((q, k, v), {"mask": masks.dense(jnp.ones((T, T), bool))}, "a mask with dense"),
+    ]
+    for given, options, why in refused:
+        with pytest.raises(ValueError, match=f"'splash' cannot do {why}.*accepted there: auto, xla, chunked"):
+            attention(*given, implementation="splash", **options)
+    for model, why in (({"positions": "alibi"}, "a bias"), ({"attention_dropout": 0.1}, "dropout"),
+                       ({"context_length": 100}, "rows of 100 tokens"), ({"width": 128}, "heads 32 wide")):  # fmt: skip
+        config = ModelConfig(**{"width": 256, "vocab_size": 64, "attention": "splash", **model})
+        with pytest.raises(ConfigError, match=f"config.model.attention: splash cannot do {why}"):
+            make_model(config, LossConfig())
+
+
+def test_auto_takes_it_on_tpus_only_and_only_where_it_can():
+    assert choose(1024, 1024, platform="tpu", kernel=True) == "splash"
+    assert choose(1024, 1024, platform="tpu", kernel=False) == "xla"
+    assert choose(512, 512, platform="tpu", kernel=True) == "xla"
+    assert choose(1024, 1024, platform="cuda", kernel=True) == "xla"
+    assert choose(1024, 1024, 2, platform="tpu", kernel=False) == "chunked"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra `plan` (libtpu)")
+def test_it_compiles_for_tpus():
+    """A train step for a v5e slice, packed documents on a mesh: the kernel is in the program, the scores are not."""
+    program = """
+from jaxformer.config import from_mapping
+from jaxformer.plan import report, topology
+from jaxformer.plan.program import compile_step
+topology.prepare("v5e:2x2")
+model = {"num_layers": 2, "width": 256, "num_heads": 4, "num_kv_heads": 2, "context_length": 1024, "vocab_size": 1024,
+         "dtype": "bfloat16", "layers": "scan", "positions": "rotary"}
+config = from_mapping({"model": model, "mesh": {"fsdp": 2, "tensor": 2},
+                       "train": {"batch_rows": 4, "steps_per_dispatch": 1}})
+target = topology.make("v5e:2x2")
+step = compile_step(config, target)
+assert step.config.model.attention == "splash"
+print(step.text.count("tpu_custom_call"), "1024,1024]" in step.text, report.describe(step, target)["flops"]["useful"])
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    kernels, scores, useful = done.stdout.split()
+    assert int(kernels) >= 3 and scores == "False"  # forward, and the backward pass's two
+    assert 0.7 < float(useful) < 1.05  # the plan counts what the kernels compute
