@@ -9,8 +9,8 @@ from ml_collections import ConfigDict
 
 SOURCES = {
     "markov": {"source": "markov", "language_symbols": 32, "language_order": 2},
-    "hierarchy": {"source": "hierarchy", "language_symbols": 32, "language_depth": 4, "language_synonyms": 4},
-    "masked": {"source": "markov", "language_symbols": 32, "language_order": 2, "objective": "masked"},
+    "hierarchy": {"source": "hierarchy", "language_symbols": 16, "language_depth": 3, "language_synonyms": 3},
+    "masked": {"source": "markov", "language_symbols": 16, "language_order": 1, "objective": "masked"},
 }
 
 
@@ -22,7 +22,7 @@ def get_config(language="markov"):
         "workdir": f"runs/scaling_entropy_{language}",
         "model": {
             "family": "bert" if language == "masked" else "gpt",
-            "context_length": 68,  # four whole strings of the hierarchy, separators included
+            "context_length": 72,  # eight whole strings of the hierarchy, separators included
             "norm": "rms_norm",
             "positions": "rotary",
             "initializer": "scaled",

@@ -131,7 +131,7 @@ def _library_product(computation: Computation, instruction: Instruction) -> floa
 
 
 def _kernel(computation: Computation, instruction: Instruction) -> float:
-    """The TPU's attention kernel; its operands of four dimensions are query [B, H, T, K], key [B, G, S, K] and so on."""
+    """The TPU's attention kernel; its operands of four dimensions are query [B, H, T, K], key [B, G, S, K], value."""
     operands = [computation.instructions.get(o) for o in instruction.operands]
     arrays = [o.shapes[0].sizes for o in operands if o is not None and len(o.shapes[0].sizes) == 4]
     products = next(n for name, n in KERNEL_PRODUCTS.items() if instruction.name.startswith(name))
