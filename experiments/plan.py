@@ -2,7 +2,7 @@
 
     python -m experiments.plan --config=configs/llama_7b.py --topology=v5e:16x16
     python -m experiments.plan --config=configs/llama_7b.py --topology=h100:4x8 --config.mesh.tensor=8
-    python -m experiments.plan --config=configs/gpt_tiny.py --topology=cpu:8 --search
+    python -m experiments.plan --config=configs/gpt_tiny.py --topology=cpu:4 --search
     python -m experiments.plan --diff old.json new.json
 
 TPUs need the extra `plan` (libtpu, on any Linux machine), GPUs the extra `cuda`, cpu:N nothing.
