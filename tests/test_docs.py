@@ -42,7 +42,9 @@ def test_every_config_says_its_command():
         assert len(text.splitlines()) <= 60, path.name
 
 
-PROGRAMS = ["pretrain", "evaluate", "generate", "fill_mask", "curves", "fit", "scaling", "benchmark", "plan"]
+PROGRAMS = [
+    "pretrain", "evaluate", "generate", "fill_mask", "curves", "fit", "scaling", "benchmark", "plan", "weak_scaling",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -1,0 +1,228 @@
+"""Weak scaling on paper: from 8 to 4096 chips with as many tokens a chip, from plans of the real train step.
+
+    python -m experiments.weak_scaling --out=experiments/results/weak_scaling
+    python -m experiments.weak_scaling --out=experiments/results/weak_scaling --only=llama_7b:v5e
+
+Every plan is a process of its own and a file under plans/: what is there is not compiled again, so the same command
+goes on after a stop, or in another environment (TPUs need the extra `plan`, GPUs `cuda`). Then come table and figure.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxformer.command_line import load_file, parser
+from jaxformer.config import Config, ConfigError, from_mapping
+from jaxformer.plan import topology
+from jaxformer.plan.hardware import CHIPS
+from jaxformer.process import program
+from jaxformer.scaling import plotting
+from jaxformer.scaling.flops import count_parameters
+
+GIB = 2**30
+BYTES = 16  # of a parameter: itself, two moments and its gradient, in float32
+SHARE = 0.25  # of a chip's memory, for these
+# model -> rows a chip, devices that share a matrix (tensor) on TPUs and on GPUs
+MODELS = {"gpt2_124m": (16, 1, 1), "gpt2_1_5b": (8, 1, 1), "llama_7b": (2, 1, 1), "llama_70b": (1, 4, 8)}
+SLICES = {
+    "v5e": ("2x4", "8x8", "16x16"),
+    "v5p": ("2x2x2", "4x4x4", "8x8x8", "16x16x16"),
+    "h100": ("1x8", "8x8", "64x8", "512x8"),
+}
+
+
+class Case(NamedTuple):
+    """One plan: a model on a slice."""
+
+    model: str
+    chip: str
+    shape: str
+
+    @property
+    def name(self) -> str:
+        """As --only selects it."""
+        return f"{self.model}:{self.chip}:{self.shape}"
+
+
+def cases(only: str = "") -> Iterator[Case]:
+    """All whose names begin with `only`, small slices first."""
+    found = [Case(m, chip, shape) for m in MODELS for chip, shapes in SLICES.items() for shape in shapes]
+    yield from sorted((c for c in found if c.name.startswith(only)), key=lambda c: devices(c))
+
+
+def devices(case: Case) -> int:
+    """Chips of the slice."""
+    _, shape = topology.parse(f"{case.chip}:{case.shape}")
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def config_of(case: Case) -> tuple[Config, list[str]]:
+    """The model's own config, and the flags that place it.
+
+    Parameters, gradients and moments are split over as few chips as hold them in a quarter of their memory (`fsdp`, at
+    least a node's eight); the other chips take other rows (`data`). Layers are scanned and computed again backward.
+
+    >>> config_of(Case("llama_7b", "h100", "8x8"))[1][:3]
+    ['--config.mesh.data=8', '--config.mesh.fsdp=8', '--config.mesh.tensor=1']
+    """
+    config: Config = from_mapping(load_file(str(Path(__file__).parent.parent / "configs" / f"{case.model}.py")))
+    rows, on_tpus, on_gpus = MODELS[case.model]
+    chip, count = CHIPS[case.chip], devices(case)
+    tensor = on_gpus if chip.platform == "cuda" else on_tpus
+    state, fsdp = BYTES * count_parameters(_sized(config)).total, max(1, 8 // tensor)
+    while fsdp * tensor < count and state / (fsdp * tensor) > SHARE * (chip.memory or 0):
+        fsdp *= 2
+    data = count // (fsdp * tensor)
+    flags = {
+        "mesh.data": data, "mesh.fsdp": fsdp, "mesh.tensor": tensor, "train.batch_rows": rows * count,
+        "train.micro_batches": 1, "train.eval_rows": rows * count, "model.layers": "scan", "model.remat": "full",
+    }  # fmt: skip
+    return config, [f"--config.{name}={value}" for name, value in flags.items()]
+
+
+def _sized(config: Config) -> Any:
+    """The model with a vocabulary, which a plan takes from the tokenizer's settings."""
+    import dataclasses
+
+    return dataclasses.replace(config.model, vocab_size=config.model.vocab_size or config.data.tokenizer_vocab)
+
+
+def plan(case: Case, file: Path) -> str:
+    """Compiles one plan in a process of its own; writes its file and returns a line about it.
+
+    What cannot fit by its state alone is not compiled.
+    """
+    config, flags = config_of(case)
+    chip = CHIPS[case.chip]
+    state = BYTES * count_parameters(_sized(config)).total / devices(case)
+    if chip.memory is not None and state > chip.memory:
+        file.write_text(json.dumps({"skipped": f"parameters, moments and gradients alone take {state / GIB:.0f} GiB"}))
+        return "does not fit"
+    path = Path(__file__).parent.parent / "configs" / f"{case.model}.py"
+    where = [f"--config={path}", f"--topology={case.chip}:{case.shape}", f"--json={file}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments.plan", *where, *flags], capture_output=True, text=True, check=False
+    )
+    last = (done.stderr.strip().splitlines() or [""])[-1]
+    if not file.exists():
+        return f"no plan: {last}"
+    return f"compiled in {json.loads(file.read_text())['seconds']:.0f} s"
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """One row of the table for each plan that there is."""
+    out = []
+    for case in cases():
+        file = folder / "plans" / f"{case.name.replace(':', '-')}.json"
+        if not file.exists():
+            continue
+        found = json.loads(file.read_text())
+        row: dict[str, Any] = {"model": case.model, "chip": case.chip, "slice": case.shape, "chips": devices(case)}
+        if "skipped" in found:
+            out.append({**row, "why": found["skipped"]})
+            continue
+        mesh, memory, least = found["mesh"], found["memory"], found.get("roofline")
+        row |= {
+            "mesh": " x ".join(f"{axis} {mesh[axis]}" for axis in ("data", "fsdp", "tensor") if mesh[axis] > 1),
+            "tokens a chip": found["tokens"] // found["devices"],
+            "GiB": memory["total"] / GIB,
+            "fits": memory["fits"],
+        }
+        if least:
+            row |= {
+                "sent": sum(each["bytes"] for each in found["collectives"]) / GIB,
+                "over least": sum(each["bytes"] for each in found["collectives"])
+                / (sum(found["minimum"].values()) or 1.0),
+                "step": least["step"],
+                "utilisation": least["utilisation"],
+                "links last": least["utilisation_no_overlap"],
+                "bound": least["bound"],
+            }
+        out.append(row)
+    return out
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Markdown."""
+    heads = ["model", "chips", "mesh", "GiB a chip", "fits", "GiB sent a chip", "of the least", "least step",
+             "utilisation, all at once", "links after the rest", "bound by"]  # fmt: skip
+    lines = [" | ".join(["", *heads, ""]).strip(), "|" + " --- |" * len(heads)]
+    for row in sorted(rows, key=lambda r: (list(MODELS).index(r["model"]), r["chip"], r["chips"])):
+        cells = [row["model"], f"{row['chips']} {row['chip']} ({row['slice']})"]
+        if "why" in row:
+            cells += ["", "", f"no: {row['why']}", *[""] * 6]
+        elif "step" not in row:
+            cells += [row["mesh"], f"{row['GiB']:.1f}", "no", *[""] * 6]
+        else:
+            cells += [row["mesh"], f"{row['GiB']:.1f}", "yes" if row["fits"] else "no", f"{row['sent']:.2f}",
+                      f"{row['over least']:.2f}", f"{1e3 * row['step']:.0f} ms", f"{row['utilisation']:.0%}",
+                      f"{row['links last']:.0%}", row["bound"]]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def figure(rows: list[dict[str, Any]]) -> Any:
+    """Predicted utilisation against the number of chips, a panel for each kind of chip: with links after the rest, and
+    the bar above it up to all at once."""
+    kinds = [chip for chip in SLICES if any(r["chip"] == chip and "step" in r for r in rows)]
+    drawn, panels = plotting.panel(len(kinds))
+    for axes, chip in zip([panels] if len(kinds) == 1 else panels, kinds, strict=True):
+        for i, model in enumerate(MODELS):
+            mine = [r for r in rows if r["model"] == model and r["chip"] == chip and r.get("fits") and "step" in r]
+            if not mine:
+                continue
+            low, high = [r["links last"] for r in mine], [r["utilisation"] for r in mine]
+            spread = [[0.0] * len(mine), [b - a for a, b in zip(low, high, strict=True)]]
+            axes.errorbar([r["chips"] * 1.04**i for r in mine], low, yerr=spread, capsize=2, label=model,
+                          marker=plotting.marker(i), **plotting.line_style(i, len(MODELS)))  # fmt: skip
+        axes.set(xscale="log", xlabel=f"{chip} chips", ylabel="predicted utilisation", xlim=(6, 6000),
+                 ylim=(0, 1))  # fmt: skip
+        axes.set_xticks([8, 64, 256, 512, 4096], ["8", "64", "256", "512", "4096"], minor=False)
+        axes.minorticks_off()
+        axes.legend(loc="lower left")
+    return drawn
+
+
+def write(folder: Path) -> Mapping[str, Path]:
+    """`table.md` and the figure, of the plans that there are.
+
+    Raises:
+      ConfigError: there is none.
+    """
+    rows = rows_of(folder)
+    if not any("step" in row for row in rows):
+        raise ConfigError(f"--out: {folder} holds no plan yet")
+    (folder / "table.md").write_text(table(rows))
+    pictures = plotting.save({"weak_scaling": figure(rows)}, folder)
+    return {"table": folder / "table.md", "figure": pictures[0]}
+
+
+def main() -> None:
+    """Compiles what is missing, then writes the table and the figure."""
+    arguments = parser(__doc__, "weak_scaling")
+    arguments.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of plans, table and figure")
+    arguments.add_argument("--only", default="", metavar="NAME", help="beginning of MODEL:CHIP:SHAPE (default: all)")
+    arguments.add_argument("--stage", choices=("plan", "report"), help="one stage alone (default: both)")
+    options = arguments.parse_args()
+    chosen = list(cases(options.only))
+    if not chosen:
+        raise ConfigError(f"--only: {options.only}; accepted: the beginning of one of "
+                          f"{', '.join(MODELS)}:{', '.join(SLICES)}:SHAPE")  # fmt: skip
+    (options.out / "plans").mkdir(parents=True, exist_ok=True)
+    for case in chosen if options.stage != "report" else ():
+        file = options.out / "plans" / f"{case.name.replace(':', '-')}.json"
+        if not file.exists():
+            print(f"{case.name}: {plan(case, file)}", flush=True)
+    if options.stage != "plan":
+        for path in write(options.out).values():
+            print(path)
+
+
+if __name__ == "__main__":
+    program(main)
