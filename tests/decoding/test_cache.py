@@ -85,13 +85,14 @@ def test_each_step_equals_the_full_forward_pass_in_the_whole_cross(case):
         assert differences(cfg, params_of(cfg, dtype=np.float64)) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [SOME[2], SOME[5]], ids=str)
 def test_each_step_equals_the_full_forward_pass_in_float32(case):
     cfg = make(*case, attention_soft_cap=5.0, tie_embeddings=False, norm="rms_norm", activation="swiglu", layers="scan")
     assert differences(cfg, params_of(cfg)) < 2e-5
 
 
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("rows", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_bfloat16_matrices_by_columns_or_by_rows_are_the_same_model(rows):
     cfg = config(dtype="bfloat16", num_kv_heads=2, activation="swiglu")
     params = params_of(cfg)

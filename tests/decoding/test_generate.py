@@ -191,7 +191,7 @@ def test_suppressed_tokens_never_come():
     assert set(np.unique(out.tokens)) == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize("by_columns", [False, True])
+@pytest.mark.parametrize("by_columns", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_parameters_made_ready_once_generate_the_same(by_columns):
     cfg = replace(CFG, dtype="bfloat16")
     once = ready(PARAMS, cfg, by_columns=by_columns)

@@ -130,7 +130,7 @@ def test_generate_refuses_in_one_line(play, flags, changes, line):
     assert code == 2 and out == "" and err.startswith(f"error: {line}") and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("pairs", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_masks_are_filled_with_what_the_model_says(play, pairs):
     run = run_of(family="bert", pairs=pairs, tokenizer=CHARS)
     code, out, err = play(fill_mask, run, "--text=ab[MASK]d[MASK]", "--top-k=3")

@@ -103,7 +103,7 @@ def test_every_bias(bias, mask, shape):
         agree(both(shape, mask, cases.bias_cases(LENGTH)[bias][0], groups=1))
 
 
-@pytest.mark.parametrize("window", [1, 4, 6, 11, 31])
+@pytest.mark.parametrize("window", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 6, 11, 31))])
 def test_a_window_ends_the_round_early(window):
     with jax.enable_x64(True):
         for causal in (masks.causal(), masks.Mask()):
@@ -122,7 +122,9 @@ def test_how_far_a_window_makes_keys_travel():
     assert offsets_to_visit(o, causal, 4) == offsets_to_visit(o, masks.window(99), 4) == range(8)
 
 
-@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize(
+    "groups", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_key_heads_that_tensor_does_not_divide(groups):
     with jax.enable_x64(True):
         agree(both((1, 1, 4, 2), masks.causal(), groups=groups))
