@@ -8,9 +8,11 @@ goes on after a stop, or in another environment (TPUs need the extra `plan`, GPU
 """
 
 import json
+import math
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,16 +52,12 @@ class Case(NamedTuple):
 def cases(only: str = "") -> Iterator[Case]:
     """All whose names begin with `only`, small slices first."""
     found = [Case(m, chip, shape) for m in MODELS for chip, shapes in SLICES.items() for shape in shapes]
-    yield from sorted((c for c in found if c.name.startswith(only)), key=lambda c: devices(c))
+    yield from sorted((c for c in found if c.name.startswith(only)), key=devices)
 
 
 def devices(case: Case) -> int:
     """Chips of the slice."""
-    _, shape = topology.parse(f"{case.chip}:{case.shape}")
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+    return math.prod(topology.parse(f"{case.chip}:{case.shape}")[1])
 
 
 def config_of(case: Case) -> tuple[Config, list[str]]:
@@ -88,9 +86,7 @@ def config_of(case: Case) -> tuple[Config, list[str]]:
 
 def _sized(config: Config) -> Any:
     """The model with a vocabulary, which a plan takes from the tokenizer's settings."""
-    import dataclasses
-
-    return dataclasses.replace(config.model, vocab_size=config.model.vocab_size or config.data.tokenizer_vocab)
+    return replace(config.model, vocab_size=config.model.vocab_size or config.data.tokenizer_vocab)
 
 
 def plan(case: Case, file: Path) -> str:
@@ -99,19 +95,16 @@ def plan(case: Case, file: Path) -> str:
     What cannot fit by its state alone is not compiled.
     """
     config, flags = config_of(case)
-    chip = CHIPS[case.chip]
     state = BYTES * count_parameters(_sized(config)).total / devices(case)
-    if chip.memory is not None and state > chip.memory:
+    if state > (CHIPS[case.chip].memory or math.inf):
         file.write_text(json.dumps({"skipped": f"parameters, moments and gradients alone take {state / GIB:.0f} GiB"}))
         return "does not fit"
     path = Path(__file__).parent.parent / "configs" / f"{case.model}.py"
     where = [f"--config={path}", f"--topology={case.chip}:{case.shape}", f"--json={file}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "experiments.plan", *where, *flags], capture_output=True, text=True, check=False
-    )
-    last = (done.stderr.strip().splitlines() or [""])[-1]
+    command = [sys.executable, "-m", "experiments.plan", *where, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if not file.exists():
-        return f"no plan: {last}"
+        return f"no plan: {(done.stderr.strip().splitlines() or [''])[-1]}"
     return f"compiled in {json.loads(file.read_text())['seconds']:.0f} s"
 
 
@@ -135,10 +128,10 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
             "fits": memory["fits"],
         }
         if least:
+            sent, minimum = sum(each["bytes"] for each in found["collectives"]), sum(found["minimum"].values())
             row |= {
-                "sent": sum(each["bytes"] for each in found["collectives"]) / GIB,
-                "over least": sum(each["bytes"] for each in found["collectives"])
-                / (sum(found["minimum"].values()) or 1.0),
+                "sent": sent / GIB,
+                "over least": sent / (minimum or 1.0),
                 "step": least["step"],
                 "utilisation": least["utilisation"],
                 "links last": least["utilisation_no_overlap"],
@@ -189,7 +182,7 @@ def figure(rows: list[dict[str, Any]]) -> Any:
     return drawn
 
 
-def write(folder: Path) -> Mapping[str, Path]:
+def write(folder: Path) -> dict[str, Path]:
     """`table.md` and the figure, of the plans that there are.
 
     Raises:
@@ -212,8 +205,7 @@ def main() -> None:
     options = arguments.parse_args()
     chosen = list(cases(options.only))
     if not chosen:
-        raise ConfigError(f"--only: {options.only}; accepted: the beginning of one of "
-                          f"{', '.join(MODELS)}:{', '.join(SLICES)}:SHAPE")  # fmt: skip
+        raise ConfigError(f"--only: {options.only}; accepted: how one of {', '.join(c.name for c in cases())} begins")
     (options.out / "plans").mkdir(parents=True, exist_ok=True)
     for case in chosen if options.stage != "report" else ():
         file = options.out / "plans" / f"{case.name.replace(':', '-')}.json"
