@@ -17,7 +17,8 @@ WINDOWS = (None, 5)
 KV_HEADS = (4, 2, 1)
 BLOCKS = ("pre_norm", "post_norm", "parallel")
 ALL = list(itertools.product(POSITIONS, WINDOWS, KV_HEADS, BLOCKS))
-# Each value of each option, and each position scheme in one of the windows; the slow test takes the whole cross.
+# Each value of each option, and each position scheme in one of the windows; the fast test takes every other one of
+# these, the slow test the whole cross.
 SOME = [(p, WINDOWS[i % 2], KV_HEADS[i % 3], BLOCKS[i // 2]) for i, p in enumerate(POSITIONS)]
 LENGTHS = np.array([3, 9, 1])  # prompts shorter and longer than the window
 TOTAL = 14
@@ -69,7 +70,7 @@ def differences(cfg, params):
     return max(worst)
 
 
-@pytest.mark.parametrize("case", SOME, ids=str)
+@pytest.mark.parametrize("case", SOME[::2], ids=str)
 def test_each_step_equals_the_full_forward_pass(case):
     with jax.enable_x64(True):
         cfg = make(*case, dtype="float64")
@@ -149,7 +150,7 @@ def test_work_per_token_is_one_compiled_step_that_grows_with_the_slots_only():
     assert short == long
 
 
-@pytest.mark.parametrize(("rows", "kv_heads"), [(1, 4), (3, 2)])
+@pytest.mark.parametrize(("rows", "kv_heads"), [pytest.param(1, 4, marks=pytest.mark.slow), (3, 2)])
 def test_no_step_of_the_loop_copies_the_cache(rows, kv_heads):
     cfg = config(num_kv_heads=kv_heads, width=64, context_length=128)
     params = params_of(cfg)

@@ -11,6 +11,8 @@ from jaxformer.decoding import fill_mask
 
 MASK = 23
 
+SLOW = pytest.mark.slow
+
 
 def make(**changes):
     cfg = config(family="bert", block="post_norm", token_types=2, next_sentence=True, num_layers=1, **changes)
@@ -24,7 +26,9 @@ def rows_of():
     return rows
 
 
-@pytest.mark.parametrize("positions", ["learned", "rotary", "alibi", "t5"])
+@pytest.mark.parametrize(
+    "positions", ["learned", "t5", pytest.param("rotary", marks=SLOW), pytest.param("alibi", marks=SLOW)]
+)
 def test_candidates_are_the_most_probable_tokens_at_each_mask(positions):
     cfg, params = make(positions=positions)
     rows = rows_of()

@@ -92,7 +92,7 @@ def test_tokens_come_as_often_as_the_model_says():
     np.testing.assert_allclose(np.exp(out.log_probs[:, 0]), probabilities[out.tokens[:, 0]], rtol=1e-4)
 
 
-@pytest.mark.parametrize("block", [1, 3, 8])
+@pytest.mark.parametrize("block", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 8))])
 def test_a_stream_is_generate_in_blocks(block):
     options = {"rng": jax.random.key(3), "sampling": FREE, "max_new_tokens": 14, "stop": [[8, 10], [20, 8]]}
     whole = generate(PARAMS, PROMPTS, CFG, **options)
