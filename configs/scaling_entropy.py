@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 SOURCES = {
     "markov": {"source": "markov", "language_symbols": 32, "language_order": 2},
-    "hierarchy": {"source": "hierarchy", "language_symbols": 16, "language_depth": 3, "language_synonyms": 3},
+    "hierarchy": {"source": "hierarchy", "language_symbols": 16, "language_depth": 3, "language_synonyms": 2},
     "masked": {"source": "markov", "language_symbols": 16, "language_order": 1, "objective": "masked"},
 }
 
