@@ -9,15 +9,12 @@ Fit and report need the directory's manifest.json and records.jsonl alone.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from jaxformer.command_line import Parsed, parse_config, parser
 from jaxformer.config import Config, ConfigError, from_mapping
 from jaxformer.process import program
 from jaxformer.scaling.ladder import StudyConfig
-
-if TYPE_CHECKING:
-    from jaxformer.scaling.fit import Settings
+from jaxformer.scaling.law_fit import Settings
 
 STAGES = ("plan", "run", "fit", "report")
 
@@ -34,8 +31,6 @@ def main() -> int:
     options, stage = parsed.options, parsed.options.stage
     if options.at_once is not None and options.at_once < 1:
         raise ConfigError(f"--at-once: {options.at_once}; accepted: at least 1")
-    from jaxformer.scaling.fit import Settings
-
     settings = Settings(delta=options.delta, replicates=options.bootstrap, holdout=options.holdout)
     if stage in (None, "plan", "run"):
         from jaxformer import study
@@ -57,12 +52,11 @@ def main() -> int:
     return 0
 
 
-def conclude(parsed: Parsed, stage: str | None, settings: "Settings") -> None:
+def conclude(parsed: Parsed, stage: str | None, settings: Settings) -> None:
     """Fits, and unless that was all that was asked for, the report; ends with its path and three lines."""
     from jaxformer import manifest, records
     from jaxformer.data import languages
     from jaxformer.scaling import results
-    from jaxformer.scaling.fit import Settings
 
     workdir = Path(parsed.config.workdir)
     about = manifest.read(workdir)
@@ -78,9 +72,9 @@ def conclude(parsed: Parsed, stage: str | None, settings: "Settings") -> None:
     if stage in (None, "report"):
         command = f"python -m experiments.scaling --config={about['config_file']}"
         given = "".join(f" --config.{name}={text}" for name, text in parsed.given.items())
-        flags = (("bootstrap", settings.replicates), ("delta", settings.delta), ("holdout", settings.holdout))
-        usual = (Settings.replicates, Settings.delta, Settings.holdout)
-        given += "".join(f" --{k}={v}" for (k, v), default in zip(flags, usual, strict=True) if v != default)
+        for flag, field in (("bootstrap", "replicates"), ("delta", "delta"), ("holdout", "holdout")):
+            if getattr(settings, field) != getattr(Settings, field):
+                given += f" --{flag}={getattr(settings, field)}"
         commands = [command + given]
         print(results.write_report(workdir, title(about), found, fits, notes=notes, commands=commands, manifest=about))
     for line in [*notes, *results.summary(fits)]:

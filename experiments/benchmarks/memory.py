@@ -1,13 +1,16 @@
 """Peak memory of a process that does some train steps and nothing else: ours and transformers' on torch."""
 
+import importlib.util
 import json
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 
 from experiments.benchmarks.suite import Suite
 from experiments.benchmarks.train import SHAPES, our_steps, torch_steps
+from jaxformer.config import ConfigError
 
 STEPS = 3  # measurements of the suite `train`
 
@@ -15,12 +18,17 @@ STEPS = 3  # measurements of the suite `train`
 def contestants(options) -> Suite:
     """MiB of a whole process, interpreter and libraries included: the most that was resident at once."""
 
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
+        raise ConfigError("--suite=memory needs torch and transformers: pip install 'jaxformer[peers]'")
+
     def process(who: str) -> Callable[[], float]:
         command = [sys.executable, "-m", "experiments.benchmarks.memory", who, options.shape, options.dtype]
         return lambda: json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
 
-    peers = {"transformers on torch, eager": process("eager"), "transformers on torch, compiled": process("compiled")}
-    return Suite({**peers, "jaxformer": process("ours")})
+    found = {"transformers on torch, eager": process("eager")}
+    if shutil.which("g++"):
+        found["transformers on torch, compiled"] = process("compiled")
+    return Suite({**found, "jaxformer": process("ours")})
 
 
 def main(who: str, shape: str, dtype: str) -> None:

@@ -12,7 +12,6 @@ Source: Liu et al. 2023, "Ring attention with blockwise Transformers", section 3
 """
 
 import functools
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 from jax.tree_util import Partial
 
 from jaxformer import layout
+from jaxformer.kernels import placing
 from jaxformer.kernels import ring_part as part
 from jaxformer.kernels.xla import Bias
 from jaxformer.masks import Mask
@@ -44,20 +44,13 @@ def attend(
     """
     mask = Mask() if mask is None else mask
     sizes, parts = layout.mesh_axes(), mask.parts
-    batch, groups = query.shape[0] // parts, key.shape[2]
-    heads = layout.splits(query.shape[2], ("tensor",), sizes)
-    if heads and groups % sizes["tensor"]:
-        # Fewer key/value heads than devices: each device gets the one its queries use.
-        if sizes["tensor"] % groups:
-            heads = ()
-        else:
-            key, value = (jnp.repeat(x, sizes["tensor"] // groups, axis=2) for x in (key, value))
+    key, value, heads = placing.head_axes(query, key, value, sizes)
     options = part.Options(
         scale=scale,
         soft_cap=soft_cap,
         dropout_rate=0.0 if rng is None else dropout_rate,
         parts=parts,
-        rows=layout.splits(batch, ("data", "fsdp"), sizes),
+        rows=layout.splits(query.shape[0] // parts, ("data", "fsdp"), sizes),
         heads=heads,
         indexed=mask.query_index is not None or mask.key_index is not None,
     )
@@ -66,25 +59,8 @@ def attend(
 
 def _on_devices(o: part.Options, query, key, value, mask: Mask, bias: Bias | None, rng: Array | None) -> Array:
     """Runs `_attend_here` on every device with its own part of each array."""
-    rows = o.rows or None
     token = P(((part.AXIS,) if o.parts > 1 else ()) + o.rows or None, None, o.heads or None)
 
-    def of_rows(field: Array | None, least: int) -> P | None:
-        """Of a field whose leading axis, if it has more than `least`, is rows (one row stands for all)."""
-        if field is None:
-            return None
-        return P(rows) if field.ndim > least and field.shape[0] > 1 else P()
-
-    mask_specs = replace(
-        mask,
-        prefix=of_rows(mask.prefix, 0),
-        keys=of_rows(mask.keys, 1),
-        query_segments=of_rows(mask.query_segments, 1),
-        key_segments=of_rows(mask.key_segments, 1),
-        query_index=of_rows(mask.query_index, 1),
-        key_index=of_rows(mask.key_index, 1),
-        dense=None if mask.dense is None else P(),
-    )
     # A function's arrays go in with it: what is used on a device must belong to its mesh.
     bias = Partial(bias) if callable(bias) and not isinstance(bias, Partial) else bias
 
@@ -94,7 +70,8 @@ def _on_devices(o: part.Options, query, key, value, mask: Mask, bias: Bias | Non
                 rng = jax.random.fold_in(rng, jax.lax.axis_index(axis))
         return _attend_here(o, query, key, value, mask, bias, rng)
 
-    specs = (token, token, token, mask_specs, None if bias is None else P(), None if rng is None else P())
+    whole = (None if x is None else P() for x in (bias, rng))
+    specs = (token, token, token, placing.mask_specs(mask, o.rows), *whole)
     on_devices = jax.shard_map(local, in_specs=specs, out_specs=token, check_vma=False)
     return on_devices(query, key, value, mask, bias, rng)
 

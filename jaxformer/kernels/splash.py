@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from jaxformer import layout
+from jaxformer.kernels import placing
 from jaxformer.kernels.xla import Bias
 from jaxformer.masks import Mask
 from jaxformer.types import Array
@@ -62,16 +63,24 @@ def visited(length: int, causal: bool, window: int | None) -> float:
     >>> visited(2048, True, None), visited(2048, False, None), visited(2048, True, 512)
     (0.625, 1.0, 0.4375)
     """
-    count = -(-length // BLOCK)
-    reach = count if window is None else -(-(window - 1) // BLOCK)
+    size = _block(length)
+    count = length // size
+    reach = count if window is None else -(-(window - 1) // size)
     after = 0 if causal else reach
     return sum(min(i, reach) + 1 + min(count - 1 - i, after) for i in range(count)) / count**2
+
+
+def _block(length: int) -> int:
+    """Tokens of a block of a row that `refusal` has nothing against."""
+    return max(size for size in (LANES, 2 * LANES, BLOCK) if not length % size)
 
 
 def refuses(query, key, value, mask: Mask | None, bias: Bias | None, dropout_rate: float, rng: Array | None):
     """`refusal` of a call of `attend`."""
     if value.shape[3] != key.shape[3]:
         return "values of another width than keys"
+    if not query.dtype == key.dtype == value.dtype:
+        return "arrays of different dtypes"
     dropout, wide = rng is not None and dropout_rate > 0, query.dtype == jnp.float64
     shape = query.shape[1], key.shape[1], query.shape[3]
     return refusal(*shape, mask, bias=bias is not None, dropout=dropout, wide=wide)
@@ -100,11 +109,7 @@ def attend(
     mask = Mask() if mask is None else mask
     sizes = layout.mesh_axes()
     rows = layout.splits(query.shape[0], ("data", "fsdp"), sizes)
-    heads = layout.splits(key.shape[2], ("tensor",), sizes)
-    if layout.splits(query.shape[2], ("tensor",), sizes) and not heads and not sizes["tensor"] % key.shape[2]:
-        # Fewer key/value heads than devices: each device gets the one its queries use.
-        key, value = (jnp.repeat(x, sizes["tensor"] // x.shape[2], axis=2) for x in (key, value))
-        heads = ("tensor",)
+    key, value, heads = placing.head_axes(query, key, value, sizes)
 
     def local(query: Array, key: Array, value: Array, mask: Mask) -> Array:
         return _attend_here(query * scale, key, value, mask, soft_cap)
@@ -116,21 +121,15 @@ def attend(
     if not sizes:
         return local(query, key, value, mask)
     array = P(rows or None, None, heads or None)
-
-    def of_rows(field: Array | None) -> P | None:
-        return None if field is None else P(rows or None) if field.ndim > 1 and field.shape[0] > 1 else P()
-
-    names = ("keys", "query_segments", "key_segments")
-    specs = replace(mask, **{name: of_rows(getattr(mask, name)) for name in names})
-    on_devices = jax.shard_map(local, in_specs=(array, array, array, specs), out_specs=array, check_vma=False)
-    return on_devices(query, key, value, mask)
+    specs = (array, array, array, placing.mask_specs(mask, rows))
+    return jax.shard_map(local, in_specs=specs, out_specs=array, check_vma=False)(query, key, value, mask)
 
 
 def _attend_here(query: Array, key: Array, value: Array, mask: Mask, soft_cap: float | None) -> Array:
     """What one device does: [B, T, H, K], the scores' scale being in the query."""
     batch, length, heads, _ = query.shape
     segments, certain = _segments(mask, batch, length)
-    arrays = [jnp.moveaxis(x, 2, 1) for x in (query.astype(value.dtype), key, value)]
+    arrays = [jnp.moveaxis(x, 2, 1) for x in (query, key, value)]
     kernel = functools.partial(_kernel, length, heads, mask.causal, mask.window, soft_cap)
     out = jax.vmap(kernel(False))(*arrays, segments)
     if not certain:  # a query that sees nothing would get the mean of what is hidden
@@ -166,7 +165,7 @@ def _kernel(length: int, heads: int, causal: bool, window: int | None, soft_cap:
         seen = shapes.LocalMask(square, (window - 1, 0 if causal else window - 1), offset=0)
     else:
         seen = shapes.CausalMask(square) if causal else shapes.FullMask(square)
-    block = max(size for size in (LANES, 2 * LANES, BLOCK) if not length % size)
+    block = _block(length)
     names = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
     return kernels.make_splash_mha(
         shapes.MultiHeadMask([seen] * heads),

@@ -90,7 +90,8 @@ def summary(fits: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def against_floor(fits: Mapping[str, Mapping[str, Any]], nats: float, standard_error: float = 0.0) -> str:
-    """A line: the irreducible loss of the headline fit beside the language's own, which is known to a standard error.
+    """A line: the irreducible loss of the headline fit beside the language's own, which is known to a standard error
+    (1.96 of them count as the same).
 
     >>> law = {"E": {"value": 1.5, "ci95": [1.4, 1.6]}}
     >>> against_floor({"all": {"parametric": law}}, 1.47)

@@ -1,0 +1,39 @@
+"""What the benchmark prints follows from what it measured."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from experiments import benchmark
+from experiments.benchmarks import memory
+from experiments.benchmarks.suite import RULER, Suite
+from jaxformer.config import ConfigError
+
+
+def test_contestants_alternate_and_the_first_round_only_warms_up():
+    seen = []
+    found = benchmark.alternate({"a": lambda: seen.append("a"), "b": lambda: seen.append("b") or 7.0}, rounds=2)
+    assert seen == ["a", "b"] * 3
+    assert found["a"][0] == "s" and len(found["a"][1]) == 2
+    assert found["b"] == ("MiB", [7.0, 7.0])
+
+
+def test_lines_say_rates_the_share_of_a_product_and_the_ratio_to_the_first():
+    suite = Suite({}, "tokens", 100, {"torch": 2e9, "ours": 2e9, RULER: 1e9})
+    measured = {"torch": ("s", [0.4, 0.2, 0.3]), "ours": ("s", [0.1]), RULER: ("s", [0.02])}
+    assert list(benchmark.lines(suite, measured)) == [
+        "torch: median 300 ms, 200 to 400, 333.3 tokens/s, "
+        "6.667 GFLOP/s (0.13 of a large product's), 1.000 of the first",
+        "ours: median 100 ms, 100 to 100, 1,000 tokens/s, 20 GFLOP/s (0.40 of a large product's), 0.333 of the first",
+        f"{RULER}: median 20 ms, 20 to 20, 50 GFLOP/s",
+    ]
+    assert list(benchmark.lines(Suite({}), {"a": ("MiB", [80.0]), "b": ("MiB", [60.0])})) == [
+        "a: median 80 MiB, 80 to 80, 1.000 of the first",
+        "b: median 60 MiB, 60 to 60, 0.750 of the first",
+    ]
+
+
+def test_a_peer_that_is_not_installed_is_one_line(monkeypatch):
+    monkeypatch.setattr(memory.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="--suite=memory needs torch and transformers"):
+        memory.contestants(SimpleNamespace(shape="tiny", dtype="float32"))
