@@ -51,7 +51,7 @@ class ModelConfig:
     rotary_original_length: int | None = None  # None: context_length / rotary_factor
     window: int | None = None  # keys each query sees, itself included; None: all
     attention_soft_cap: float | None = None  # c * tanh(score / c)
-    attention: Literal["auto", "xla", "chunked", "splash"] = "auto"  # splash: TPUs alone
+    attention: Literal["auto", "xla", "chunked", "splash", "cudnn"] = "auto"  # splash: TPUs; cudnn: NVIDIA GPUs
     dropout: float = 0.0  # on embeddings and on each residual branch
     attention_dropout: float = 0.0
     tie_embeddings: bool = True

@@ -22,7 +22,7 @@ from jaxformer.data import excerpt, languages
 from jaxformer.data.batches import Batches, eval_batches
 from jaxformer.data.corpus import Corpus, Split, open_corpus
 from jaxformer.data.tokenizers import Tokenizer
-from jaxformer.modules import make_model
+from jaxformer.modules import check_here, make_model
 from jaxformer.process import ProgramError, keep_compiled_programs, keep_freed_memory
 from jaxformer.scaling.flops import count_parameters, six_n, training_flops
 from jaxformer.sharding import check_batch, check_context, host_rows, make_mesh, param_shardings, replicated
@@ -114,6 +114,7 @@ def pretrain(parsed: Parsed) -> loop.Result:
 def _prepare(config: Config, chief: bool) -> tuple[Config, Corpus, Mesh, Model, Batches, Sequence[Batch]]:
     """Opens everything that a run needs and can be refused for; writes nothing but the corpus."""
     mesh = make_mesh(config.mesh)
+    check_here(config.model)
     check_batch(config.train.batch_rows, config.train.micro_batches, mesh)
     check_context(config.model.context_length, mesh)
     manifest.check_workdir(config)

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jaxformer import masks
 from jaxformer.config import ConfigError, LossConfig, ModelConfig
 from jaxformer.functional import block as blocks
+from jaxformer.functional.attention import ANY, KERNELS, missing
 from jaxformer.models import bert, gpt
 from jaxformer.specs import init_params, stack_specs
 from jaxformer.types import Array, Batch, Model, Params, Sums
@@ -139,15 +140,33 @@ def _dropout_rng(module: nn.Module) -> Array | None:
     return module.make_rng("dropout") if module.has_rng("dropout") else None
 
 
+def check_here(config: ModelConfig) -> None:
+    """Refuses an attention kernel of a platform that this process does not run on.
+
+    Raises:
+      ConfigError: there is no such device.
+
+    >>> check_here(ModelConfig(attention="cudnn"))
+    Traceback (most recent call last):
+    ...
+    jaxformer.config.ConfigError: config.model.attention: cudnn needs an NVIDIA GPU of compute capability 8 or more, \
+which is not here; accepted here: auto, xla, chunked
+    """
+    what = missing(config.attention)
+    if what is not None:
+        name = config.attention
+        raise ConfigError(f"config.model.attention: {name} needs {what}, which is not here; accepted here: {ANY}")
+
+
 def make_model(config: ModelConfig, loss_config: LossConfig) -> Model:
     """The `Model` that training receives, running through the shell's own `init` and `apply`.
 
     Raises:
       ConfigError: an attention implementation that cannot do what this model asks of it.
     """
-    why = blocks.splash_refusal(config)
-    if config.attention == "splash" and why is not None:
-        raise ConfigError(f"config.model.attention: splash cannot do {why}; accepted here: auto, xla, chunked")
+    why = blocks.kernel_refusal(config.attention, config) if config.attention in KERNELS else None
+    if why is not None:
+        raise ConfigError(f"config.model.attention: {config.attention} cannot do {why}; accepted here: {ANY}")
     family = {"gpt": gpt, "bert": bert}[config.family]
     shell = {"gpt": GPT, "bert": BERT}[config.family](config, loss_config)
 

@@ -43,9 +43,9 @@ def attention(query, key, value, **options):
     return np.stack(out, axis=2)
 
 
-def allowed(queries, keys, *, causal=False, window=None, prefix=None, padding=None, segments=None):
+def allowed(queries, keys, *, causal=False, window=None, prefix=None, padding=None, segments=None, dense=None):
     """bool [B, 1, T, S], one pair at a time."""
-    rows = max([len(x) for x in (prefix, padding, segments) if x is not None], default=1)
+    rows = max([len(x) for x in (prefix, padding, segments, dense) if x is not None], default=1)
     out = np.ones((rows, 1, queries, keys), bool)
     for b in range(rows):
         for t in range(queries):
@@ -55,6 +55,7 @@ def allowed(queries, keys, *, causal=False, window=None, prefix=None, padding=No
                 see &= prefix is None or s <= t or s < prefix[b]
                 see &= padding is None or bool(padding[b][s])
                 see &= segments is None or segments[b][t] == segments[b][s]
+                see &= dense is None or bool(dense[b][0][t][s])
                 out[b, 0, t, s] = see
     return out
 

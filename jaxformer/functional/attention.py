@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer import layout, masks, parts
-from jaxformer.kernels import chunked, ring, splash, xla
+from jaxformer.kernels import chunked, cudnn, ring, splash, xla
 from jaxformer.types import Array
 
 # name -> implementation; takes (query, key, value, mask, bias, **options) and honours all of them, or refuses.
@@ -18,7 +18,15 @@ IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
     "xla": xla.attend,
     "chunked": chunked.attend,
     "splash": splash.attend,
+    "cudnn": cudnn.attend,
 }
+# Those that are one platform's kernel, and refuse what they would not do exactly; what does everything everywhere.
+KERNELS: dict[str, Any] = {"splash": splash, "cudnn": cudnn}
+NEEDS = {
+    "splash": ("tpu", "a TPU"),
+    "cudnn": ("cuda", "an NVIDIA GPU of compute capability 8 or more"),
+}
+ANY = "auto, xla, chunked"
 
 
 def attention(
@@ -53,7 +61,8 @@ def attention(
       implementation: "auto" (see `choose`), or a name in `IMPLEMENTATIONS`. Where a mesh is in use, "chunked" runs
         on each device's own rows and heads; where its `context` axis cuts the rows (`mask.parts` > 1: all arrays are
         then [parts * B, T / parts, ...]) keys and values go round (`kernels.ring`); "xla" brings them together.
-        "splash" is the TPU's kernel and refuses what it would not do exactly (`kernels.splash.refusal`).
+        "splash" (TPUs) and "cudnn" (NVIDIA GPUs, 16-bit floats) refuse what they would not do exactly: `refusal` in
+        `kernels.splash` and `kernels.cudnn`.
       return_weights: also return the weights after softmax and dropout, [B, H, T, S] float32 (of whole rows).
 
     Returns:
@@ -77,13 +86,23 @@ def attention(
         mask = masks.dense(mask)
     _check(query, key, value, mask, bias, soft_cap, dropout_rate)
     number = 1 if mask is None else mask.parts
-    if implementation == "auto" or return_weights:
-        kernel = splash.refuses(query, key, value, mask, bias, dropout_rate, rng) is None
-        implementation = "xla" if return_weights else choose(query.shape[1], key.shape[1], number, kernel=kernel)
+    if implementation == "auto":
+        able = [
+            name
+            for name in KERNELS
+            if _refusal(name, query, key, value, mask, bias, soft_cap, dropout_rate, rng) is None
+        ]
+        implementation = choose(query.shape[1], key.shape[1], number, able=able)
+    if return_weights:
+        implementation = "xla"
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(
             f"attention: implementation {implementation!r}; accepted: auto, {', '.join(sorted(IMPLEMENTATIONS))}"
         )
+    if implementation in KERNELS:
+        why = _refusal(implementation, query, key, value, mask, bias, soft_cap, dropout_rate, rng)
+        if why is not None:
+            raise ValueError(f"attention: implementation {implementation!r} cannot do {why}; accepted there: {ANY}")
     axes = layout.mesh_axes()
     attend = IMPLEMENTATIONS[implementation]
     if implementation == "chunked" and axes and number in (1, axes.get("context", 1)):
@@ -115,24 +134,53 @@ def _together(attend: Callable[..., Any], query: Array, key: Array, value: Array
     return fold.fold(out)
 
 
-def choose(queries: int, keys: int, number: int = 1, platform: str | None = None, kernel: bool = False) -> str:
+def choose(queries: int, keys: int, number: int = 1, platform: str | None = None, able: Collection[str] = ()) -> str:
     """What "auto" stands for.
 
     All of them honour everything that is asked of them, so only speed and memory decide. On CPU "chunked", forward and
     backward, took 1.07 of the time of "xla" at 1024 causal tokens and 0.60 at 4096; elsewhere it is for lengths whose
-    scores do not fit. On TPUs "splash", whose scores never leave the chip; not measured here.
+    scores do not fit. A platform's own kernel, whose scores never leave the chip, comes first; not measured here.
 
     Args:
       queries, keys: T and S.
       number: into how many parts rows are cut; more than one: "chunked".
       platform: that the program is for, "cpu", "cuda" or "tpu"; None: where it is traced.
-      kernel: whether the TPU's kernel can do it exactly.
+      able: names of the platforms' kernels that can do it exactly.
     """
-    platform = platform or jax.default_backend()
-    if platform == "tpu" and kernel and queries >= 1024:
-        return "splash"
+    platform = platform or _platform()
+    kernel, least = {"tpu": ("splash", 1024), "cuda": ("cudnn", 512)}.get(platform, ("", 0))
+    if kernel in able and queries >= least:
+        return kernel
     limit = 2048 if platform == "cpu" else 8192
     return "chunked" if number > 1 or queries * keys >= limit * limit else "xla"
+
+
+def missing(name: str) -> str | None:
+    """What a platform's kernel needs that is not here; None: nothing.
+
+    >>> missing("chunked") is None, missing("splash")
+    (True, 'a TPU')
+    """
+    platform, what = NEEDS.get(name, (None, ""))
+    return None if platform in (None, _platform()) else what
+
+
+def _platform() -> str:
+    """Of the first device; "cuda" only for GPUs that cuDNN's flash attention knows (compute capability 8 and above)."""
+    platform = jax.default_backend()
+    capability = str(getattr(jax.devices()[0], "compute_capability", "")).split(".")[0]
+    return "cuda" if platform == "gpu" and capability.isdigit() and int(capability) >= 8 else platform
+
+
+def _refusal(name: str, query, key, value, mask, bias, soft_cap, dropout_rate, rng) -> str | None:
+    """Why a platform's kernel cannot do this exactly; None: it can."""
+    if value.shape[3] != key.shape[3]:
+        return "values of another width than keys"
+    if not query.dtype == key.dtype == value.dtype:
+        return "arrays of different dtypes"
+    dropout = rng is not None and dropout_rate > 0
+    options = {"bias": bias is not None, "dropout": dropout, "soft_cap": soft_cap is not None}
+    return KERNELS[name].refusal(query.shape[1], key.shape[1], query.shape[3], query.dtype, mask, **options)
 
 
 def _check(query, key, value, mask, bias, soft_cap, dropout_rate) -> None:

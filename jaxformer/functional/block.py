@@ -14,9 +14,8 @@ import jax.numpy as jnp
 from jaxformer import masks
 from jaxformer.config import ModelConfig
 from jaxformer.functional import positions as pos
-from jaxformer.functional.attention import attention
+from jaxformer.functional.attention import KERNELS, attention
 from jaxformer.functional.layers import PRODUCT, dropout, layer_norm, linear, mlp, rms_norm
-from jaxformer.kernels import splash
 from jaxformer.kernels.decode import attend_one
 from jaxformer.kernels.xla import Bias
 from jaxformer.layout import pin, pin_params
@@ -163,7 +162,7 @@ def attention_layer(
             soft_cap=cfg.attention_soft_cap,
             dropout_rate=cfg.attention_dropout,
             rng=rng,
-            implementation="auto" if cfg.attention == "splash" and memory is not None else cfg.attention,  # any length
+            implementation="auto" if cfg.attention in KERNELS and memory is not None else cfg.attention,  # any length
         )
     w_out = params["w_out"]
     flat = out.reshape(*out.shape[:2], -1)
@@ -171,11 +170,12 @@ def attention_layer(
     return _between(out), memory
 
 
-def splash_refusal(cfg: ModelConfig) -> str | None:
-    """Why the TPU's attention kernel cannot train this model exactly; None: it can."""
-    length = cfg.context_length
-    bias, dropped = cfg.positions in ("alibi", "t5"), cfg.attention_dropout > 0
-    return splash.refusal(length, length, cfg.head_size, None, bias=bias, dropout=dropped)
+def kernel_refusal(name: str, cfg: ModelConfig) -> str | None:
+    """Why a platform's attention kernel, "splash" or "cudnn", cannot train this model exactly; None: it can."""
+    bias, soft_cap = cfg.positions in ("alibi", "t5"), cfg.attention_soft_cap is not None
+    options = {"bias": bias, "dropout": cfg.attention_dropout > 0, "soft_cap": soft_cap}
+    mask = masks.Mask(causal=cfg.causal)
+    return KERNELS[name].refusal(cfg.context_length, cfg.context_length, cfg.head_size, cfg.dtype, mask, **options)
 
 
 def _remember(memory: Memory, key: Array, value: Array) -> Memory:

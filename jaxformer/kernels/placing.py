@@ -1,6 +1,6 @@
 """How attention's arrays lie on the mesh in use, for implementations that run on each device by itself."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import jax.numpy as jnp
@@ -26,6 +26,16 @@ def head_axes(query: Array, key: Array, value: Array, sizes: Mapping[str, int]) 
             return key, value, ()
         key, value = (jnp.repeat(x, sizes["tensor"] // groups, axis=2) for x in (key, value))
     return key, value, heads
+
+
+def mask_refusal(mask: Mask | None, fields: Iterable[str]) -> str | None:
+    """What a kernel that knows none of these fields, and no folded rows, says about a mask; None: nothing."""
+    if mask is None:
+        return None
+    for name in fields:
+        if getattr(mask, name) is not None:
+            return f"a mask with {name}"
+    return "rows cut into parts" if mask.parts > 1 else None
 
 
 def mask_specs(mask: Mask, rows: tuple[str, ...]) -> Mask:

@@ -6,6 +6,7 @@ the other implementations (`refusal` says what), and runs on TPUs alone; in Pall
 
 import functools
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,37 +25,35 @@ _HIDDEN = -1e30  # a log-sum of scores below this is one of masked scores only
 
 
 def refusal(
-    length: int, keys: int, head_width: int, mask: Mask | None, *, bias: bool, dropout: bool, wide: bool = False
+    length: int, keys: int, head_width: int, dtype: Any, mask: Mask | None, *, bias: bool, dropout: bool, soft_cap: bool
 ) -> str | None:
     """Why the kernel cannot do it exactly; None: it can.
 
     Args:
       length, keys: T and S.
       head_width: K, of queries, keys and values alike.
+      dtype: of all three.
       mask: its description; None: every key.
-      bias, dropout: whether there is one.
-      wide: float64.
+      bias, dropout, soft_cap: whether there is one.
 
-    >>> refusal(1024, 1024, 128, Mask(causal=True), bias=False, dropout=False) is None
+    >>> options = {"bias": False, "dropout": False, "soft_cap": False}
+    >>> refusal(1024, 1024, 128, jnp.bfloat16, Mask(causal=True), **options) is None
     True
-    >>> refusal(1000, 1000, 128, None, bias=False, dropout=False)
+    >>> refusal(1000, 1000, 128, jnp.bfloat16, None, **options)
     'rows of 1000 tokens (multiples of 128)'
     """
+    del soft_cap  # the kernel has one
     if length != keys:
         return "queries and keys of different numbers"
     if length % LANES:
         return f"rows of {length} tokens (multiples of {LANES})"
     if head_width % 64:
         return f"heads {head_width} wide (multiples of 64)"
-    if bias or dropout or wide:
-        return "a bias" if bias else "dropout" if dropout else "float64"
-    if mask is not None:
-        for name in ("prefix", "dense", "query_index", "key_index"):
-            if getattr(mask, name) is not None:
-                return f"a mask with {name}"
-        if mask.parts > 1:
-            return "rows cut into parts"
-    return None
+    if bias or dropout:
+        return "a bias" if bias else "dropout"
+    if jnp.dtype(dtype) == jnp.float64:
+        return "float64"
+    return placing.mask_refusal(mask, ("prefix", "dense", "query_index", "key_index"))
 
 
 def visited(length: int, causal: bool, window: int | None) -> float:
@@ -75,17 +74,6 @@ def _block(length: int) -> int:
     return max(size for size in (LANES, 2 * LANES, BLOCK) if not length % size)
 
 
-def refuses(query, key, value, mask: Mask | None, bias: Bias | None, dropout_rate: float, rng: Array | None):
-    """`refusal` of a call of `attend`."""
-    if value.shape[3] != key.shape[3]:
-        return "values of another width than keys"
-    if not query.dtype == key.dtype == value.dtype:
-        return "arrays of different dtypes"
-    dropout, wide = rng is not None and dropout_rate > 0, query.dtype == jnp.float64
-    shape = query.shape[1], key.shape[1], query.shape[3]
-    return refusal(*shape, mask, bias=bias is not None, dropout=dropout, wide=wide)
-
-
 def attend(
     query: Array,
     key: Array,
@@ -98,14 +86,7 @@ def attend(
     dropout_rate: float,
     rng: Array | None,
 ) -> Array:
-    """Attention as `functional.attention.attention` documents it, on the mesh in use; arguments are checked there.
-
-    Raises:
-      ValueError: the kernel would not honour all of it.
-    """
-    why = refuses(query, key, value, mask, bias, dropout_rate, rng)
-    if why is not None:
-        raise ValueError(f"attention: implementation 'splash' cannot do {why}; accepted there: auto, xla, chunked")
+    """Attention as `functional.attention.attention` documents it, on the mesh in use; checked there, `refusal` too."""
     mask = Mask() if mask is None else mask
     sizes = layout.mesh_axes()
     rows = layout.splits(query.shape[0], ("data", "fsdp"), sizes)

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from jaxformer.config import Config, ConfigError
 from jaxformer.functional.attention import choose
-from jaxformer.functional.block import splash_refusal
+from jaxformer.functional.block import kernel_refusal
 from jaxformer.modules import make_model
 from jaxformer.plan.topology import Topology
 from jaxformer.sharding import batch_sharding, check_context, make_mesh
@@ -52,9 +52,13 @@ def target_config(config: Config, topology: Topology, mesh: Mesh) -> Config:
     """`config` with the choices made that a run on the target would make, where this machine would make others.
 
     Raises:
-      ConfigError: the vocabulary's size is left to a tokenizer that would have to be trained first.
+      ConfigError: an attention kernel that only a GPU's own process can compile.
     """
     model = config.model
+    if model.attention == "cudnn":
+        raise ConfigError(
+            "config.model.attention: cudnn cannot be planned without a GPU; accepted here: auto, xla, chunked"
+        )
     if model.vocab_size is None:
         if config.data.tokenizer != "bpe":
             model = replace(model, vocab_size=-(-300 // 64) * 64)  # bytes and specials; characters are not many more
@@ -63,8 +67,9 @@ def target_config(config: Config, topology: Topology, mesh: Mesh) -> Config:
     if model.attention == "auto":
         parts = mesh.shape["context"]
         length = model.context_length // parts
-        kernel = parts == 1 and splash_refusal(model) is None
-        implementation: Any = choose(length, length, parts, topology.chip.platform, kernel)
+        # Not cuDNN's kernel: where no GPU is, it cannot be compiled.
+        able = ["splash"] if parts == 1 and kernel_refusal("splash", model) is None else []
+        implementation: Any = choose(length, length, parts, topology.chip.platform, able)
         model = replace(model, attention=implementation)
     return replace(config, model=model)
 

@@ -1,0 +1,96 @@
+"""Attention by cuDNN's flash attention, through `jax.nn.dot_product_attention`: NVIDIA GPUs, 16-bit floats.
+
+The scores never exist, and what is after a causal query is not visited. The kernel knows nothing of documents, and its
+windows could see the future (jax pull request 39576): whatever a mask asks for beyond causality goes in as an array of
+allowed pairs, [B, 1, T, S], which is read block by block. What it would not do exactly, `refusal` names.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from jaxformer import layout
+from jaxformer.kernels import placing
+from jaxformer.kernels.xla import Bias
+from jaxformer.masks import Mask, causal, expand
+from jaxformer.types import Array
+
+BACKEND: Any = "cudnn"  # tests: "xla", JAX's own reading of the same arguments
+DTYPES = (jnp.float16, jnp.bfloat16)
+
+
+def refusal(
+    length: int, keys: int, head_width: int, dtype: Any, mask: Mask | None, *, bias: bool, dropout: bool, soft_cap: bool
+) -> str | None:
+    """Why the kernel cannot do it exactly; None: it can. Arguments: as of `splash.refusal`.
+
+    >>> options = {"bias": False, "dropout": False, "soft_cap": False}
+    >>> refusal(1024, 1024, 64, jnp.bfloat16, Mask(causal=True), **options) is None
+    True
+    >>> refusal(1024, 1024, 64, jnp.float32, None, **options)
+    'float32 (float16 and bfloat16)'
+    """
+    if jnp.dtype(dtype) not in [jnp.dtype(x) for x in DTYPES]:
+        return f"{jnp.dtype(dtype).name} (float16 and bfloat16)"
+    if head_width % 8 or head_width > 128:
+        return f"heads {head_width} wide (multiples of 8 up to 128)"
+    if bias or dropout or soft_cap:
+        return "a bias" if bias else "dropout" if dropout else "a soft cap"
+    if mask is not None and (length % 2 or keys % 2):
+        return "a mask over an odd number of tokens"
+    return placing.mask_refusal(mask, ())
+
+
+def attend(
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Mask | None,
+    bias: Bias | None,
+    *,
+    scale: float,
+    soft_cap: float | None,
+    dropout_rate: float,
+    rng: Array | None,
+) -> Array:
+    """Attention as `functional.attention.attention` documents it, on the mesh in use; checked there, `refusal` too."""
+    mask = Mask() if mask is None else mask
+    # The kernel counts places from the first key on, as masks without indices do.
+    inside = mask.causal and mask.query_index is None and mask.key_index is None and query.shape[1] == key.shape[1]
+    pairs, seen = _pairs(mask, inside, query.shape[1], key.shape[1])
+    sizes = layout.mesh_axes()
+    key, value, heads = placing.head_axes(query, key, value, sizes)
+
+    def local(query: Array, key: Array, value: Array, pairs: Array | None) -> Array:
+        return jax.nn.dot_product_attention(
+            query, key, value, mask=pairs, scale=scale, is_causal=inside, implementation=BACKEND
+        )
+
+    run = local
+    if sizes:
+        rows = layout.splits(query.shape[0], ("data", "fsdp"), sizes) or None
+        array = P(rows, None, heads or None)
+        some = pairs is not None and P(
+            rows if len(pairs) > 1 else None, (heads or None) if pairs.shape[1] > 1 else None
+        )
+        specs = (array, array, array, some or None)
+        run = jax.shard_map(local, in_specs=specs, out_specs=array, check_vma=False)
+    out = run(query, key, value, pairs)
+    return out if seen is None else jnp.where(jnp.moveaxis(seen, 1, 2)[..., None], out, 0)
+
+
+def _pairs(mask: Mask, inside: bool, queries: int, keys: int) -> tuple[Array | None, Array | None]:
+    """Which pairs [B or 1, H or 1, T, S] are allowed, causality aside if it is dealt with `inside` the kernel; and
+    which queries [B or 1, H or 1, T] see any key, where some may see none: the kernel would give these a mean."""
+    pairs = expand(replace(mask, causal=mask.causal and not inside), queries, keys)
+    if pairs is None:
+        return None, None
+    pairs = jnp.broadcast_to(pairs, (*(1,) * (4 - pairs.ndim), *pairs.shape[:-2], queries, keys))
+    fields = (mask.keys, mask.dense, mask.query_index, mask.key_index)
+    if all(x is None for x in fields) and mask.key_segments is mask.query_segments and queries == keys:
+        return pairs, None  # every query sees itself
+    allowed = expand(replace(causal(), dense=pairs), queries, keys) if inside else pairs
+    return pairs, None if allowed is None else allowed.any(axis=-1)
