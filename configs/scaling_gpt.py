@@ -34,6 +34,7 @@ def get_config():
             "max_tokens_per_parameter": 150.0,
             "learning_rates": (0.5, 1.0, 2.0),
             "learning_rate_exponent": 0.7,
+            "searched_sizes": 5,  # the largest would spend twice its own cost on rates
             "seeds": 3,
             "seeded_sizes": 2,
         },

@@ -6,6 +6,7 @@ size, rate and seed are branches of one trunk, so that many budgets cost little 
 
 The learning rate of a size is chosen among factors of a starting value, by runs up to a middle budget; the best one
 goes on to all budgets (its trunk is already there). Where the best is the lowest or highest tried, another is tried.
+The largest sizes, where that would cost most, can take the factor of the size before (`searched_sizes`).
 
 >>> study = from_mapping({"model": {"vocab_size": 512, "context_length": 128},
 ...                       "optimizer": {"schedule": "wsd", "warmup_steps": 20},
@@ -46,13 +47,15 @@ class LadderConfig:
     learning_rates: tuple[float, ...] = (0.5, 1.0, 2.0)  # factors tried around the starting value of each size
     learning_rate_exponent: float = 0.5  # it is optimizer.learning_rate * (widths[0] / width) ** this
     learning_rate_extensions: int = 2  # how often a best factor at the edge makes another be tried
+    searched_sizes: int | None = None  # the smallest sizes try rates, larger ones take the factor before; None: all do
     seeds: int = 1  # runs at the chosen rate, for error bars
     seeded_sizes: int = 2  # the smallest sizes have all the seeds, the others one
     max_epochs: float = 1.0  # a run that reads its text more often is refused
 
     def __post_init__(self):
-        for name in ("head_width", "layer_width", "min_layers", "min_steps", "seeds"):
-            _at_least(name, getattr(self, name), 1)
+        for name in ("head_width", "layer_width", "min_layers", "min_steps", "seeds", "searched_sizes"):
+            if getattr(self, name) is not None:
+                _at_least(name, getattr(self, name), 1)
         for name in ("learning_rate_extensions", "seeded_sizes", "min_tokens_per_parameter", "learning_rate_exponent"):
             _at_least(name, getattr(self, name), 0)
         for name in ("widths", "learning_rates"):
@@ -188,12 +191,18 @@ def runs(study: StudyConfig, losses: Mapping[str, float], available: int | None 
     ladder = study.ladder
     grid = cells(study, available)
     out: list[Run] = []
+    chosen, before = None, None
     for place, width in enumerate(ladder.widths):
         mine = [cell for cell in grid if cell.width == width]
         if not mine:
             continue
         middle = len(mine) // 2
-        tried, chosen = _rates(study, width, mine[middle].steps, losses)
+        if before is None or ladder.searched_sizes is None or place < ladder.searched_sizes:
+            tried, chosen = _rates(study, width, mine[middle].steps, losses)
+        else:  # the factor of the size before, once it is known
+            chosen = chosen and _rounded(chosen / starting_rate(study, before) * starting_rate(study, width))
+            tried = [] if chosen is None else [chosen]
+        before = width
         for rate in tried:
             # Up to the middle one, because its trunk passes the smaller budgets and does not come back.
             for cell in mine[: middle + 1]:
@@ -253,7 +262,7 @@ def _rates(study: StudyConfig, width: int, steps: int, losses: Mapping[str, floa
     factors = list(ladder.learning_rates)
     ratio = factors[1] / factors[0] if len(factors) > 1 else 1.0
     for _ in range(ladder.learning_rate_extensions + 1):
-        rates = [float(f"{start * factor:.3g}") for factor in factors]
+        rates = [_rounded(start * factor) for factor in factors]
         found = [losses.get(run_name(width, steps, rate, study.seed)) for rate in rates]
         if len(rates) == 1:
             return rates, rates[0]
@@ -268,6 +277,11 @@ def _rates(study: StudyConfig, width: int, steps: int, losses: Mapping[str, floa
         else:
             return rates, rates[best]
     return rates, rates[best] if math.isfinite(finite[best]) else None
+
+
+def _rounded(rate: float) -> float:
+    """As the name of a run says it."""
+    return float(f"{rate:.3g}")
 
 
 def _at_least(name: str, value: float, low: float) -> None:

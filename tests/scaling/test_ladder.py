@@ -94,6 +94,17 @@ def test_the_best_learning_rate_goes_on():
     assert rounds == 3  # the rates, one more (0.04, because 0.02 was the highest), the rest
 
 
+def test_the_largest_sizes_can_take_the_factor_of_the_size_before():
+    best = {32: 0.02, 64: 0.01 * 0.5**0.5, 96: 0.001}
+    config = study(searched_sizes=2)
+    assert {r.width for r in runs(config, {})} == {32, 64}
+    found, _ = settle(config, best)
+    rates = {r.learning_rate for r in found if r.width == 96}
+    assert rates == {0.00577}  # 0.01 * (32 / 96) ** 0.5, as 64 chose its starting value, whatever 96 would choose
+    assert {r.role for r in found if r.width == 96} == {"ladder"}
+    assert {(r.width, r.steps) for r in found if r.role == "ladder"} == {(c.width, c.steps) for c in cells(config)}
+
+
 def test_the_search_ends_at_its_limit():
     found, _ = settle(study(learning_rate_exponent=0.0, learning_rate_extensions=1), dict.fromkeys((32, 64, 96), 1.0))
     assert {r.learning_rate for r in found if r.role == "ladder"} == {0.04}  # the best of those tried
