@@ -4,9 +4,10 @@ A size is a width; depth and heads follow from stated ratios, the feed-forward w
 size trained for some tokens at a learning rate from a seed. Under the warmup-stable-decay schedule the runs of one
 size, rate and seed are branches of one trunk, so that many budgets cost little more than the largest.
 
-The learning rate of a size is chosen among factors of a starting value, by runs up to a middle budget; the best one
-goes on to all budgets (its trunk is already there). Where the best is the lowest or highest tried, another is tried.
-The largest sizes, where that would cost most, can take the factor of the size before (`searched_sizes`).
+Learning rates are tried for each size, as factors of a starting value, by runs up to a middle budget: to each budget up
+to there its best one, for shorter runs want higher rates; the best at the middle one goes on to the larger budgets (its
+trunk is already there). Where that is the lowest or highest tried, another is tried. The largest sizes, where that
+would cost most, can take the factor of the size before (`searched_sizes`).
 
 >>> study = from_mapping({"model": {"vocab_size": 512, "context_length": 128},
 ...                       "optimizer": {"schedule": "wsd", "warmup_steps": 20},
@@ -18,7 +19,7 @@ The largest sizes, where that would cost most, can take the factor of the size b
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
@@ -203,19 +204,21 @@ def runs(study: StudyConfig, losses: Mapping[str, float], available: int | None 
             chosen = chosen and _rounded(chosen / starting_rate(study, before) * starting_rate(study, width))
             tried = [] if chosen is None else [chosen]
         before = width
+        best = {cell: chosen if cell in mine[middle:] else _best(study, cell, tried, losses) for cell in mine}
         for rate in tried:
             # Up to the middle one, because its trunk passes the smaller budgets and does not come back.
             for cell in mine[: middle + 1]:
                 name = run_name(width, cell.steps, rate, study.seed)
-                role = "ladder" if rate == chosen else "learning rate"
+                role = "ladder" if chosen is not None and rate == best[cell] else "learning rate"
                 out.append(Run(name, width, cell.steps, rate, study.seed, role))
         if chosen is None:
             continue
         for extra in range(ladder.seeds if place < ladder.seeded_sizes else 1):
             for cell in mine:
-                name = run_name(width, cell.steps, chosen, study.seed + extra)
+                rate = best[cell] or chosen
+                name = run_name(width, cell.steps, rate, study.seed + extra)
                 if all(run.name != name for run in out):
-                    out.append(Run(name, width, cell.steps, chosen, study.seed + extra, "ladder"))
+                    out.append(Run(name, width, cell.steps, rate, study.seed + extra, "ladder"))
     return out
 
 
@@ -277,6 +280,13 @@ def _rates(study: StudyConfig, width: int, steps: int, losses: Mapping[str, floa
         else:
             return rates, rates[best]
     return rates, rates[best] if math.isfinite(finite[best]) else None
+
+
+def _best(study: StudyConfig, cell: Cell, rates: Sequence[float], losses: Mapping[str, float]) -> float | None:
+    """The rate of lowest finite loss at a cell; None: not all are known, or none is finite."""
+    found = [losses.get(run_name(cell.width, cell.steps, rate, study.seed)) for rate in rates]
+    known = [loss for loss in found if loss is not None and math.isfinite(loss)]
+    return None if None in found or not known else rates[found.index(min(known))]
 
 
 def _rounded(rate: float) -> float:

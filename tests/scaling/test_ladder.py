@@ -94,6 +94,22 @@ def test_the_best_learning_rate_goes_on():
     assert rounds == 3  # the rates, one more (0.04, because 0.02 was the highest), the rest
 
 
+def test_each_budget_up_to_the_middle_has_its_own_best_rate():
+    config = study(learning_rate_exponent=0.0, seeds=2, seeded_sizes=1)
+    found, losses = [], {}
+    while not found or any(run.name not in losses for run in found):
+        found = runs(config, losses)
+        for run in found:  # the shorter a run, the higher the rate it wants: 0.02 for the shortest, then 0.01
+            first = min(r.steps for r in found if r.width == run.width)
+            best = 0.02 if run.steps == first else 0.01
+            losses[run.name] = 3 + abs(math.log(run.learning_rate / best))
+        found = runs(config, losses)
+    steps = [c.steps for c in cells(config) if c.width == 32]
+    points = {(r.steps, r.learning_rate, r.seed) for r in found if r.width == 32 and r.role == "ladder"}
+    assert len(steps) == 3
+    assert points == {(n, 0.02 if n == steps[0] else 0.01, seed) for n in steps for seed in (0, 1)}
+
+
 def test_the_largest_sizes_can_take_the_factor_of_the_size_before():
     best = {32: 0.02, 64: 0.01 * 0.5**0.5, 96: 0.001}
     config = study(searched_sizes=2)
