@@ -10,8 +10,8 @@ from configs import scaling_gpt
 def get_config():
     """The sizes of scaling_gpt.py with the masked objective: 15 % of the tokens, 80/10/10.
 
-    Up to some 2000 steps of this batch a BERT knows little more than how frequent each token is, and its loss follows no
-    power law yet (Chen et al. 2024, "Sudden drops in the loss"); shorter runs are left out, and budgets are larger.
+    Up to some 2000 steps of this batch a BERT knows little more than how frequent each token is, and its loss follows
+    no power law yet (Chen et al. 2024, "Sudden drops in the loss"); shorter runs are left out, and budgets are larger.
     """
     config = scaling_gpt.get_config()
     config.model.family = "bert"

@@ -1,6 +1,7 @@
 """Measure jaxformer beside what one would use instead: alternating runs in one session, medians, ratios and spread.
 
     python -m experiments.benchmark --suite=train --shape=tiny     (needs the extra `peers`: torch, transformers)
+    python -m experiments.benchmark --suite=train --shape=gpt2_1_5b --dtype=bfloat16 --rows=8    (on a GPU: see gpu.sh)
     python -m experiments.benchmark --suite=memory --shape=gpt2    (as well)
     python -m experiments.benchmark --suite=shakespeare --text=tinyshakespeare.txt    (as well)
     python -m experiments.benchmark --suite=attention --tokens=1024
@@ -14,6 +15,7 @@
 
 import importlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -39,13 +41,17 @@ def main() -> None:
         "--dtype", default="float32", choices=("float32", "bfloat16"), help="train, memory, attention, decode"
     )
     arguments.add_argument("--tokens", type=int, default=1024, help="attention: length of the row")
-    arguments.add_argument("--rows", type=int, default=1, metavar="N", help="decode: prompts at once (default 1)")
+    arguments.add_argument(
+        "--rows", type=int, metavar="N", help="decode: prompts at once (default 1); train: rows of a step"
+    )
     arguments.add_argument("--size", type=float, default=0.1, choices=(0.1, 0.5, 2.0), help="sweep: million parameters")
     arguments.add_argument("--text", type=Path, metavar="FILE", help="shakespeare: the text")
     arguments.add_argument("--out", type=Path, help="JSONL file to append every measurement to")
     options = arguments.parse_args()
-    if options.pairs < 1:
-        raise ConfigError(f"--pairs: {options.pairs}; accepted: at least 1")
+    for name in ("pairs", "rows"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            raise ConfigError(f"--{name}: {getattr(options, name)}; accepted: at least 1")
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # on a GPU the peers need memory too
     # Only the suite that is asked for is imported: others may need what is not installed.
     name = {"import": "imports"}.get(options.suite, options.suite)
     suite: Suite = importlib.import_module(f"experiments.benchmarks.{name}").contestants(options)
@@ -92,6 +98,8 @@ def lines(suite: Suite, measured: Mapping[str, tuple[str, list[float]]]) -> Iter
             text += f", {rate / 1e9:.4g} GFLOP/s"
             if ruler is not None and name != RULER:
                 text += f" ({rate / ruler:.2f} of a large product's)"
+            if suite.peak:
+                text += f" ({rate / suite.peak:.3f} of the chip's peak)"
         yield text if name == RULER else f"{text}, {median / first:.3f} of the first"
 
 

@@ -30,7 +30,7 @@ def contestants(options) -> Suite:
     layers, width, heads, context, _, vocab, _, family = SHAPES[options.shape]
     if family != "gpt":
         raise ConfigError(f"--shape: {options.shape}; --suite=decode accepts the shapes of GPTs")
-    new, prompt = min(128, context // 2), context // 4
+    new, prompt, rows = min(128, context // 2), context // 4, options.rows or 1
     cfg = model_config(SHAPES[options.shape], options.dtype)
     params = ready(init_params(gpt.specs(cfg), jax.random.key(0)), cfg)
     shape: dict[str, Any] = {"n_layer": layers, "n_embd": width, "n_head": heads, "n_positions": context}
@@ -39,7 +39,7 @@ def contestants(options) -> Suite:
         GPT2LMHeadModel(GPT2Config(**shape, vocab_size=vocab, bos_token_id=None, eos_token_id=None)).eval().to(dtype)
     )
 
-    ids = np.random.default_rng(0).integers(vocab, size=(options.rows, prompt), dtype=np.int32)
+    ids = np.random.default_rng(0).integers(vocab, size=(rows, prompt), dtype=np.int32)
     tokens = torch.from_numpy(ids.astype(np.int64))
     asked: dict[str, Any] = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
 
@@ -51,4 +51,4 @@ def contestants(options) -> Suite:
             found = model.generate(tokens, attention_mask=torch.ones_like(tokens), **asked)
         assert found.shape[1] == prompt + new
 
-    return Suite({"transformers on torch": peer, "jaxformer": ours}, "tokens", options.rows * new)
+    return Suite({"transformers on torch": peer, "jaxformer": ours}, "tokens", rows * new)

@@ -15,12 +15,14 @@ class Suite(NamedTuple):
       unit: of `work`.
       work: what one run gets done; 0: nothing that could be counted.
       flop: name -> FLOP of one run; RULER among them: rates are also said as a fraction of its rate.
+      peak: FLOP/s that the chip's maker states; 0: not known.
     """
 
     contestants: Mapping[str, Callable[[], float | None]]
     unit: str = ""
     work: float = 0
     flop: Mapping[str, float] = MappingProxyType({})
+    peak: float = 0
 
 
 def ruler(dtype: str, size: int = 2048) -> tuple[Callable[[], None], float]:

@@ -52,3 +52,14 @@ CHIPS = {
         Chip("cpu", "cpu"),
     )
 }
+
+
+def chip_of(device_kind: str) -> Chip | None:
+    """The chip that a JAX device says it is; None: not in the table.
+
+    >>> chip_of("NVIDIA H200").name, chip_of("TPU v5 lite").name, chip_of("cpu").name, chip_of("NVIDIA T4")
+    ('h200', 'v5e', 'cpu', None)
+    """
+    kind = device_kind.lower().replace("lite", "e").replace("tpu v5p", "v5p").replace("tpu v5", "v5").replace(" ", "")
+    found = [chip for name, chip in CHIPS.items() if name in kind]
+    return found[0] if found else None

@@ -8,6 +8,7 @@ from experiments import benchmark
 from experiments.benchmarks import memory
 from experiments.benchmarks.suite import RULER, Suite
 from jaxformer.config import ConfigError
+from jaxformer.plan.hardware import chip_of
 
 
 def test_contestants_alternate_and_the_first_round_only_warms_up():
@@ -31,6 +32,18 @@ def test_lines_say_rates_the_share_of_a_product_and_the_ratio_to_the_first():
         "a: median 80 MiB, 80 to 80, 1.000 of the first",
         "b: median 60 MiB, 60 to 60, 0.750 of the first",
     ]
+
+
+def test_lines_say_the_share_of_the_peak_where_it_is_known():
+    suite = Suite({}, "tokens", 100, {"ours": 4.945e12}, peak=chip_of("NVIDIA H200").flops)
+    (line,) = benchmark.lines(suite, {"ours": ("s", [0.01])})
+    assert "4.945e+05 GFLOP/s (0.500 of the chip's peak)" in line
+
+
+def test_bad_flags_are_one_line(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["benchmark", "--suite=data", "--rows=0"])
+    with pytest.raises(ConfigError, match="--rows: 0; accepted: at least 1"):
+        benchmark.main()
 
 
 def test_a_peer_that_is_not_installed_is_one_line(monkeypatch):
