@@ -28,7 +28,7 @@ def as_xla(monkeypatch):
     monkeypatch.setattr(cudnn, "DTYPES", (jnp.float32, jnp.float64))
 
 
-FAST = ("causal_padding", "causal_dense")
+FAST = ("causal_dense",)
 
 
 @pytest.mark.parametrize(
