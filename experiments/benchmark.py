@@ -8,6 +8,7 @@
     python -m experiments.benchmark --suite=data
     python -m experiments.benchmark --suite=import
     python -m experiments.benchmark --suite=decode --shape=tiny    (as well)
+    python -m experiments.benchmark --suite=decode_lengths --shape=tiny
     python -m experiments.benchmark --suite=sweep --size=0.1 --pairs=1
 
 --out FILE.jsonl keeps every single measurement. Timings on a shared machine wander: believe ratios, not times.
@@ -28,7 +29,7 @@ from jaxformer.command_line import parser
 from jaxformer.config import ConfigError
 from jaxformer.process import program
 
-SUITES = ("attention", "data", "decode", "import", "memory", "shakespeare", "sweep", "train")
+SUITES = ("attention", "data", "decode", "decode_lengths", "import", "memory", "shakespeare", "sweep", "train")
 
 
 def main() -> None:

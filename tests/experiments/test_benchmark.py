@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from experiments import benchmark
-from experiments.benchmarks import memory
+from experiments.benchmarks import decode_lengths, memory
 from experiments.benchmarks.suite import RULER, Suite
 from jaxformer.config import ConfigError
 from jaxformer.plan.hardware import chip_of
@@ -44,6 +44,17 @@ def test_bad_flags_are_one_line(monkeypatch):
     monkeypatch.setattr("sys.argv", ["benchmark", "--suite=data", "--rows=0"])
     with pytest.raises(ConfigError, match="--rows: 0; accepted: at least 1"):
         benchmark.main()
+
+
+@pytest.mark.slow
+def test_new_tokens_come_in_blocks_after_texts_of_every_length(monkeypatch):
+    monkeypatch.setattr(decode_lengths, "LENGTHS", (8, 16))
+    suite = decode_lengths.contestants(SimpleNamespace(shape="tiny", dtype="float32", rows=None, pairs=1))
+    assert list(suite.contestants) == ["window 128, after 8", "window 128, after 16", "all, after 8", "all, after 16"]
+    benchmark.alternate(suite.contestants, rounds=1)  # one block to warm up, one measured
+    for run in suite.contestants.values():
+        with pytest.raises(StopIteration):
+            run()
 
 
 def test_a_peer_that_is_not_installed_is_one_line(monkeypatch):
