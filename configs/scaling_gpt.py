@@ -31,8 +31,8 @@ def get_config():
             "min_layers": 1,
             "budgets": (2.5e11, 7.8e11, 2.4e12, 7.5e12),
             "min_steps": 300,
-            "min_tokens_per_parameter": 0.7,
-            "max_tokens_per_parameter": 150.0,
+            "min_tokens_per_parameter": 0.33,
+            "max_tokens_per_parameter": 400.0,
             "learning_rates": (0.5, 1.0, 2.0),
             "learning_rate_exponent": 0.7,
             "searched_sizes": 4,  # the largest would spend twice its own cost on rates
