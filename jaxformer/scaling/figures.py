@@ -138,13 +138,17 @@ def predicted_measured(holdout: Mapping[str, Any]) -> Any:
     measured = np.array([row["measured"] for row in rows])
     predicted = np.array([row["predicted"] for row in rows])
     low, high = np.array([row["ci95"] for row in rows]).T
-    ends = np.array([min(measured.min(), low.min()), max(measured.max(), high.max())])
+    joint = holdout.get("kaplan", {}).get("rows", [])
+    others = np.array([row["predicted"] for row in joint])
+    ends = np.array([min([measured.min(), low.min(), *others]), max([measured.max(), high.max(), *others])])
     ends = ends + np.array([-0.05, 0.05]) * max(np.ptp(ends), 0.01 * ends[0])
     axes.fill_between(ends, 0.99 * ends, 1.01 * ends, color="0.9", linewidth=0, label="within 1%")
     axes.plot(ends, ends, color="black", linewidth=1, label="predicted = measured")
     bars = [np.maximum(predicted - low, 0), np.maximum(high - predicted, 0)]
     axes.errorbar(measured, predicted, bars, fmt="o", color=plotting.shade(0.3), markersize=5, ecolor="0.3",
                   elinewidth=1, capsize=2, label="held-out run, 95% interval of the law")  # fmt: skip
+    if joint:
+        axes.plot(measured, others, "s", color="black", markerfacecolor="none", markersize=5, label="by Kaplan's law")
     axes.set(xlabel="measured loss (nats per token)", ylabel="predicted loss (nats per token)", xlim=ends, ylim=ends)
     axes.set_title(f"Held out above {holdout['fitted_up_to']:.2g} FLOP: off by {100 * holdout['mean_abs_error']:.2f}% "
                    "on average")  # fmt: skip

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from jaxformer.config import ConfigError
-from jaxformer.scaling import bootstrap, isoflop, laws, optimum
+from jaxformer.scaling import bootstrap, isoflop, kaplan, laws, optimum
 from jaxformer.scaling.law_fit import Settings, fit_law, fit_power_law, replicated
 from jaxformer.scaling.table import Table
 
@@ -40,7 +40,8 @@ def fit_table(table: Table, settings: Settings | None = None) -> dict[str, Any]:
 
     Returns:
       "parametric" (E, A, B, alpha, beta; how the search went), "profile" of E, "optimal" (a, b, and N, D, loss at the
-      budgets), "isoflop", "envelope", "power_laws", "holdout", "outliers", "residuals", "warnings" (lines), "settings".
+      budgets), "kaplan" (the joint law, see `kaplan`), "isoflop", "envelope", "power_laws", "holdout", "outliers",
+      "residuals", "warnings" (lines), "settings".
       A part that the table does not allow is {"skipped": why}.
 
     Raises:
@@ -55,6 +56,7 @@ def fit_table(table: Table, settings: Settings | None = None) -> dict[str, Any]:
         how = settings.budget_tolerance, settings.replicates, settings.seed, price
         parabolas = _or_skip(isoflop.parabolas, table, *how)  # first: it may find that nothing else is worth doing
         out |= _parametric(table, settings, price)
+        out["kaplan"] = _or_skip(kaplan.fit, table, settings)
         out["isoflop"] = parabolas
         out["envelope"] = _or_skip(isoflop.envelope, table, *how)
         out["holdout"] = _or_skip(predict_largest, table, settings)
@@ -86,13 +88,14 @@ def find_outliers(residuals: Floats, params: int) -> tuple[Floats, Floats]:
 
 
 def predict_largest(table: Table, settings: Settings) -> dict[str, Any]:
-    """Fits L(N, D) without the largest budgets and predicts them.
+    """Fits L(N, D) without the largest budgets and predicts them; by Kaplan's joint law as well.
 
     Without groups of equal budgets, a tenth of the rows (two at least), in the order of C, stands for a budget.
 
     Returns:
       "rows": [{"row", "N", "D", "C", "measured", "predicted", "ci95", "error"}], error = predicted / measured - 1;
-      "mean_abs_error", "max_abs_error"; "best": the error at the held-out row of lowest loss; "fitted_rows".
+      "mean_abs_error", "max_abs_error"; "best": the error at the held-out row of lowest loss; "fitted_rows"; "kaplan":
+      the same of that law, or {"skipped": why}.
 
     Raises:
       ConfigError: nothing is to be held out, or too little is left.
@@ -115,8 +118,14 @@ def predict_largest(table: Table, settings: Settings) -> dict[str, Any]:
                               resampling=settings.resampling)  # fmt: skip
     thetas = laws.replicate(found, [rest.n, rest.d], rest.loss, drawn)
     predicted = found.predict(found.theta[None], [test.n, test.d])[0]
-    levels = bootstrap.tails(len(rest), len(found.theta), rest.clusters)
-    low, high = np.quantile(found.predict(thetas, [test.n, test.d]), levels, axis=0)
+    out = _scored(test, rest, predicted, found.predict(thetas, [test.n, test.d]), len(found.theta))
+    out["kaplan"] = _or_skip(lambda: _scored(test, rest, *kaplan.forecast(rest, test, settings), params=4))
+    return {**out, "fitted_rows": len(rest), "fitted_up_to": float(rest.c.max())}
+
+
+def _scored(test: Table, rest: Table, predicted: Floats, drawn: Floats, params: int) -> dict[str, Any]:
+    """Predictions [J], and those of the replicates [R, J], beside what was measured."""
+    low, high = np.quantile(drawn, bootstrap.tails(len(rest), params, rest.clusters), axis=0)
     error = predicted / test.loss - 1
     columns = zip(test.rows, test.n, test.d, test.c, test.loss, predicted, low, high, error, strict=True)
     keys = ("N", "D", "C", "measured", "predicted")
@@ -129,8 +138,6 @@ def predict_largest(table: Table, settings: Settings) -> dict[str, Any]:
         "mean_abs_error": float(np.abs(error).mean()),
         "max_abs_error": float(np.abs(error).max()),
         "best": float(error[test.loss.argmin()]),
-        "fitted_rows": len(rest),
-        "fitted_up_to": float(rest.c.max()),
     }
 
 

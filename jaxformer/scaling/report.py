@@ -219,6 +219,13 @@ def _fit_tables(name: str, fit: Mapping[str, Any]) -> list[str]:
         if "profile" in law:
             low, high = law["profile"]["ci95"]
             out.append(f"<p>E by profile likelihood: {low:.4g} to {high:.4g} nats per token.</p>")
+    if "alpha_N" in fit.get("kaplan", {}):
+        rows = [
+            {"parameter": key, "value [95% interval]": fit["kaplan"][key]}
+            for key in ("alpha_N", "alpha_D", "N_c", "D_c")
+        ]
+        source = f"{fit['kaplan']['law']} (Kaplan et al. 2020, equation 1.5)"
+        out += ["<h2>Kaplan's law, in which size and data limit together</h2>", table(rows, source)]
     if "optimal" in fit:
         rows = [
             {"C (FLOP)": row["C"], "of the largest run": f"{row['extrapolation']:g} x", "N": row["N"], "D": row["D"],
@@ -241,6 +248,8 @@ def _fit_tables(name: str, fit: Mapping[str, Any]) -> list[str]:
             {**{key: row[key] for key in keys}, "95% interval": "{:.4g} to {:.4g}".format(*row["ci95"]),
              "off by": f"{100 * row['error']:+.2f}%"} for row in fit["holdout"]["rows"]
         ]  # fmt: skip
+        for row, joint in zip(rows, fit["holdout"].get("kaplan", {}).get("rows", []), strict=False):
+            row |= {"by Kaplan's law": joint["predicted"], "off by ": f"{100 * joint['error']:+.2f}%"}
         out += ["<h2>Largest budgets, predicted from the smaller ones</h2>", table(rows)]
     laws = fit.get("power_laws", {})
     if laws:

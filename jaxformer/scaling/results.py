@@ -81,6 +81,12 @@ def summary(fits: Mapping[str, Mapping[str, Any]]) -> list[str]:
             f"{held['fitted_rows']} below: off by {100 * held['mean_abs_error']:.2f} % on average, "
             f"{100 * held['max_abs_error']:.2f} % at most"
         )
+        if "skipped" not in held["kaplan"]:
+            joint = held["kaplan"]
+            prediction += (
+                f"; by Kaplan's law {100 * joint['mean_abs_error']:.2f} % on average, "
+                f"{100 * joint['max_abs_error']:.2f} % at most"
+            )
     return [
         f"law ({name}): {exponents}; N ~ C^a, a {report.interval(best['a'], '{:.3f}'.format)}",
         f"best at {at['C']:.3g} FLOP: N {report.interval(at['N'], plotting.count)}, "

@@ -19,7 +19,7 @@ Floats = np.ndarray  # float64 throughout
 _ROW_BUDGET = 40_000  # problems x rows worked on at once, so that the temporaries stay in cache
 
 
-def huber(residuals: Floats, delta: float) -> Floats:
+def huber(residuals: Floats, delta: float | Floats) -> Floats:
     """Huber's function: r^2 / 2 up to `delta`, then delta * (|r| - delta / 2).
 
     >>> huber(np.array([0.5, -3.0]), 1.0).tolist()
@@ -47,7 +47,7 @@ def minimise(
     lower: Floats,
     upper: Floats,
     *,
-    delta: float = 1e-3,
+    delta: float | Floats = 1e-3,
     max_steps: int = 300,
 ) -> tuple[Floats, Floats]:
     """Minimises the Huber objective of R independent problems over a box, from one start each.
@@ -63,7 +63,7 @@ def minimise(
       weights: [I] or [R, I]; 0 leaves a row out, 2 counts it twice.
       start: [R, P].
       lower, upper: [P] or [R, P]; equal values fix a parameter.
-      delta: where Huber's function turns from quadratic to linear.
+      delta: where Huber's function turns from quadratic to linear; one, or [R].
       max_steps: steps tried per problem; the best point so far is returned.
 
     Returns:
@@ -72,12 +72,13 @@ def minimise(
     count, rows = len(start), len(design)
     lower, upper = np.broadcast_to(lower, start.shape), np.broadcast_to(upper, start.shape)
     target, weights = np.broadcast_to(target, (count, rows)), np.broadcast_to(weights, (count, rows))
+    edges = np.broadcast_to(delta, (count,))[:, None]
     theta, value = np.empty_like(start), np.empty(count)
     chunk = max(1, _ROW_BUDGET // rows)
     for low in range(0, count, chunk):
         part = slice(low, low + chunk)
         theta[part], value[part] = _minimise_chunk(
-            design, target[part], weights[part], start[part], lower[part], upper[part], delta, max_steps
+            design, target[part], weights[part], start[part], lower[part], upper[part], edges[part], max_steps
         )
     return theta, value
 
@@ -110,8 +111,9 @@ def _minimise_chunk(design, target, weights, start, lower, upper, delta, max_ste
         log_loss, shares = _terms(design, th)
         residual = tg - log_loss
         size = np.maximum(np.abs(residual), 1e-300)
-        majorant = wt * np.minimum(1.0, delta / size)
-        newton = np.where(size <= delta, wt, 0.0)
+        edge = delta[live]
+        majorant = wt * np.minimum(1.0, edge / size)
+        newton = np.where(size <= edge, wt, 0.0)
         curve = newton + damping[live, None] * majorant
         slopes = [_column(design, shares, p) for p in range(params)]
         gradient = np.stack([(majorant * residual * s).sum(-1) for s in slopes], -1)
@@ -127,7 +129,7 @@ def _minimise_chunk(design, target, weights, start, lower, upper, delta, max_ste
         diagonal += 1e-10 * diagonal.max(-1, keepdims=True) + held + 1e-14
         step = np.linalg.solve(matrix, (gradient * free)[..., None])[..., 0]
         trial = np.clip(th + step, lower[live], upper[live])
-        trial_value = (wt * huber(tg - _terms(design, trial)[0], delta)).sum(-1)
+        trial_value = (wt * huber(tg - _terms(design, trial)[0], edge)).sum(-1)
         old = value[live]
         better = trial_value < old
         theta[live] = np.where(better[:, None], trial, th)

@@ -199,7 +199,8 @@ class _Sweep:
     def heard(self, found: StepMetrics, members: list[Member]) -> StepMetrics:
         """Fetches a dispatch's metrics and shows them."""
         found = jax.device_get(found)
-        self.done += len(members) * found.loss.shape[1] * gflop_per_step(members[0])
+        asked = len({member.name for member in members})  # without those that only fill up the program
+        self.done += asked * found.loss.shape[1] * gflop_per_step(members[0])
         self.progress.update(round(self.done), float(found.loss[0, -1]), None, None, label=members[0].name)
         return found
 
