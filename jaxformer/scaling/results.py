@@ -191,9 +191,10 @@ def _tried(finals: Sequence[Record]) -> list[Record]:
 def _curves(records: Sequence[Record]) -> list[dict[str, Any]]:
     """Training curves of the longest run of each size, its trunk included."""
     out = []
-    finals = {r["run"]: r for r in records if r["kind"] == "final" and r["role"] == "ladder"}
-    for width in sorted({record["width"] for record in finals.values()}):
-        longest = max((r for r in finals.values() if r["width"] == width), key=lambda r: (r["tokens"], -r["seed"]))
+    finals = {r["run"]: r for r in records if r["kind"] == "final"}
+    ladder = [r for r in finals.values() if r["role"] == "ladder"]
+    for width in sorted({record["width"] for record in ladder}):
+        longest = max((r for r in ladder if r["width"] == width), key=lambda r: (r["tokens"], -r["seed"]))
         before = longest["branched_at"]
         own = [r for r in records if r["kind"] == "train" and r["run"] == longest["run"]]
         start = own[0]["step"] if own else before
