@@ -178,7 +178,7 @@ def figure(rows: list[dict[str, Any]]) -> Any:
                  ylim=(0, 1))  # fmt: skip
         axes.set_xticks([8, 64, 256, 512, 4096], ["8", "64", "256", "512", "4096"], minor=False)
         axes.minorticks_off()
-        axes.legend(loc="lower left")
+        axes.legend(loc="upper center", ncols=len(MODELS), columnspacing=1.0)
     return drawn
 
 

@@ -54,8 +54,12 @@ def make_mesh(mesh: MeshConfig, devices: Sequence[jax.Device] | None = None) -> 
         between = across_slices(shape, slices)
         within = [size // outer for size, outer in zip(shape, between, strict=True)]
         return Mesh(mesh_utils.create_hybrid_device_mesh(within, between, devices), AXES, axis_types=kinds)
-    # The shape goes by position because its keyword was renamed in jax 0.11.
-    return jax.make_mesh(shape, AXES, axis_types=kinds, devices=devices)
+    try:
+        # The shape goes by position because its keyword was renamed in jax 0.11.
+        return jax.make_mesh(shape, AXES, axis_types=kinds, devices=devices)
+    except NotImplementedError:  # no axes of the torus multiply to an axis of the mesh: 8 of 4 x 4 x 4
+        split = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+        return Mesh(split, AXES, axis_types=kinds)
 
 
 def across_slices(shape: Sequence[int], slices: int) -> tuple[int, ...]:

@@ -1,8 +1,10 @@
 """A plan's numbers agree with the specs, with the devices' links, and with a run that is really done."""
 
+import ast
 import importlib.util
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -199,3 +201,24 @@ def test_on_tpus_collectives_stay_near_the_least(mesh, axes):
     for axis in axes:
         assert sent[axis] <= 1.15 * plan["minimum"][axis], (axis, sent, plan["minimum"], plan["largest"])
     assert plan["memory"]["fits"] is True
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra `plan` (libtpu)")
+def test_a_mesh_axis_may_split_an_axis_of_the_torus():
+    """8 is no product of axes of a 4 x 4 x 4 torus; neighbours in the mesh are still neighbours in the torus."""
+    program = (
+        "from jaxformer.config import MeshConfig; from jaxformer.plan import topology; "
+        "from jaxformer.sharding import make_mesh; topology.prepare('v5p:4x4x4'); target = topology.make('v5p:4x4x4'); "
+        "mesh = make_mesh(MeshConfig(data=8, fsdp=8), list(target.devices)); "
+        "print(dict(mesh.shape), [d.coords for d in mesh.devices[0, :, 0, 0]])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=own_environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    shape, places = re.fullmatch(r"({.*}) (\[.*\])", done.stdout.splitlines()[-1]).groups()
+    assert ast.literal_eval(shape) == {"data": 8, "fsdp": 8, "context": 1, "tensor": 1}
+    coordinates = np.array(ast.literal_eval(places))
+    assert np.ptp(coordinates, axis=0).max() <= 3 and len({tuple(c) for c in coordinates}) == 8
+    assert np.ptp(coordinates, axis=0).min() == 0  # in a plane of the torus, not all over it
