@@ -1,4 +1,4 @@
-"""Scaling of BERTs (masked tokens) on text files: about an hour on two cores, minutes on a GPU.
+"""Scaling of BERTs (masked tokens) on text files: about an hour on one core, minutes on a GPU.
 
 python -m experiments.scaling --config=configs/scaling_bert.py --config.data.files='books/train-*.txt.xz' \
     --config.data.validation_files=books/validation.txt.xz --config.data.separator='\f'
