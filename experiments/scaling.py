@@ -13,6 +13,7 @@ from pathlib import Path
 from jaxformer.command_line import Parsed, parse_config, parser
 from jaxformer.config import Config, ConfigError, from_mapping
 from jaxformer.process import program
+from jaxformer.scaling import bootstrap, plotting
 from jaxformer.scaling.ladder import StudyConfig
 from jaxformer.scaling.law_fit import Settings
 
@@ -31,6 +32,11 @@ def main() -> int:
     options, stage = parsed.options, parsed.options.stage
     if options.at_once is not None and options.at_once < 1:
         raise ConfigError(f"--at-once: {options.at_once}; accepted: at least 1")
+    # What the last stages need is asked for before the first one takes hours.
+    if stage in (None, "fit", "report"):
+        bootstrap.special()
+    if stage in (None, "report"):
+        plotting.matplotlib()
     settings = Settings(delta=options.delta, replicates=options.bootstrap, holdout=options.holdout)
     if stage in (None, "plan", "run"):
         from jaxformer import study

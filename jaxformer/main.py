@@ -22,8 +22,8 @@ from jaxformer.data import excerpt, languages
 from jaxformer.data.batches import Batches, eval_batches
 from jaxformer.data.corpus import Corpus, Split, open_corpus
 from jaxformer.data.tokenizers import Tokenizer
-from jaxformer.modules import check_here, make_model
-from jaxformer.process import ProgramError, keep_compiled_programs, keep_freed_memory
+from jaxformer.modules import check_here, check_mesh, make_model, usable_here
+from jaxformer.process import ProgramError, keep_compiled_programs
 from jaxformer.scaling.flops import count_parameters, six_n, training_flops
 from jaxformer.sharding import check_batch, check_context, host_rows, make_mesh, param_shardings, replicated
 from jaxformer.specs import abstract_params
@@ -40,7 +40,7 @@ class Run(NamedTuple):
     """A finished or running run, opened to be used.
 
     Attributes:
-      config: as in its manifest.
+      config: as in its manifest; attention "auto" where the kernel it names is not here.
       params: of the newest sound checkpoint (the moving average where there is one), on one device.
       tokenizer: the run's own.
       step: updates made.
@@ -68,7 +68,6 @@ def pretrain(parsed: Parsed) -> loop.Result:
     ready = agreement.agree(lambda: _prepare(parsed.config, chief), "its text")
     config, corpus, mesh, model, batches, held_out = ready
     agreement.same(manifest.identity(config, corpus.fingerprint), "its config and text")
-    keep_freed_memory()
     floor = languages.floor(config.data, config.model.context_length)
     about = manifest.describe(config, parsed.overrides, parsed.source, corpus.fingerprint)
 
@@ -117,6 +116,7 @@ def _prepare(config: Config, chief: bool) -> tuple[Config, Corpus, Mesh, Model, 
     check_here(config.model)
     check_batch(config.train.batch_rows, config.train.micro_batches, mesh)
     check_context(config.model.context_length, mesh)
+    check_mesh(config.model, mesh)
     manifest.check_workdir(config)
     corpus = open_corpus(config.data, progress=chief)
     config = fit_vocabulary(config, corpus.tokenizer)
@@ -161,6 +161,7 @@ def open_run(workdir: str | Path) -> Run:
       ConfigError: there is no run; CheckpointError: it has no sound checkpoint.
     """
     config = manifest.read_config(workdir)
+    config = replace(config, model=usable_here(config.model))
     tokenizer = Tokenizer.load(workdir)
     specs = make_model(config.model, config.loss).specs
     params, step = restore_params(Path(workdir) / "checkpoints", abstract_params(specs))
@@ -180,9 +181,8 @@ def evaluate(workdir: str | Path, *, log=print) -> dict[str, float]:
     stored = manifest.read(workdir)["data_fingerprint"]
     if corpus.fingerprint != stored:
         raise ConfigError(f"workdir {workdir}: was trained on other text (corpus {stored}, now {corpus.fingerprint})")
-    keep_freed_memory()
     mesh = make_mesh(MeshConfig(1), jax.devices()[:1])
-    model = make_model(config.model, config.loss)
+    model = make_model(usable_here(config.model), config.loss)
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(mesh)), abstract_params(model.specs)
     )

@@ -11,10 +11,12 @@ else. So ``module.apply({"params": p}, x)`` equals ``apply(p, x)`` bit for bit.
 (2, 16, 64)
 """
 
+from dataclasses import replace
 from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from jaxformer import masks
 from jaxformer.config import ConfigError, LossConfig, ModelConfig
@@ -156,6 +158,28 @@ which is not here; accepted here: auto, xla, chunked
     if what is not None:
         name = config.attention
         raise ConfigError(f"config.model.attention: {name} needs {what}, which is not here; accepted here: {ANY}")
+
+
+def usable_here(config: ModelConfig) -> ModelConfig:
+    """The same model, with "auto" for an attention kernel that is not here: what it computes is the same.
+
+    >>> usable_here(ModelConfig(attention="cudnn")).attention
+    'auto'
+    """
+    return config if missing(config.attention) is None else replace(config, attention="auto")
+
+
+def check_mesh(config: ModelConfig, mesh: Mesh) -> None:
+    """Refuses a platform's attention kernel where rows are cut into parts, which none of them knows.
+
+    Raises:
+      ConfigError: that is asked for.
+    """
+    if config.attention in KERNELS and mesh.shape["context"] > 1:
+        raise ConfigError(
+            f"config.model.attention: {config.attention} cannot do rows cut by config.mesh.context "
+            f"{mesh.shape['context']}; accepted there: {ANY}"
+        )
 
 
 def make_model(config: ModelConfig, loss_config: LossConfig) -> Model:

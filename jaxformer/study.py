@@ -22,8 +22,8 @@ from jaxformer.data import languages
 from jaxformer.data.batches import Batches, eval_batches
 from jaxformer.data.corpus import Corpus, open_corpus
 from jaxformer.main import bytes_per_token, fit_vocabulary
-from jaxformer.modules import make_model
-from jaxformer.process import keep_compiled_programs, keep_freed_memory
+from jaxformer.modules import check_here, make_model
+from jaxformer.process import keep_compiled_programs
 from jaxformer.scaling import ladder
 from jaxformer.scaling.flops import count_parameters, training_flops
 from jaxformer.scaling.ladder import LadderConfig, StudyConfig
@@ -71,6 +71,7 @@ def open_study(config: StudyConfig) -> Study:
         )
     if config.optimizer.schedule != "wsd" and len(config.ladder.budgets) + len(config.ladder.tokens) > 1:
         print(f"note: under optimizer.schedule={config.optimizer.schedule} every run starts anew; wsd shares trunks")
+    check_here(config.model)
     manifest.check_workdir(config, free=MAY_CHANGE)
     corpus = open_corpus(config.data)
     config = fit_vocabulary(config, corpus.tokenizer)
@@ -137,7 +138,6 @@ def run(study: Study, *, at_once: int | None = None, log: Callable[[str], None] 
     gflop = print_plan(study, log)
     if config.compilation_cache:
         keep_compiled_programs()
-    keep_freed_memory()
     sources = sweep.Sources(
         model=lambda c: make_model(c.model, c.loss),
         batches=functools.lru_cache(64)(lambda c: _batches(c, study.corpus)),

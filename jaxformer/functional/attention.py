@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,20 +13,31 @@ from jaxformer import layout, masks, parts
 from jaxformer.kernels import chunked, cudnn, ring, splash, xla
 from jaxformer.types import Array
 
+
+class Kernel(NamedTuple):
+    """A kernel of one platform, which refuses what it would not do exactly.
+
+    Attributes:
+      module: with its `attend` and `refusal`.
+      platform: as `choose` takes it.
+      what: the platform in words.
+      least: tokens of a row from which "auto" takes it.
+    """
+
+    module: Any
+    platform: str
+    what: str
+    least: int
+
+
+KERNELS = {
+    "splash": Kernel(splash, "tpu", "a TPU", 1024),
+    "cudnn": Kernel(cudnn, "cuda", "an NVIDIA GPU of compute capability 8 or more", 512),
+}
 # name -> implementation; takes (query, key, value, mask, bias, **options) and honours all of them, or refuses.
-IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
-    "xla": xla.attend,
-    "chunked": chunked.attend,
-    "splash": splash.attend,
-    "cudnn": cudnn.attend,
-}
-# Those that are one platform's kernel, and refuse what they would not do exactly; what does everything everywhere.
-KERNELS: dict[str, Any] = {"splash": splash, "cudnn": cudnn}
-NEEDS = {
-    "splash": ("tpu", "a TPU"),
-    "cudnn": ("cuda", "an NVIDIA GPU of compute capability 8 or more"),
-}
-ANY = "auto, xla, chunked"
+EVERYWHERE: dict[str, Callable[..., Any]] = {"xla": xla.attend, "chunked": chunked.attend}
+IMPLEMENTATIONS = EVERYWHERE | {name: kernel.module.attend for name, kernel in KERNELS.items()}
+ANY = ", ".join(("auto", *EVERYWHERE))  # what does everything on every platform
 
 
 def attention(
@@ -148,9 +159,9 @@ def choose(queries: int, keys: int, number: int = 1, platform: str | None = None
       able: names of the platforms' kernels that can do it exactly.
     """
     platform = platform or _platform()
-    kernel, least = {"tpu": ("splash", 1024), "cuda": ("cudnn", 512)}.get(platform, ("", 0))
-    if kernel in able and queries >= least:
-        return kernel
+    for name, kernel in KERNELS.items():
+        if name in able and kernel.platform == platform and queries >= kernel.least:
+            return name
     limit = 2048 if platform == "cpu" else 8192
     return "chunked" if number > 1 or queries * keys >= limit * limit else "xla"
 
@@ -161,8 +172,8 @@ def missing(name: str) -> str | None:
     >>> missing("chunked") is None, missing("splash")
     (True, 'a TPU')
     """
-    platform, what = NEEDS.get(name, (None, ""))
-    return None if platform in (None, _platform()) else what
+    kernel = KERNELS.get(name)
+    return None if kernel is None or kernel.platform == _platform() else kernel.what
 
 
 def _platform() -> str:
@@ -180,7 +191,7 @@ def _refusal(name: str, query, key, value, mask, bias, soft_cap, dropout_rate, r
         return "arrays of different dtypes"
     dropout = rng is not None and dropout_rate > 0
     options = {"bias": bias is not None, "dropout": dropout, "soft_cap": soft_cap is not None}
-    return KERNELS[name].refusal(query.shape[1], key.shape[1], query.shape[3], query.dtype, mask, **options)
+    return KERNELS[name].module.refusal(query.shape[1], key.shape[1], query.shape[3], query.dtype, mask, **options)
 
 
 def _check(query, key, value, mask, bias, soft_cap, dropout_rate) -> None:

@@ -174,8 +174,8 @@ def kernel_refusal(name: str, cfg: ModelConfig) -> str | None:
     """Why a platform's attention kernel, "splash" or "cudnn", cannot train this model exactly; None: it can."""
     bias, soft_cap = cfg.positions in ("alibi", "t5"), cfg.attention_soft_cap is not None
     options = {"bias": bias, "dropout": cfg.attention_dropout > 0, "soft_cap": soft_cap}
-    mask = masks.Mask(causal=cfg.causal)
-    return KERNELS[name].refusal(cfg.context_length, cfg.context_length, cfg.head_size, cfg.dtype, mask, **options)
+    length, mask = cfg.context_length, masks.Mask(causal=cfg.causal)
+    return KERNELS[name].module.refusal(length, length, cfg.head_size, cfg.dtype, mask, **options)
 
 
 def _remember(memory: Memory, key: Array, value: Array) -> Memory:

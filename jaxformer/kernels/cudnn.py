@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from jaxformer import layout
 from jaxformer.kernels import placing
 from jaxformer.kernels.xla import Bias
-from jaxformer.masks import Mask, causal, expand
+from jaxformer.masks import Mask, expand
 from jaxformer.types import Array
 
 BACKEND: Any = "cudnn"  # tests: "xla", JAX's own reading of the same arguments
@@ -72,12 +72,12 @@ def attend(
     run = local
     if sizes:
         rows = layout.splits(query.shape[0], ("data", "fsdp"), sizes) or None
-        array = P(rows, None, heads or None)
-        some = pairs is not None and P(
-            rows if len(pairs) > 1 else None, (heads or None) if pairs.shape[1] > 1 else None
-        )
-        specs = (array, array, array, some or None)
-        run = jax.shard_map(local, in_specs=specs, out_specs=array, check_vma=False)
+        heads = heads or None
+        array = P(rows, None, heads)
+        some = None
+        if pairs is not None:
+            some = P(rows if len(pairs) > 1 else None, heads if pairs.shape[1] > 1 else None)
+        run = jax.shard_map(local, in_specs=(array, array, array, some), out_specs=array, check_vma=False)
     out = run(query, key, value, pairs)
     return out if seen is None else jnp.where(jnp.moveaxis(seen, 1, 2)[..., None], out, 0)
 
@@ -92,5 +92,5 @@ def _pairs(mask: Mask, inside: bool, queries: int, keys: int) -> tuple[Array | N
     fields = (mask.keys, mask.dense, mask.query_index, mask.key_index)
     if all(x is None for x in fields) and mask.key_segments is mask.query_segments and queries == keys:
         return pairs, None  # every query sees itself
-    allowed = expand(replace(causal(), dense=pairs), queries, keys) if inside else pairs
-    return pairs, None if allowed is None else allowed.any(axis=-1)
+    allowed = pairs & jnp.tri(queries, dtype=bool)[None, None] if inside else pairs
+    return pairs, allowed.any(axis=-1)

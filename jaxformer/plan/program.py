@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxformer.config import Config, ConfigError
-from jaxformer.functional.attention import choose
+from jaxformer.functional.attention import ANY, choose
 from jaxformer.functional.block import kernel_refusal
-from jaxformer.modules import make_model
+from jaxformer.modules import check_mesh, make_model
 from jaxformer.plan.topology import Topology
 from jaxformer.sharding import batch_sharding, check_context, make_mesh
 from jaxformer.training.optim import make_optimizer
@@ -56,9 +56,7 @@ def target_config(config: Config, topology: Topology, mesh: Mesh) -> Config:
     """
     model = config.model
     if model.attention == "cudnn":
-        raise ConfigError(
-            "config.model.attention: cudnn cannot be planned without a GPU; accepted here: auto, xla, chunked"
-        )
+        raise ConfigError(f"config.model.attention: cudnn cannot be planned without a GPU; accepted here: {ANY}")
     if model.vocab_size is None:
         if config.data.tokenizer != "bpe":
             model = replace(model, vocab_size=-(-300 // 64) * 64)  # bytes and specials; characters are not many more
@@ -99,6 +97,7 @@ def compile_step(config: Config, topology: Topology) -> Step:
         raise ConfigError(str(error).replace("the number of devices is", f"{topology.name} has")) from None
     config = target_config(config, topology, mesh)
     check_context(config.model.context_length, mesh)
+    check_mesh(config.model, mesh)
     model = make_model(config.model, config.loss)
     optimizer = make_optimizer(config.optimizer, config.train.steps, model.specs)
     steps = compile_steps(model, optimizer, mesh, config)

@@ -25,7 +25,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy import special
 
 from jaxformer.config import ConfigError
 
@@ -33,6 +32,19 @@ Floats = np.ndarray
 
 RESAMPLING = ("weights", "rows")
 _FEW_CLUSTERS = 8
+
+
+def special() -> Any:
+    """scipy.special, if scipy is installed.
+
+    Raises:
+      ConfigError: it is not.
+    """
+    try:
+        from scipy import special
+    except ImportError:
+        raise ConfigError("fits need scipy: pip install 'jaxformer[scaling]'") from None
+    return special
 
 
 def weights(
@@ -68,7 +80,8 @@ def tails(rows: int, params: int, clusters: Sequence[str] | None = None) -> tupl
     [1.65, 98.35]
     """
     count = rows if clusters is None else len(set(clusters))
-    low = float(special.ndtr(special.stdtrit(max(count - params, 1), 0.025)))
+    functions = special()
+    low = float(functions.ndtr(functions.stdtrit(max(count - params, 1), 0.025)))
     return low, 1.0 - low
 
 

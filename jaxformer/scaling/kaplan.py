@@ -127,7 +127,7 @@ def _drawn(table: Table, settings: Settings) -> Floats:
 
 
 def _design(n: Floats, d: Floats, fitted_n: Floats, fitted_d: Floats) -> Floats:
-    """[I, 2, 3]: of theta without alpha_D, and with the exponent of D at one, what `_inner` returns."""
+    """[I, 2, 4]: of theta without alpha_D, and with the exponent of D at one, what `_inner` returns."""
     out = np.zeros((len(n), 2, 4))
     out[:, 0, 0] = out[:, 1, 2] = 1.0
     out[:, 0, 1] = np.log(fitted_n).mean() - np.log(n)
