@@ -23,10 +23,8 @@ def contestants(options) -> Suite:
 
     from jaxformer.decoding import Sampling, generate, ready
     from jaxformer.models import gpt
-    from jaxformer.process import keep_freed_memory
     from jaxformer.specs import init_params
 
-    keep_freed_memory()
     layers, width, heads, context, _, vocab, _, family = SHAPES[options.shape]
     if family != "gpt":
         raise ConfigError(f"--shape: {options.shape}; --suite=decode accepts the shapes of GPTs")

@@ -19,10 +19,8 @@ def contestants(options) -> Suite:
 
     from jaxformer.decoding import Sampling, ready, stream
     from jaxformer.models import gpt
-    from jaxformer.process import keep_freed_memory
     from jaxformer.specs import init_params
 
-    keep_freed_memory()
     shape = SHAPES[options.shape]
     if shape.family != "gpt":
         raise ConfigError(f"--shape: {options.shape}; --suite=decode_lengths accepts the shapes of GPTs")

@@ -1,6 +1,5 @@
 """Peak memory of a process that does some train steps and nothing else: ours and transformers' on torch."""
 
-import importlib.util
 import json
 import resource
 import shutil
@@ -8,18 +7,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from experiments.benchmarks.suite import Suite
-from experiments.benchmarks.train import SHAPES, our_steps, torch_steps
-from jaxformer.config import ConfigError
+from experiments.benchmarks.suite import Suite, need_peers
+from experiments.benchmarks.train import SHAPES, steps
 
 STEPS = 3  # measurements of the suite `train`
 
 
 def contestants(options) -> Suite:
     """MiB of a whole process, interpreter and libraries included: the most that was resident at once."""
-
-    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
-        raise ConfigError("--suite=memory needs torch and transformers: pip install 'jaxformer[peers]'")
+    need_peers("memory")
 
     def process(who: str) -> Callable[[], float]:
         command = [sys.executable, "-m", "experiments.benchmarks.memory", who, options.shape, options.dtype]
@@ -33,10 +29,7 @@ def contestants(options) -> Suite:
 
 def main(who: str, shape: str, dtype: str) -> None:
     """One contestant, in this process."""
-    if who == "ours":
-        run = our_steps(SHAPES[shape], dtype)
-    else:
-        run = torch_steps(SHAPES[shape], dtype, compiled=who == "compiled")
+    run = steps(who, SHAPES[shape], dtype, "cpu")
     for _ in range(STEPS):
         run()
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10))

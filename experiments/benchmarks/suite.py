@@ -1,10 +1,17 @@
 """What a suite hands to the benchmark, and the ruler beside its contestants."""
 
+import importlib.util
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from jaxformer.config import ConfigError
+from jaxformer.process import ProgramError
+
 RULER = "large product"
+ANSWER = "jaxformer benchmark: your turn\n"
 
 
 class Suite(NamedTuple):
@@ -37,3 +44,44 @@ def ruler(dtype: str, size: int = 2048) -> tuple[Callable[[], None], float]:
         jax.block_until_ready(product(x))
 
     return run, 2.0 * size**3
+
+
+def need_peers(suite: str) -> None:
+    """Raises ConfigError if torch or transformers is not installed."""
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
+        raise ConfigError(f"--suite={suite} needs torch and transformers: pip install 'jaxformer[peers]'")
+
+
+def in_process(module: str, *arguments: str) -> Callable[[], None]:
+    """A contestant in a process of its own, `python -m module arguments`, whose program calls `take_turns`; nothing
+    that one contestant sets (allocator, threads) is shared with another. It ends with this process.
+
+    Raises (one run):
+      ProgramError: the process ended.
+    """
+    command = [sys.executable, "-m", module, *arguments]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert child.stdin is not None and child.stdout is not None
+    ask, answers = child.stdin, child.stdout
+
+    def wait() -> None:
+        if not any(line == ANSWER for line in answers):
+            ask.close(), answers.close()
+            raise ProgramError(f"{' '.join(command[1:])} ended with exit code {child.wait()}")
+
+    wait()
+
+    def run() -> None:
+        ask.write("\n")
+        ask.flush()
+        wait()
+
+    return run
+
+
+def take_turns(run: Callable[[], None]) -> None:
+    """Runs once for each line on standard input, and says when it is ready and each time it is done."""
+    print(ANSWER, end="", flush=True)
+    for _ in sys.stdin:
+        run()
+        print(ANSWER, end="", flush=True)

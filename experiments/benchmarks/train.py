@@ -1,15 +1,18 @@
 """The train step: forward, backward and update, ours and transformers' on torch."""
 
 import contextlib
+import json
 import shutil
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.benchmarks.suite import RULER, Suite, ruler
+from experiments.benchmarks.suite import RULER, Suite, in_process, need_peers, ruler, take_turns
 from jaxformer.config import Config, ConfigError, LossConfig, ModelConfig, OptimizerConfig, from_mapping
 from jaxformer.plan.hardware import chip_of
+from jaxformer.process import keep_freed_memory
 from jaxformer.types import Batch
 
 
@@ -39,9 +42,15 @@ SHAPES = {
 
 def contestants(options) -> Suite:
     """GPT-2's or BERT's train step with AdamW and clipping: torch eagerly, torch compiled where a C++ compiler is
-    found, and ours; beside them a large product, by whose rate theirs are judged. On a GPU if JAX is on one."""
+    found, and ours, each in a process of its own with what its users have there; beside them a large product, by whose
+    rate theirs are judged. On a GPU if JAX is on one.
+
+    Raises:
+      ConfigError: torch or transformers is not installed.
+    """
     import jax
 
+    need_peers("train")
     shape = SHAPES[options.shape]
     shape = shape._replace(rows=options.rows or shape.rows)
     on_gpu = jax.default_backend() == "gpu"
@@ -50,28 +59,34 @@ def contestants(options) -> Suite:
     product, flop = ruler(options.dtype, 8192 if on_gpu else 2048)
     chip = chip_of(jax.devices()[0].device_kind)
     peak = (chip.flops or 0) if chip is not None and options.dtype == "bfloat16" else 0
-    found: dict[str, Callable[[], None]] = {"transformers on torch, eager": torch_steps(shape, options.dtype)}
+    whose = {"transformers on torch, eager": "eager"}
     if shutil.which("g++"):
-        found["transformers on torch, compiled"] = torch_steps(shape, options.dtype, compiled=True)
-    found |= {"jaxformer": our_steps(shape, options.dtype)}
+        whose["transformers on torch, compiled"] = "compiled"
+    whose["jaxformer"] = "ours"
+    about = [json.dumps(shape), options.dtype, "cuda" if on_gpu else "cpu"]
+    found = {name: in_process("experiments.benchmarks.train", who, *about) for name, who in whose.items()}
     tokens = shape.steps * shape.rows * shape.context
     each = tokens * flop_per_token(shape)
     return Suite({**found, RULER: product}, "tokens", tokens, {**dict.fromkeys(found, each), RULER: flop}, peak)
 
 
-def torch_steps(shape: Shape, dtype: str, compiled: bool = False) -> Callable[[], None]:
-    """`shape.steps` updates of transformers' model on torch, where JAX is: CPU or GPU; bfloat16: under autocast.
+def steps(who: str, shape: Shape, dtype: str, device: str) -> Callable[[], None]:
+    """`shape.steps` updates by "eager", "compiled" or "ours", with what its programs set for themselves."""
+    if who == "ours":
+        keep_freed_memory()
+        return our_steps(shape, dtype)
+    return torch_steps(shape, dtype, compiled=who == "compiled", device=device)
+
+
+def torch_steps(shape: Shape, dtype: str, compiled: bool = False, device: str = "cpu") -> Callable[[], None]:
+    """`shape.steps` updates of transformers' model on torch, on "cpu" or "cuda"; bfloat16: under autocast.
 
     Raises:
-      ConfigError: torch or transformers is not installed, or torch sees no GPU where JAX does.
+      ConfigError: torch sees no GPU where one is asked for.
     """
-    try:
-        import jax
-        import torch
-        from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
-    except ImportError:
-        raise ConfigError("the peers torch and transformers are missing: pip install 'jaxformer[peers]'") from None
-    device = "cuda" if jax.default_backend() == "gpu" else "cpu"
+    import torch
+    from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
+
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("torch sees no GPU, JAX does: install torch with CUDA")
     torch.set_float32_matmul_precision("highest" if device == "cpu" else "high")  # "high": TF32, as XLA's default
@@ -140,16 +155,14 @@ def flop_per_token(shape: Shape) -> float:
 
 
 def our_steps(shape: Shape, dtype: str, model: ModelConfig | None = None) -> Callable[[], None]:
-    """`shape.steps` updates in one dispatch, with the programs' own settings. model: another one of that shape."""
+    """`shape.steps` updates in one dispatch. model: another one of that shape."""
     import jax
 
     from jaxformer.modules import make_model
-    from jaxformer.process import keep_freed_memory
     from jaxformer.sharding import make_mesh
     from jaxformer.training.optim import make_optimizer
     from jaxformer.training.step import compile_steps
 
-    keep_freed_memory()
     config: Config = from_mapping({"train": {"batch_rows": shape.rows, "steps_per_dispatch": shape.steps}})
     mesh = make_mesh(config.mesh, jax.devices()[:1])
     whole = make_model(model or model_config(shape, dtype), LossConfig())
@@ -164,3 +177,8 @@ def our_steps(shape: Shape, dtype: str, model: ModelConfig | None = None) -> Cal
             jax.block_until_ready((held[0], metrics))
 
     return run
+
+
+if __name__ == "__main__":
+    who, shape, dtype, device = sys.argv[1:]
+    take_turns(steps(who, Shape(*json.loads(shape)), dtype, device))

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxformer.kernels.matmul import matmul
+from jaxformer.kernels.matmul import add_bias, matmul
 from jaxformer.types import Array
 
 # What checkpoint policies call the result of `linear`, whose product they cannot see into.
@@ -28,8 +28,9 @@ def linear(x: Array, w: Array, b: Array | None = None) -> Array:
     (2, 4, 5)
     """
     flat = checkpoint_name(matmul(x.reshape(-1, x.shape[-1]), w.reshape(w.shape[0], -1)), PRODUCT)
-    out = flat.reshape(*x.shape[:-1], *w.shape[1:])
-    return out if b is None else out + _align(b.astype(x.dtype), out)
+    if b is not None:
+        flat = add_bias(flat, b.reshape(-1))
+    return flat.reshape(*x.shape[:-1], *w.shape[1:])
 
 
 def _wide(x: Array) -> Array:

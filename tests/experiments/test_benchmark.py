@@ -1,14 +1,18 @@
 """What the benchmark prints follows from what it measured."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from experiments import benchmark
-from experiments.benchmarks import decode_lengths, memory
-from experiments.benchmarks.suite import RULER, Suite
+from experiments.benchmarks import decode_lengths, memory, suite
+from experiments.benchmarks.suite import RULER, Suite, in_process
 from jaxformer.config import ConfigError
 from jaxformer.plan.hardware import chip_of
+from jaxformer.process import ProgramError
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_contestants_alternate_and_the_first_round_only_warms_up():
@@ -40,6 +44,25 @@ def test_lines_say_the_share_of_the_peak_where_it_is_known():
     assert "4.945e+05 GFLOP/s (0.500 of the chip's peak)" in line
 
 
+def test_a_contestant_in_a_process_of_its_own(tmp_path, monkeypatch):
+    """Ready before the first turn, one run for each turn, and a line if it dies."""
+    (tmp_path / "contestant.py").write_text(
+        "import sys, pathlib\nfrom experiments.benchmarks.suite import take_turns\n"
+        "left = [1, 2]\n"
+        "def run(): print('noise'); pathlib.Path(sys.argv[1], str(left.pop())).touch()\n"
+        "take_turns(run)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
+    run = in_process("contestant", str(tmp_path))
+    assert not (tmp_path / "2").exists()
+    run()
+    assert (tmp_path / "2").exists() and not (tmp_path / "1").exists()
+    run()
+    assert (tmp_path / "1").exists()
+    with pytest.raises(ProgramError, match=r"contestant .* ended with exit code 1"):
+        run()
+
+
 def test_bad_flags_are_one_line(monkeypatch):
     monkeypatch.setattr("sys.argv", ["benchmark", "--suite=data", "--rows=0"])
     with pytest.raises(ConfigError, match="--rows: 0; accepted: at least 1"):
@@ -58,6 +81,6 @@ def test_new_tokens_come_in_blocks_after_texts_of_every_length(monkeypatch):
 
 
 def test_a_peer_that_is_not_installed_is_one_line(monkeypatch):
-    monkeypatch.setattr(memory.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(suite.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="--suite=memory needs torch and transformers"):
         memory.contestants(SimpleNamespace(shape="tiny", dtype="float32"))
