@@ -89,6 +89,11 @@ def test_a_run_learns_and_is_described(family, tmp_path, capsys):
     # Measuring the checkpoint gives what the run measured.
     again = main.evaluate(tmp_path / "run")
     np.testing.assert_allclose(again["loss"], final["loss"], rtol=1e-5)
+    # A run on a GPU by its own kernel is used here by another that computes the same.
+    manifest["config"]["model"]["attention"] = "cudnn"
+    (tmp_path / "run" / "manifest.json").write_text(json.dumps(manifest))
+    assert main.open_run(tmp_path / "run").config.model.attention == "auto"
+    assert main.evaluate(tmp_path / "run")["loss"] == again["loss"]
 
 
 @pytest.mark.parametrize(("family", "shown"), [("gpt", "def "), ("bert", "import [MASK]")])

@@ -184,6 +184,21 @@ def test_a_study_is_not_started_by_several_processes(place, monkeypatch):
         study.open_study(one)
 
 
+def test_what_is_not_here_is_said_before_anything_is_trained(place, tmp_path, monkeypatch):
+    """A library that only the last stage needs, an attention kernel of another platform."""
+    from experiments import scaling
+
+    monkeypatch.setattr(sys, "argv", command(place, tmp_path / "run")[2:])
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(ConfigError, match=r"fits need scipy: pip install 'jaxformer\[scaling\]'"):
+        scaling.main()
+    monkeypatch.undo()
+    monkeypatch.setattr(sys, "argv", [*command(place, tmp_path / "run")[2:], "--config.model.attention=splash"])
+    with pytest.raises(ConfigError, match=r"config.model.attention: splash needs a TPU, which is not here"):
+        scaling.main()
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_below_the_floor_is_a_leak(monkeypatch):
     from jaxformer import study
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxformer.kernels.matmul import product, transposed_product
+from jaxformer.kernels.matmul import product, times_transpose, transposed_product
 from jaxformer.layout import pin, row_shards, sum_parts
 from jaxformer.types import Array
 
@@ -155,7 +155,7 @@ def block_loss(hidden_ND, compute_VD, bias_V, targets_Bt, weights_Bt, label_smoo
     """
     accumulate, batch = weights_Bt.dtype, len(targets_Bt)
     targets_N, weights_N = targets_Bt.reshape(-1), weights_Bt.reshape(-1)
-    logits_NV = jnp.matmul(hidden_ND, compute_VD.T, preferred_element_type=accumulate) + bias_V[None, :]
+    logits_NV = times_transpose(hidden_ND, compute_VD, accumulate) + bias_V[None, :]
     logits_NV = pin(logits_NV, "rows", "vocab")
 
     def weighted(logits_NV):

@@ -1,5 +1,7 @@
 """Layers against float64 NumPy; their dtypes; the gradients of the products that carry a rule of their own."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 from jax.test_util import check_grads
 
 from jaxformer.functional import layers
-from jaxformer.kernels.matmul import product
+from jaxformer.kernels.matmul import add_bias, product, times_transpose, transposed_product
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2, 5, 12)) * 3 + 1
@@ -62,6 +64,45 @@ def test_weights_stay_float32_and_so_do_their_gradients(compute):
     np.testing.assert_allclose(
         np.asarray(out, np.float64), exact @ np.asarray(w, np.float64), atol=0.2 if compute == jnp.bfloat16 else 1e-5
     )
+
+
+@pytest.mark.parametrize("width", [128, 127])  # in halves, and not
+@pytest.mark.parametrize("shape", [(512, 256), (512, 64), (8, 256)])
+def test_products_with_a_transpose(shape, width):
+    """Equal to float64 products of the same bfloat16 numbers."""
+    rows, other = shape
+    x, g, w = (
+        jnp.asarray(np.random.default_rng(i).normal(size=size), jnp.bfloat16)
+        for i, size in enumerate([(rows, width), (rows, other), (other, width)])
+    )
+    wide = [np.asarray(a, np.float64) for a in (x, g, w)]
+    np.testing.assert_allclose(transposed_product(x, g, jnp.float32), wide[0].T @ wide[1], rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(times_transpose(x, w, jnp.float32), wide[0] @ wide[2].T, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_gradient_of_a_bias_is_summed_in_its_own_dtype(dtype):
+    """4096 times 1/256 is 16; a sum in bfloat16 stays at 1."""
+    x, b = jnp.zeros((4096, 8), dtype), jnp.zeros((8,), jnp.float32)
+    _, back = jax.vjp(add_bias, x, b)
+    d_x, d_b = back(jnp.full((4096, 8), 1 / 256, dtype))
+    assert d_b.dtype == jnp.float32 and (d_b == 16).all() and d_x.dtype == x.dtype
+
+
+@pytest.mark.optimized
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="about XLA's CPU backend")
+def test_bfloat16_products_have_no_float32_operands():
+    """XLA's CPU backend makes float32 products of those whose operand it takes for a transpose."""
+    x, g, w = (jnp.ones(size, jnp.bfloat16) for size in [(512, 128), (512, 256), (256, 128)])
+    for function, one, two, out in (
+        (transposed_product, x, g, (128, 256)),
+        (transposed_product, g, x, (256, 128)),
+        (times_transpose, x, w, (512, 256)),
+    ):
+        program = jax.jit(lambda a, b, f=function: f(a, b, jnp.float32))
+        text = program.lower(one, two).compile().as_text()
+        sizes = {tuple(map(int, found.split(","))) for found in re.findall(r"f32\[(\d+,\d+)\]", text)}
+        assert sizes <= {out, out[::-1]}, sizes
 
 
 def test_gradients_of_linear_for_each_example():

@@ -132,6 +132,9 @@ def test_the_context_axis_is_planned_as_a_run_would_use_it():
     odd = replace(two, model=replace(two.model, context_length=510))
     with pytest.raises(ConfigError, match="context_length"):
         compile_step(odd, target)
+    kernel = replace(two, model=replace(two.model, attention="splash"))
+    with pytest.raises(ConfigError, match=r"attention: splash cannot do rows cut by config.mesh.context 2; accepted"):
+        compile_step(kernel, target)
 
 
 @pytest.fixture(scope="module")
