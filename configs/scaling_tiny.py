@@ -7,30 +7,34 @@ from ml_collections import ConfigDict
 
 
 def get_config():
-    """Five sizes of 15 to 140 thousand parameters, four budgets; learning rates are chosen at each size."""
+    """Five sizes and five budgets, each over a 31-fold range."""
     return ConfigDict({
         "model": {
             "family": "gpt",
             "context_length": 64,
             "norm": "rms_norm",
-            "activation": "swiglu",
+            "activation": "gelu_tanh",  # 4 * width wide at every size; the gated ones are rounded up
             "positions": "rotary",
             "use_bias": False,
             "initializer": "scaled",
         },
         "data": {"source": "stdlib", "tokenizer": "bpe", "tokenizer_vocab": 512},
-        "optimizer": {"learning_rate": 1.6e-2, "warmup_steps": 30, "schedule": "wsd", "final_fraction": 0.02,
+        "optimizer": {"learning_rate": 1.6e-2, "warmup_steps": 50, "schedule": "wsd", "final_fraction": 0.02,
                       "weight_decay": 0.05, "beta2": 0.98},
-        "train": {"batch_rows": 16, "steps_per_dispatch": 20, "log_every_steps": 20, "eval_rows": 1024},
+        "train": {"batch_rows": 8, "steps_per_dispatch": 50, "log_every_steps": 50, "eval_rows": 1024},
         "ladder": {
-            "widths": (16, 24, 32, 48, 64),
-            "head_width": 8,
-            "layer_width": 32,
-            "budgets": (4e10, 1.2e11, 3.6e11, 1.08e12),
-            "min_steps": 60,
-            "min_tokens_per_parameter": 2.5,
-            "max_tokens_per_parameter": 200.0,
+            "widths": (12, 24, 36, 48, 60),  # one layer and one head for every 12
+            "head_width": 12,
+            "layer_width": 12,
+            "min_layers": 1,
+            "budgets": (2e10, 4.8e10, 1.15e11, 2.7e11, 6.5e11),
+            "min_steps": 150,
+            "min_tokens_per_parameter": 0.4,
+            "max_tokens_per_parameter": 300.0,
             "learning_rates": (0.5, 1.0, 2.0),
+            "learning_rate_exponent": 0.7,
+            "searched_sizes": 4,
             "seeds": 2,
+            "seeded_sizes": 3,
         },
     })  # fmt: skip

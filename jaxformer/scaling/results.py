@@ -1,5 +1,6 @@
 """From the records of a study to its fits, figures and report."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,11 +68,20 @@ def fit(records: Sequence[Record], settings: Settings, source: str = "records") 
 
 
 def summary(fits: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Three lines: the exponents, the best split of the largest budget, the error of prediction."""
+    """Three lines: the exponents, the best split of the largest budget, the error of prediction; the first two by the
+    law and, where the table has them, by iso-FLOP parabolas."""
     name, first = next(iter(fits.items()))
     law, best = first["parametric"], first["optimal"]
     exponents = ", ".join(f"{key} {report.interval(law[key])}" for key in ("alpha", "beta", "E"))
     at = best["budgets"][0]
+    parabolas = first["isoflop"]
+    exponent, best_n = "", ""
+    if "skipped" not in parabolas:
+        exponent = f" by the law, {report.interval(parabolas['a'], '{:.3f}'.format)} by parabolas"
+        top = parabolas["budgets"][-1]
+        if math.isclose(top["C"], at["C"], rel_tol=0.05):
+            low, high = (plotting.count(n) for n in top["N_ci95"])
+            best_n = f"; by a parabola N {plotting.count(top['N'])} [{low}, {high}]"
     held = first["holdout"]
     if "skipped" in held:
         prediction = f"prediction: not done ({held['skipped']})"
@@ -88,9 +98,9 @@ def summary(fits: Mapping[str, Mapping[str, Any]]) -> list[str]:
                 f"{100 * joint['max_abs_error']:.2f} % at most"
             )
     return [
-        f"law ({name}): {exponents}; N ~ C^a, a {report.interval(best['a'], '{:.3f}'.format)}",
+        f"law ({name}): {exponents}; N ~ C^a, a {report.interval(best['a'], '{:.3f}'.format)}{exponent}",
         f"best at {at['C']:.3g} FLOP: N {report.interval(at['N'], plotting.count)}, "
-        f"D {report.interval(at['D'], plotting.count)} tokens, loss {report.interval(at['loss'])}",
+        f"D {report.interval(at['D'], plotting.count)} tokens, loss {report.interval(at['loss'])}{best_n}",
         prediction,
     ]
 
