@@ -39,14 +39,19 @@ def keep_compiled_programs(folder: Path | None = None) -> None:
 
 
 def keep_freed_memory() -> None:
-    """With glibc, where no accelerator is: freed blocks stay with the process, on one heap of huge pages.
+    """On CPU with glibc: freed blocks stay with the process, on one heap of huge pages.
 
     XLA allocates its temporaries anew in every step; with glibc's defaults the large ones are mapped and unmapped
     each time, hundreds of thousands of page faults a step (measured: half of the step at 6 layers of width 384), and
     what other threads allocate lies on heaps of their own, which no huge page fits. Costs resident memory, about 1.6
     times. To be called before the first device is used, for it is then that XLA's threads get their heaps.
+
+    Does nothing where the user chose (`MALLOC_*` or `GLIBC_TUNABLES` in the environment), or where an accelerator will
+    do the work: it is there, and `JAX_PLATFORMS` does not say cpu.
     """
-    if sys.platform != "linux" or any(any(Path("/dev").glob(name)) for name in ACCELERATORS):
+    chosen = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
+    accelerated = any(any(Path("/dev").glob(name)) for name in ACCELERATORS)
+    if sys.platform != "linux" or chosen or (accelerated and os.environ.get("JAX_PLATFORMS") != "cpu"):
         return
     try:
         libc = ctypes.CDLL(None)

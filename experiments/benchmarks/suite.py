@@ -1,5 +1,6 @@
 """What a suite hands to the benchmark, and the ruler beside its contestants."""
 
+import contextlib
 import importlib.util
 import subprocess
 import sys
@@ -66,14 +67,17 @@ def in_process(module: str, *arguments: str) -> Callable[[], None]:
 
     def wait() -> None:
         if not any(line == ANSWER for line in answers):
-            ask.close(), answers.close()
+            with contextlib.suppress(BrokenPipeError):  # what was asked of it is still in the pipe
+                ask.close()
+            answers.close()
             raise ProgramError(f"{' '.join(command[1:])} ended with exit code {child.wait()}")
 
     wait()
 
     def run() -> None:
-        ask.write("\n")
-        ask.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has ended; `wait` says so
+            ask.write("\n")
+            ask.flush()
         wait()
 
     return run

@@ -46,7 +46,7 @@ def contestants(options) -> Suite:
     rate theirs are judged. On a GPU if JAX is on one.
 
     Raises:
-      ConfigError: torch or transformers is not installed.
+      ConfigError: torch or transformers is not installed, or torch sees no GPU where JAX does.
     """
     import jax
 
@@ -55,6 +55,10 @@ def contestants(options) -> Suite:
     shape = shape._replace(rows=options.rows or shape.rows)
     on_gpu = jax.default_backend() == "gpu"
     if on_gpu:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ConfigError("--suite=train: JAX sees a GPU and torch does not; install torch with CUDA")
         shape = shape._replace(steps=max(10, shape.steps))  # a step is too short to be timed alone
     product, flop = ruler(options.dtype, 8192 if on_gpu else 2048)
     chip = chip_of(jax.devices()[0].device_kind)
@@ -78,17 +82,11 @@ def steps(who: str, shape: Shape, dtype: str, device: str) -> Callable[[], None]
     return torch_steps(shape, dtype, compiled=who == "compiled", device=device)
 
 
-def torch_steps(shape: Shape, dtype: str, compiled: bool = False, device: str = "cpu") -> Callable[[], None]:
-    """`shape.steps` updates of transformers' model on torch, on "cpu" or "cuda"; bfloat16: under autocast.
-
-    Raises:
-      ConfigError: torch sees no GPU where one is asked for.
-    """
+def torch_steps(shape: Shape, dtype: str, compiled: bool, device: str) -> Callable[[], None]:
+    """`shape.steps` updates of transformers' model on torch, on "cpu" or "cuda"; bfloat16: under autocast."""
     import torch
     from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("torch sees no GPU, JAX does: install torch with CUDA")
     torch.set_float32_matmul_precision("highest" if device == "cpu" else "high")  # "high": TF32, as XLA's default
     sizes: dict[str, Any]
     rates: dict[str, Any]

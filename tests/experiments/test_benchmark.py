@@ -63,6 +63,17 @@ def test_a_contestant_in_a_process_of_its_own(tmp_path, monkeypatch):
         run()
 
 
+def test_a_contestant_that_died_between_turns_is_a_line(tmp_path, monkeypatch):
+    (tmp_path / "killed.py").write_text(
+        "import os\nfrom experiments.benchmarks.suite import ANSWER\nos.close(0)\n"
+        "print(ANSWER, end='', flush=True)\nos._exit(9)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
+    run = in_process("killed")
+    with pytest.raises(ProgramError, match="killed ended with exit code 9"):
+        run()
+
+
 def test_bad_flags_are_one_line(monkeypatch):
     monkeypatch.setattr("sys.argv", ["benchmark", "--suite=data", "--rows=0"])
     with pytest.raises(ConfigError, match="--rows: 0; accepted: at least 1"):
