@@ -50,6 +50,7 @@ class ModelConfig:
     rotary_factor: float = 1.0  # how many times longer than rotary_original_length the context is
     rotary_original_length: int | None = None  # None: context_length / rotary_factor
     window: int | None = None  # keys each query sees, itself included; None: all
+    qk_norm: bool = False  # RMS norm of each head's queries and keys, before the rotation
     attention_soft_cap: float | None = None  # c * tanh(score / c)
     attention: Literal["auto", "xla", "chunked", "splash", "cudnn"] = "auto"  # splash: TPUs; cudnn: NVIDIA GPUs
     dropout: float = 0.0  # on embeddings and on each residual branch

@@ -168,6 +168,8 @@ def block(p, x, cfg, allowed=None, frequencies=None, positions=None, bias=None, 
             np.einsum("btd,dhk->bthk", x, a[f"w_{name}"]) + a.get(f"b_{name}", 0.0)
             for name in ("query", "key", "value")
         )
+        if cfg.qk_norm:
+            query, key = (rms_norm(y, a[f"{n}_scale"], cfg.norm_epsilon) for n, y in (("query", query), ("key", key)))
         if frequencies is not None:
             query, key = (rotary(y, positions, frequencies, rotary_scale) for y in (query, key))
         out = attention(query, key, value, allowed=allowed, bias=bias, soft_cap=cfg.attention_soft_cap)

@@ -21,7 +21,7 @@ SHAPES = [
 ]  # fmt: skip
 WITH_GRADIENT = [(2, 2, 2, 1), (1, 1, 1, 8), (1, 1, 2, 4), (1, 2, 2, 2)]
 FAMILIES = {
-    "gpt": {"norm": "rms_norm", "activation": "swiglu", "num_kv_heads": 2, "use_bias": False},
+    "gpt": {"norm": "rms_norm", "activation": "swiglu", "num_kv_heads": 2, "use_bias": False, "qk_norm": True},
     "gpt_window": {"window": 7, "positions": "alibi", "layers": "unrolled"},
     "bert": {"family": "bert", "block": "post_norm", "positions": "t5"},
 }

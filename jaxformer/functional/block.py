@@ -79,6 +79,9 @@ def block_specs(cfg: ModelConfig) -> dict[str, Any]:
         "w_up": ParamSpec((d, f), ("embed", "mlp"), weight_init(cfg, d, f)),
         "w_down": ParamSpec((f, d), ("mlp", "embed"), weight_init(cfg, f, d, residual=True)),
     }
+    if cfg.qk_norm:
+        scale = ParamSpec((k,), ("head_width",), ones)
+        attention_specs |= {"query_scale": scale, "key_scale": scale}
     if cfg.gated:
         mlp_specs["w_gate"] = ParamSpec((d, f), ("embed", "mlp"), weight_init(cfg, d, f))
     if cfg.use_bias:
@@ -126,6 +129,10 @@ def attention_layer(
 ) -> tuple[Array, Memory | None]:
     """Projections, rotary positions, attention, output projection.
 
+    With `cfg.qk_norm` each head's queries and keys go through an RMS norm whose scale all heads share, so that scores
+    cannot grow with the weights: a run then bears a wider range of learning rates (Dehghani et al. 2023, section 2;
+    Wortsman et al. 2023, section 3.1.1).
+
     Args:
       params: as in `block_specs(cfg)["attention"]`.
       x: [B, T, D].
@@ -143,6 +150,9 @@ def attention_layer(
         pin(linear(x, params[f"w_{name}"], params.get(f"b_{name}")), "rows", None, "heads", None)
         for name in ("query", "key", "value")
     )
+    if cfg.qk_norm:
+        query = rms_norm(query, params["query_scale"], cfg.norm_epsilon)
+        key = rms_norm(key, params["key_scale"], cfg.norm_epsilon)
     if rotate is not None:
         query = pos.rotary(query, *rotate)
         key = pos.rotary(key, *rotate)

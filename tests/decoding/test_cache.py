@@ -89,7 +89,8 @@ def test_each_step_equals_the_full_forward_pass_in_the_whole_cross(case):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [SOME[2], SOME[5]], ids=str)
 def test_each_step_equals_the_full_forward_pass_in_float32(case):
-    cfg = make(*case, attention_soft_cap=5.0, tie_embeddings=False, norm="rms_norm", activation="swiglu", layers="scan")
+    changes = {"qk_norm": True, "attention_soft_cap": 5.0, "tie_embeddings": False, "layers": "scan"}
+    cfg = make(*case, **changes, norm="rms_norm", activation="swiglu")
     assert differences(cfg, params_of(cfg)) < 2e-5
 
 
@@ -129,7 +130,7 @@ def cost(cfg, slots, rows=2):
 
 @pytest.mark.slow
 def test_work_per_token_is_one_compiled_step_that_grows_with_the_slots_only():
-    cfg = config(positions="rotary", num_kv_heads=2)
+    cfg = config(positions="rotary", num_kv_heads=2, qk_norm=True)
     params = params_of(cfg)
     traces = []
 

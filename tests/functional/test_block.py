@@ -41,6 +41,8 @@ ARRANGEMENTS = {
                     rotary_scaling="yarn", rotary_factor=2.0, rotary_original_length=3),
     "2017": change(block="post_norm", activation="relu"),
     "parallel": change(block="parallel", num_kv_heads=1, positions="alibi", attention_soft_cap=2.0),
+    "qk_norm": change(qk_norm=True, num_kv_heads=2, positions="rotary", norm_epsilon=0.1, rotary_scaling="yarn",
+                      rotary_factor=2.0, rotary_original_length=3),
     "wide_heads": change(block="post_norm", head_width=6, mlp_width=10, activation="geglu", norm_epsilon=0.1),
 }  # fmt: skip
 
@@ -66,6 +68,22 @@ def test_block(name):
     wanted = reference.block(params, x, cfg, allowed, frequencies, POSITIONS, bias_array, scale)
     np.testing.assert_allclose(out, wanted, rtol=1e-7 if name == "parallel" else 1e-11, atol=1e-8)
     assert memory is None
+
+
+def test_with_qk_norm_the_size_of_the_query_and_key_weights_does_not_matter():
+    cfg = change(qk_norm=True, use_bias=False, positions="rotary", norm_epsilon=1e-12)
+    params, x = random_params(blocks.block_specs(cfg)), random_x(cfg)
+    grown = params | {"attention": params["attention"] | {"w_query": params["attention"]["w_query"] * 50}}
+    grown["attention"]["w_key"] = params["attention"]["w_key"] * 3
+    with jax.enable_x64(True):
+        rotate = blocks.rotation(cfg, jnp.arange(T))
+        outs = [
+            blocks.block(jax.tree.map(jnp.array, p), jnp.array(x), c, masks.causal(), rotate=rotate)[0]
+            for c in (cfg, dataclasses.replace(cfg, qk_norm=False))
+            for p in (params, grown)
+        ]
+    np.testing.assert_allclose(outs[0], outs[1], rtol=1e-10)
+    assert np.abs(outs[2] - outs[3]).max() > 0.1  # the ruler measures
 
 
 def run_stack(cfg, params, x, rng=None, dtype=None):

@@ -23,6 +23,7 @@ KINDS = {
         rotary_original_length=4,
     ),
     "alibi_parallel": config(block="parallel", positions="alibi", num_kv_heads=1, attention_soft_cap=3.0),
+    "qk_norm": config(norm="rms_norm", qk_norm=True, positions="rotary", num_kv_heads=2, window=5),
     "t5_post_norm": config(block="post_norm", positions="t5", activation="relu"),
     "2017": config(block="post_norm", positions="sinusoidal", activation="relu", layers="scan"),
     "window": config(positions="none", window=2, activation="geglu"),

@@ -24,7 +24,7 @@ OPTIONS = [
     {"activation": "swiglu", "norm": "rms_norm", "positions": "rotary", "use_bias": False},
     {"activation": "geglu", "mlp_width": 768},
     {"activation": "relu", "mlp_width": 1536},
-    {"num_kv_heads": 2},
+    {"num_kv_heads": 2, "qk_norm": True},
     {"num_kv_heads": 1, "head_width": 32},
     {"tie_embeddings": False, "vocab_size": 8192},
     {"num_layers": 3, "context_length": 64},
