@@ -15,8 +15,8 @@ def get_config():
             "context_length": 128,
             "norm": "rms_norm",
             "activation": "gelu_tanh",  # 4 * width wide at every size; the gated ones are rounded up
-            # With biases by distance all seeds find out early how to look back, and end within 0.2 % of each other; with
-            # rotary positions some do so late, and end 1 % apart.
+            # With biases by distance all seeds find out early how to look back, and end close to each other; with
+            # rotary positions some do so late, and end up to 1 % apart.
             "positions": "t5",
             "use_bias": False,
             "initializer": "scaled",

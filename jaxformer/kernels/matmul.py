@@ -11,6 +11,7 @@ Three paths are lost by writing the obvious thing on CPU (medians of alternating
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -24,14 +25,36 @@ def rounded_einsum(spec: str, a: Array, b: Array, dtype) -> Array:
     """einsum with the result in `dtype`; narrow results are rounded from float32 on CPU, where that is faster."""
 
     def rounded(a, b):
-        return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32).astype(dtype)
+        return _ordered(spec, a, b, jnp.float32).astype(dtype)
 
     def direct(a, b):
-        return jnp.einsum(spec, a, b, preferred_element_type=dtype)
+        return _ordered(spec, a, b, dtype)
 
     if jnp.dtype(dtype).itemsize >= 4:
         return direct(a, b)
     return jax.lax.platform_dependent(a, b, cpu=rounded, default=direct)
+
+
+def _ordered(spec: str, a: Array, b: Array, dtype) -> Array:
+    """einsum by one dot_general whose operands stand in the order that leaves the largest array as it lies.
+
+    jnp.einsum always takes them the other way round, and XLA's CPU backend then makes a pass over the scores of
+    attention to transpose them, and over the weights. What lies right: as first operand what is contracted along its
+    last axis, as second what is contracted along earlier ones.
+    """
+    inputs, out = spec.split("->")
+    left, right = inputs.split(",")
+    common = [x for x in left if x in right]
+    batch, contracted = [x for x in common if x in out], [x for x in common if x not in out]
+    sizes = dict(zip(left, a.shape, strict=True)) | dict(zip(right, b.shape, strict=True))
+    larger = left if a.size >= b.size else right
+    lies_first = larger[-1] in contracted
+    if math.prod(sizes[x] for x in out) <= max(a.size, b.size) and (larger == left) != lies_first:
+        left, right, a, b = right, left, b, a
+    axes = (([side.index(x) for x in which] for side in (left, right)) for which in (contracted, batch))
+    found = jax.lax.dot_general(a, b, tuple(map(tuple, axes)), preferred_element_type=dtype)
+    order = [*batch, *(x for x in left if x not in common), *(x for x in right if x not in common)]
+    return found.transpose([order.index(x) for x in out])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))

@@ -112,7 +112,7 @@ def make_schedule(cfg: OptimizerConfig, steps: int, knobs: Knobs | None = None) 
 
 def make_optimizer(
     cfg: OptimizerConfig, steps: int, specs: Any, knobs: Knobs | None = None
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """The update rule over parameters described by `specs`, for a run of `steps`.
 
       adamw      beta1, beta2, epsilon
@@ -128,27 +128,90 @@ def make_optimizer(
 
     Sources: Loshchilov & Hutter 2019; Chen et al. 2023; Shazeer & Stern 2018; Jordan 2024, Liu et al. 2025.
     """
-    adam = optax.scale_by_adam(cfg.beta1, cfg.beta2, cfg.epsilon)
     rule = {
-        "adamw": lambda: adam,
-        "lion": lambda: optax.scale_by_lion(cfg.beta1, cfg.beta2),
-        "adafactor": lambda: _per_layer(_adafactor(cfg.beta1), specs),
-        "muon": lambda: _muon(cfg, specs, adam),
+        "adamw": lambda: scale_by_adam(cfg.beta1, cfg.beta2, cfg.epsilon),
+        "lion": lambda: gated(optax.scale_by_lion(cfg.beta1, cfg.beta2)),
+        "adafactor": lambda: gated(_per_layer(_adafactor(cfg.beta1), specs)),
+        "muon": lambda: gated(_muon(cfg, specs)),
     }[cfg.name]()
-    parts = [rule]
+    parts = [optax.scale_by_learning_rate(make_schedule(cfg, steps, knobs))]
     if cfg.weight_decay or knobs is not None:
         decay = cfg.weight_decay if knobs is None else knobs.weight_decay
-        parts.append(optax.add_decayed_weights(decay, decay_mask(specs)))
-    return optax.chain(*parts, optax.scale_by_learning_rate(make_schedule(cfg, steps, knobs)))
+        parts.insert(0, optax.add_decayed_weights(decay, decay_mask(specs)))
+    rest = gated(optax.chain(*parts))
+
+    def update(grads, state, params=None, *, scale=1.0, finite=True):
+        grads, first = rule.update(grads, state[0], params, scale=scale, finite=finite)
+        updates, others = rest.update(grads, state[1:], params, finite=finite)
+        return updates, (first, *others)
+
+    return optax.GradientTransformationExtraArgs(optax.chain(rule, *parts).init, update)
 
 
-def clip(grads: Params, limit: float | None) -> tuple[Params, Array]:
-    """The gradients scaled down to a global norm of at most `limit` (None: as they are), and their norm before."""
+def gated(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """`inner` as `train_step` wants an optimizer: its `update` takes two arguments more.
+
+      scale     what the gradients are multiplied by first
+      finite    where it is false the state stays as it is
+
+    >>> sgd = gated(optax.trace(0.9))
+    >>> state = sgd.init(jnp.zeros(2))
+    >>> [sgd.update(jnp.ones(2), state, scale=0.5, finite=f)[1].trace.tolist() for f in (True, False)]
+    [[0.5, 0.5], [0.0, 0.0]]
+    """
+
+    def update(grads, state, params=None, *, scale=1.0, finite=True):
+        updates, new = inner.update(_scaled(grads, scale), state, params)
+        return updates, jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state)
+
+    return optax.GradientTransformationExtraArgs(inner.init, update)
+
+
+def scale_by_adam(beta1: float, beta2: float, epsilon: float) -> optax.GradientTransformationExtraArgs:
+    """optax.scale_by_adam, gated, and on CPU with moments that are updated in place.
+
+    Left to itself XLA's CPU backend computes the moments twice, for the state and for the update, the second time from
+    the old ones, of which it therefore keeps a copy. A conditional is a wall to that.
+
+    Source: Kingma and Ba 2015, algorithm 1.
+    """
+    adam = optax.scale_by_adam(beta1, beta2, epsilon)
+
+    def moments(grads, mu, nu, scale):
+        grads = _scaled(grads, scale)
+        mu = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, mu, grads)
+        return mu, jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * (g * g), nu, grads)
+
+    def chosen(finite, grads, mu, nu, scale):
+        return jax.tree.map(lambda a, b: jnp.where(finite, a, b), moments(grads, mu, nu, scale), (mu, nu))
+
+    def in_place(finite, grads, mu, nu, scale):
+        return jax.lax.cond(finite, moments, lambda grads, mu, nu, scale: (mu, nu), grads, mu, nu, scale)
+
+    def update(grads, state, params=None, *, scale=1.0, finite=True):
+        del params
+        operands = (jnp.asarray(finite), grads, state.mu, state.nu, jnp.asarray(scale))
+        mu, nu = jax.lax.platform_dependent(*operands, cpu=in_place, default=chosen)
+        count = jnp.where(finite, optax.safe_increment(state.count), state.count)
+        # Before the first update that was finite nothing is divided by, not even 0.
+        left1, left2 = (1 - jnp.asarray(beta, jnp.float32) ** jnp.maximum(count, 1) for beta in (beta1, beta2))
+
+        def step(m, v):
+            return (m / left1.astype(m.dtype)) / (jnp.sqrt(v / left2.astype(v.dtype)) + epsilon)
+
+        return jax.tree.map(step, mu, nu), state._replace(count=count, mu=mu, nu=nu)
+
+    return optax.GradientTransformationExtraArgs(adam.init, update)
+
+
+def _scaled(grads: Params, scale: Array | float) -> Params:
+    return jax.tree.map(lambda g: g * jnp.asarray(scale, g.dtype), grads)
+
+
+def clip(grads: Params, limit: float | None) -> tuple[Array, Array]:
+    """What scales the gradients down to a global norm of at most `limit` (None: 1), and their norm."""
     norm = optax.tree.norm(grads)
-    if limit is None:
-        return grads, norm
-    scale = limit / jnp.maximum(norm, limit)
-    return jax.tree.map(lambda g: g * scale.astype(g.dtype), grads), norm
+    return jnp.ones_like(norm) if limit is None else limit / jnp.maximum(norm, limit), norm
 
 
 def muon_dimensions(spec: ParamSpec) -> MuonDimensionNumbers | None:
@@ -167,7 +230,7 @@ def muon_dimensions(spec: ParamSpec) -> MuonDimensionNumbers | None:
     return None
 
 
-def _muon(cfg: OptimizerConfig, specs: Any, adam: optax.GradientTransformation) -> optax.GradientTransformation:
+def _muon(cfg: OptimizerConfig, specs: Any) -> optax.GradientTransformation:
     labels = jax.tree.map(lambda s: "adam" if muon_dimensions(s) is None else "muon", specs, is_leaf=is_spec)
     # optax.partition hides the other group's leaves as MaskedNode; the dimension tree must have the same holes.
     dimensions = jax.tree.map(lambda s: muon_dimensions(s) or optax.MaskedNode(), specs, is_leaf=is_spec)
@@ -187,6 +250,7 @@ def _muon(cfg: OptimizerConfig, specs: Any, adam: optax.GradientTransformation) 
     muon = optax.contrib.scale_by_muon(
         beta=cfg.beta1, eps=cfg.epsilon, weight_dimension_numbers=lambda updates: dimensions
     )
+    adam = optax.scale_by_adam(cfg.beta1, cfg.beta2, cfg.epsilon)
     return optax.partition({"muon": optax.chain(muon, optax.stateless(rescale)), "adam": adam}, labels)
 
 

@@ -99,7 +99,7 @@ def train_step(
     batch: Batch,
     *,
     model: Model,
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformationExtraArgs,
     schedule: Schedule,
     micro_batches: int = 1,
     clip_norm: float | None = None,
@@ -115,7 +115,7 @@ def train_step(
       state: before the step.
       batch: one batch of rows.
       model: the model.
-      optimizer: of `optim.make_optimizer`.
+      optimizer: of `optim.make_optimizer`, or any other of optax's through `optim.gated`.
       schedule: the optimizer's, for the report.
       micro_batches: how many parts the batch is seen in.
       clip_norm: largest global gradient norm; None: no clipping.
@@ -129,12 +129,12 @@ def train_step(
     """
     rng = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
     loss, grads, sums, weights = gradients(state.params, batch, rng, model=model, micro_batches=micro_batches)
-    grads, norm = clip(grads, clip_norm)
+    scale, norm = clip(grads, clip_norm)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     if max_bad_steps is not None:
         finite &= state.bad_steps < max_bad_steps
 
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params, scale=scale, finite=finite)
     params = optax.apply_updates(state.params, updates)
     made = state.step - state.skipped  # updates before this one: the optimizer's own count
     ema = state.ema
@@ -150,7 +150,7 @@ def train_step(
     after = TrainState(
         step=state.step + 1,
         params=keep(params, state.params),
-        opt_state=keep(opt_state, state.opt_state),
+        opt_state=opt_state,
         ema=keep(ema, state.ema),
         rng=state.rng,
         bad_steps=bad_steps,
@@ -219,7 +219,7 @@ class Steps(NamedTuple):
     abstract_state: TrainState
 
 
-def compile_steps(model: Model, optimizer: optax.GradientTransformation, mesh: Mesh, cfg: Config) -> Steps:
+def compile_steps(model: Model, optimizer: optax.GradientTransformationExtraArgs, mesh: Mesh, cfg: Config) -> Steps:
     """The run's functions, jitted with shardings on `mesh` and the state donated. Compiles at first use.
 
     Raises:

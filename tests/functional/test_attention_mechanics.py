@@ -64,6 +64,25 @@ def test_blocks_of_queries_equal_the_whole(mask, bias, monkeypatch):
         np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("shape", [(2, 4, LONG, LONG), (1, LONG, LONG), (2, 1, 1, LONG), (4, LONG)], ids=str)
+@pytest.mark.parametrize("window", [None, 30])
+def test_a_bias_over_blocks_of_queries_has_the_gradient_of_the_whole(shape, window, monkeypatch):
+    """An array; or, with two axes, a function that looks a table of distances up, as T5's does."""
+    described = masks.causal() if window is None else masks.causal() & masks.window(window)
+    with jax.enable_x64(True):
+        arrays = cases.inputs(LONG, 2, jnp.float64)
+        learned = jnp.array(np.random.default_rng(5).normal(size=shape))
+
+        def loss(x):
+            bias = x if x.ndim > 2 else lambda q, k: x[:, q[:, None] - k[None, :]]
+            return jnp.sum(jnp.sin(attention(*arrays, described, bias=bias)))
+
+        blocked = jax.jit(jax.grad(loss))(learned)
+        monkeypatch.setattr(xla, "QUERY_BLOCK", LONG)
+        np.testing.assert_allclose(blocked, jax.jit(jax.grad(loss))(learned), rtol=1e-9, atol=1e-12)
+        assert np.abs(blocked).max() > 1e-3
+
+
 def score_shapes(function, *arrays):
     """The last two axes of every array of rank 4 or more in the jaxpr, inner calls included."""
     shapes, todo = set(), [jax.make_jaxpr(function)(*arrays).jaxpr]

@@ -11,7 +11,7 @@ from toy import numpy_params, specs
 
 from jaxformer.config import ConfigError, OptimizerConfig
 from jaxformer.specs import ParamSpec, is_spec, stack_specs, zeros
-from jaxformer.training.optim import clip, make_optimizer, make_schedule, muon_dimensions
+from jaxformer.training.optim import clip, make_optimizer, make_schedule, muon_dimensions, scale_by_adam
 
 RULES = ["adamw", "lion", "adafactor", "muon"]
 
@@ -175,7 +175,55 @@ def test_adamw_by_hand():
 def test_clip():
     grads = {"a": jnp.array([3.0]), "b": jnp.array([[4.0]])}
     for limit, scale in ((None, 1.0), (10.0, 1.0), (1.0, 0.2), (5.0, 1.0)):
-        clipped, norm = clip(grads, limit)
+        found, norm = clip(grads, limit)
         assert float(norm) == 5.0
-        np.testing.assert_allclose(clipped["b"], 4.0 * scale, rtol=1e-6)
+        np.testing.assert_allclose(found, scale, rtol=1e-6)
     assert np.isnan(clip({"a": jnp.array([jnp.nan])}, 1.0)[1])
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_scale_multiplies_the_gradients_and_what_is_not_finite_changes_no_state(name):
+    tree = specs()
+    params, grads = numpy_params(tree, seed=1), numpy_params(tree, seed=2)
+    optimizer = make_optimizer(OptimizerConfig(name=name, weight_decay=0.1), 100, tree)
+    update = jax.jit(optimizer.update)
+    state = update(grads, optimizer.init(params), params)[1]
+    doubled = update(jax.tree.map(lambda g: 2 * g, grads), state, params)
+    for got, wanted in zip(*map(jax.tree.leaves, (update(grads, state, params, scale=2.0), doubled)), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-6)
+    broken = jax.tree.map(lambda g: g * np.nan, grads)
+    for got, wanted in zip(*map(jax.tree.leaves, (update(broken, state, params, finite=False)[1], state)), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_adam_is_optax_adam():
+    rng = np.random.default_rng(0)
+    params = {"a": rng.normal(size=(3, 4)).astype(np.float32)}
+    ours, theirs = scale_by_adam(0.8, 0.99, 1e-6), optax.scale_by_adam(0.8, 0.99, 1e-6)
+    states = ours.init(params), theirs.init(params)
+    for step in range(5):
+        grads = {"a": rng.normal(size=(3, 4)).astype(np.float32)}
+        if step == 2:  # which the other one never sees
+            states = ours.update({"a": grads["a"] * np.nan}, states[0], finite=False)[1], states[1]
+        (got, first), (wanted, second) = ours.update(grads, states[0]), theirs.update(grads, states[1])
+        states = first, second
+        np.testing.assert_allclose(got["a"], wanted["a"], rtol=2e-6)
+    assert jax.tree.structure(states[0]) == jax.tree.structure(states[1])
+
+
+def test_the_moments_are_updated_in_place():
+    """A loop of updates holds one array more than its state, the gradient; a copy of a moment would be another."""
+    adam = scale_by_adam(0.9, 0.99, 1e-8)
+    size = 1024
+
+    def run(state, params, steps):
+        def step(_, carry):
+            state, params = carry
+            updates, state = adam.update(params @ params, state, scale=0.5, finite=jnp.isfinite(params[0, 0]))
+            return state, params - updates
+
+        return jax.lax.fori_loop(0, steps, step, (state, params))
+
+    params = jax.ShapeDtypeStruct((size, size), jnp.float32)
+    compiled = jax.jit(run, donate_argnums=(0, 1)).lower(jax.eval_shape(adam.init, params), params, 3).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 1.5 * 4 * size**2

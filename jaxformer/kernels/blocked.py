@@ -1,0 +1,130 @@
+"""Attention by static blocks of queries, with its backward pass written down; what `xla` is without its options.
+
+Heads come first, once: products of single heads then read what they need in one piece. Kept for the backward pass are
+the weights, in the dtype of the values, and the output. From these the gradient of the scores is
+weights * (d_weights - sum(d_out * out)), with no sum over keys (Dao et al. 2022, appendix B.2).
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from jaxformer.kernels.matmul import rounded_einsum
+from jaxformer.types import Array
+
+Span = tuple[slice, slice]
+
+
+def attend(
+    query: Array, key: Array, value: Array, spans: tuple[Span, ...], allowed: list, biases: list, scale: float
+) -> Array:
+    """Softmax attention.
+
+    Args:
+      query: [B, T, H, K].
+      key, value: [B, S, G, K] and [B, S, G, K'], H a multiple of G.
+      spans: for each block the queries, which together are all of T in order, and the keys they may see.
+      allowed: for each block None (all), or bool that broadcasts to [B, H, t, s].
+      biases: for each block None, or what is added to the scores, that broadcasts to [B, H, t, s].
+      scale: of the scores.
+
+    Returns:
+      [B, T, H, K'], zeros for queries without any key.
+    """
+    batch, queries, heads, width = query.shape
+    groups = key.shape[2]
+    scaled = (query * jnp.asarray(scale, query.dtype)).reshape(batch, queries, groups, heads // groups, width)
+    split = functools.partial(_split_heads, groups=groups, per_group=heads // groups)
+    marks = tuple((slice_of(rows), slice_of(columns)) for rows, columns in spans)
+    out = _attend(
+        marks, scaled.transpose(0, 2, 3, 1, 4), key.swapaxes(1, 2), value.swapaxes(1, 2),
+        tuple(map(split, biases)), tuple(map(split, allowed)),
+    )  # fmt: skip
+    return out.transpose(0, 3, 1, 2, 4).reshape(batch, queries, heads, -1)
+
+
+def slice_of(span: slice) -> tuple[int, int]:
+    """(start, stop): slices cannot be hashed."""
+    return span.start, span.stop
+
+
+def _split_heads(x: Array | None, groups: int, per_group: int) -> Array | None:
+    """What broadcasts to [B, H, t, s] -> what broadcasts to [B, G, R, t, s]."""
+    if x is None:
+        return None
+    x = x.reshape((1,) * (4 - x.ndim) + x.shape)
+    heads = (1, 1) if x.shape[1] == 1 else (groups, per_group)
+    return x.reshape(x.shape[0], *heads, *x.shape[2:])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(marks, query, key, value, biases, allowed) -> Array:
+    """query: [B, G, R, T, K]; key, value: [B, G, S, K]. Returns [B, G, R, T, K']."""
+    return _forward(marks, query, key, value, biases, allowed)[0]
+
+
+def _forward(marks, query, key, value, biases, allowed):
+    wide = jnp.promote_types(query.dtype, jnp.float32)
+    outs, kept = [], []
+    for ((first, last), (start, stop)), bias, seen in zip(marks, biases, allowed, strict=True):
+        scores = rounded_einsum("BGRTK,BGSK->BGRTS", query[:, :, :, first:last], key[:, :, start:stop], wide)
+        if bias is not None:
+            scores = scores + bias.astype(wide)
+        if seen is not None:
+            scores = jnp.where(seen, scores, -jnp.inf)
+        weights = softmax(scores).astype(value.dtype)
+        outs.append(rounded_einsum("BGRTS,BGSK->BGRTK", weights, value[:, :, start:stop], value.dtype))
+        kept.append(weights)
+    out = jnp.concatenate(outs, axis=3)
+    return out, (query, key, value, biases, kept)
+
+
+def _backward(marks, saved, g_out):
+    query, key, value, biases, kept = saved
+    wide = jnp.promote_types(query.dtype, jnp.float32)
+    d_query, d_biases = [], []
+    # Width before keys: a product of the queries with the scores' gradient comes out so, without a pass to turn it.
+    d_key, d_value = (jnp.zeros((*x.shape[:2], x.shape[3], x.shape[2]), wide) for x in (key, value))
+    for ((first, last), (start, stop)), bias, weights in zip(marks, biases, kept, strict=True):
+        g, q = g_out[:, :, :, first:last], query[:, :, :, first:last]
+        k, v = key[:, :, start:stop], value[:, :, start:stop]
+        d_weights = rounded_einsum("BGRTK,BGSK->BGRTS", g, v, wide)
+        part = weights.astype(wide) * d_weights
+        d_scores = part - weights.astype(wide) * jnp.sum(part, axis=-1, keepdims=True)
+        d_biases.append(None if bias is None else _summed(d_scores, bias))
+        d_scores = d_scores.astype(query.dtype)
+        d_query.append(rounded_einsum("BGRTS,BGSK->BGRTK", d_scores, k, query.dtype))
+        d_key = d_key.at[..., start:stop].add(rounded_einsum("BGRTK,BGRTS->BGKS", q, d_scores, wide))
+        d_value = d_value.at[..., start:stop].add(rounded_einsum("BGRTK,BGRTS->BGKS", g, weights, wide))
+    d_key, d_value = d_key.astype(key.dtype).swapaxes(2, 3), d_value.astype(value.dtype).swapaxes(2, 3)
+    return jnp.concatenate(d_query, axis=3), d_key, d_value, tuple(d_biases), None
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _summed(grad: Array, like: Array) -> Array:
+    """Over the axes along which `like` was broadcast."""
+    axes = [axis for axis, size in enumerate(like.shape) if size == 1]
+    return jnp.sum(grad, axis=axes, keepdims=True).astype(like.dtype)
+
+
+@jax.custom_jvp
+def softmax(scores: Array) -> Array:
+    """Over the last axis; zeros where all of it is -inf, a query without any key.
+
+    The derivative is written down because it needs the result alone: differentiation of the steps would keep two
+    arrays of that size for the backward pass, and add up a gradient of the maximum.
+    """
+    top = jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf)
+    weights = jnp.exp(scores - jnp.where(jnp.isfinite(top), top, 0.0))
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    return weights / jnp.where(total == 0.0, 1.0, total)
+
+
+@softmax.defjvp
+def _softmax_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    weights = softmax(*primals)
+    part = weights * tangents[0]
+    return weights, part - weights * jnp.sum(part, axis=-1, keepdims=True)
