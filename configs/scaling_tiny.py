@@ -7,29 +7,29 @@ from ml_collections import ConfigDict
 
 
 def get_config():
-    """Five sizes and five budgets, each over a 31-fold range."""
+    """Six sizes over a 28-fold range of parameters, five budgets over a 32-fold range of compute."""
     return ConfigDict({
         "model": {
             "family": "gpt",
             "context_length": 64,
             "norm": "rms_norm",
             "activation": "gelu_tanh",  # 4 * width wide at every size; the gated ones are rounded up
-            "positions": "rotary",
+            "positions": "t5",
             "use_bias": False,
             "initializer": "scaled",
         },
         "data": {"source": "stdlib", "tokenizer": "bpe", "tokenizer_vocab": 512},
-        "optimizer": {"learning_rate": 1.6e-2, "warmup_steps": 50, "schedule": "wsd", "final_fraction": 0.02,
+        "optimizer": {"learning_rate": 1.2e-2, "warmup_steps": 50, "schedule": "wsd", "final_fraction": 0.02,
                       "weight_decay": 0.05, "beta2": 0.98},
         "train": {"batch_rows": 8, "steps_per_dispatch": 50, "log_every_steps": 50, "eval_rows": 1024},
         "ladder": {
-            "widths": (12, 24, 36, 48, 60),  # one layer and one head for every 12
+            "widths": (12, 24, 36, 48, 72, 96),  # a head for every 12, and always two layers, as in scaling_gpt.py
             "head_width": 12,
-            "layer_width": 12,
-            "min_layers": 1,
+            "layer_width": 1000,
+            "min_layers": 2,
             "budgets": (2e10, 4.8e10, 1.15e11, 2.7e11, 6.5e11),
             "min_steps": 150,
-            "min_tokens_per_parameter": 0.4,
+            "min_tokens_per_parameter": 0.8,
             "max_tokens_per_parameter": 300.0,
             "learning_rates": (0.5, 1.0, 2.0),
             "learning_rate_exponent": 0.7,

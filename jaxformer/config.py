@@ -59,7 +59,7 @@ class ModelConfig:
     token_types: int = 0  # BERT's sentence types; 0: none
     next_sentence: bool = False  # BERT's pooler and next-sentence head
     initializer: Literal["gpt2", "glorot", "scaled"] = "gpt2"
-    remat: Literal["none", "dots", "full"] = "none"
+    remat: Literal["none", "dots", "full"] = "none"  # on CPU it needs layers "scan": unrolled, XLA undoes it
     layers: Literal["scan", "unroll"] = "unroll"
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters are float32
 

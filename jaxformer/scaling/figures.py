@@ -150,8 +150,10 @@ def predicted_measured(holdout: Mapping[str, Any]) -> Any:
     if joint:
         axes.plot(measured, others, "s", color="black", markerfacecolor="none", markersize=5, label="by Kaplan's law")
     axes.set(xlabel="measured loss (nats per token)", ylabel="predicted loss (nats per token)", xlim=ends, ylim=ends)
-    axes.set_title(f"Held out above {holdout['fitted_up_to']:.2g} FLOP: off by {100 * holdout['mean_abs_error']:.2f}% "
-                   "on average")  # fmt: skip
+    off = f"off by {100 * holdout['mean_abs_error']:.2f}%"
+    if joint:
+        off += f", by Kaplan's law {100 * holdout['kaplan']['mean_abs_error']:.2f}%"
+    axes.set_title(f"Held out above {holdout['fitted_up_to']:.2g} FLOP: {off}")
     axes.legend(loc="upper left")
     return figure
 
