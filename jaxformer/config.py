@@ -59,7 +59,7 @@ class ModelConfig:
     token_types: int = 0  # BERT's sentence types; 0: none
     next_sentence: bool = False  # BERT's pooler and next-sentence head
     initializer: Literal["gpt2", "glorot", "scaled"] = "gpt2"
-    remat: Literal["none", "dots", "full"] = "none"  # on CPU it needs layers "scan": unrolled, XLA undoes it
+    remat: Literal["none", "dots", "full"] = "none"  # unrolled, XLA's CPU backend undoes it
     layers: Literal["scan", "unroll"] = "unroll"
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters are float32
 
@@ -485,16 +485,17 @@ def _place(tree: dict[str, Any], dotted: str, text: str, cls: Any) -> None:
     *sections, name = dotted.split(".")
     where = "config"
     for section in sections:
-        cls = _field_types(cls, where).get(section) or _unknown(cls, section, where)
+        cls = typing.get_type_hints(cls).get(section) or _unknown(cls, section, where)
         where += f".{section}"
         if not dataclasses.is_dataclass(cls):
             raise ConfigError(f"{where}: is a value, not a section; there is nothing inside it to set")
         tree = tree.setdefault(section, {})
         if not isinstance(tree, dict):
             raise ConfigError(f"{where}: {tree!r} is not a section of fields")
-    kind = _field_types(cls, where).get(name) or _unknown(cls, name, where)
+    kind = typing.get_type_hints(cls).get(name) or _unknown(cls, name, where)
     if dataclasses.is_dataclass(kind):
-        raise ConfigError(f"{where}.{name}: is a section; set one of {', '.join(_field_types(kind, where))} inside it")
+        inside = ", ".join(typing.get_type_hints(kind))
+        raise ConfigError(f"{where}.{name}: is a section; set one of {inside} inside it")
     tree[name] = _from_text(text, kind, f"{where}.{name}")
 
 
@@ -532,7 +533,7 @@ def _unescaped(text: str, where: str) -> str:
 
 
 def _build(cls: Any, tree: Mapping[str, Any], where: str) -> Any:
-    kinds = _field_types(cls, where)
+    kinds = typing.get_type_hints(cls)
     values = {}
     for name, value in tree.items():
         if name not in kinds:
@@ -587,11 +588,6 @@ def _describe(kind: Any) -> str:
         else:
             names.append({int: "an integer", float: "a number", bool: "true or false", str: "text"}.get(option, "none"))
     return " or ".join(names)
-
-
-def _field_types(cls: Any, where: str) -> dict[str, Any]:
-    del where
-    return typing.get_type_hints(cls)
 
 
 def _unknown(cls: Any, name: str, where: str) -> typing.NoReturn:

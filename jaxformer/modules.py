@@ -182,13 +182,21 @@ def check_mesh(config: ModelConfig, mesh: Mesh) -> None:
         )
 
 
+def kernel_refusal(name: str, cfg: ModelConfig) -> str | None:
+    """Why a platform's attention kernel, "splash" or "cudnn", cannot train this model exactly; None: it can."""
+    bias, soft_cap = cfg.positions in ("alibi", "t5"), cfg.attention_soft_cap is not None
+    options = {"bias": bias, "dropout": cfg.attention_dropout > 0, "soft_cap": soft_cap}
+    length, mask = cfg.context_length, masks.Mask(causal=cfg.causal)
+    return KERNELS[name].module.refusal(length, length, cfg.head_size, cfg.dtype, mask, **options)
+
+
 def make_model(config: ModelConfig, loss_config: LossConfig) -> Model:
     """The `Model` that training receives, running through the shell's own `init` and `apply`.
 
     Raises:
       ConfigError: an attention implementation that cannot do what this model asks of it.
     """
-    why = blocks.kernel_refusal(config.attention, config) if config.attention in KERNELS else None
+    why = kernel_refusal(config.attention, config) if config.attention in KERNELS else None
     if why is not None:
         raise ConfigError(f"config.model.attention: {config.attention} cannot do {why}; accepted here: {ANY}")
     family = {"gpt": gpt, "bert": bert}[config.family]

@@ -80,8 +80,7 @@ def block_specs(cfg: ModelConfig) -> dict[str, Any]:
         "w_down": ParamSpec((f, d), ("mlp", "embed"), weight_init(cfg, f, d, residual=True)),
     }
     if cfg.qk_norm:
-        scale = ParamSpec((k,), ("head_width",), ones)
-        attention_specs |= {"query_scale": scale, "key_scale": scale}
+        attention_specs |= dict.fromkeys(("query_scale", "key_scale"), ParamSpec((k,), ("head_width",), ones))
     if cfg.gated:
         mlp_specs["w_gate"] = ParamSpec((d, f), ("embed", "mlp"), weight_init(cfg, d, f))
     if cfg.use_bias:
@@ -178,14 +177,6 @@ def attention_layer(
     flat = out.reshape(*out.shape[:2], -1)
     out = linear(flat, w_out.reshape(-1, w_out.shape[-1]), params.get("b_out"))
     return _between(out), memory
-
-
-def kernel_refusal(name: str, cfg: ModelConfig) -> str | None:
-    """Why a platform's attention kernel, "splash" or "cudnn", cannot train this model exactly; None: it can."""
-    bias, soft_cap = cfg.positions in ("alibi", "t5"), cfg.attention_soft_cap is not None
-    options = {"bias": bias, "dropout": cfg.attention_dropout > 0, "soft_cap": soft_cap}
-    length, mask = cfg.context_length, masks.Mask(causal=cfg.causal)
-    return KERNELS[name].module.refusal(length, length, cfg.head_size, cfg.dtype, mask, **options)
 
 
 def _remember(memory: Memory, key: Array, value: Array) -> Memory:

@@ -11,8 +11,7 @@ from jax.sharding import Mesh
 
 from jaxformer.config import Config, ConfigError
 from jaxformer.functional.attention import ANY, choose
-from jaxformer.functional.block import kernel_refusal
-from jaxformer.modules import check_mesh, make_model
+from jaxformer.modules import check_mesh, kernel_refusal, make_model
 from jaxformer.plan.topology import Topology
 from jaxformer.sharding import batch_sharding, check_context, make_mesh
 from jaxformer.training.optim import make_optimizer

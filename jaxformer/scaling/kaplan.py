@@ -74,7 +74,11 @@ def natural(theta: Floats, n: Floats, d: Floats) -> dict[str, Floats]:
 
 
 def fit(table: Table, settings: Settings) -> dict[str, Any]:
-    """The parameters with bootstrap intervals, and the root of the mean squared log-residual.
+    """The parameters and the compute-optimal exponents with bootstrap intervals, and the root of the mean squared
+    log-residual.
+
+    The best size for C ~ N D grows as C^a with a = 1 / (1 + alpha_N / alpha_D), the best amount of text as C^b with
+    b = 1 - a: where the loss is least, alpha_N / alpha_D times the term of N equals the term of D.
 
     Raises:
       ConfigError: too few rows or sizes.
@@ -92,6 +96,8 @@ def fit(table: Table, settings: Settings) -> dict[str, Any]:
             name: bootstrap.quantity(float(value[0]), values[name], levels=levels, max_ratio=_MAX_RATIO[name])
             for name, value in natural(theta[None], table.n, table.d).items()
         },
+        "a": bootstrap.quantity(1 / (1 + theta[1]), 1 / (1 + thetas[:, 1]), levels=levels, max_width=0.5),
+        "b": bootstrap.quantity(1 - 1 / (1 + theta[1]), 1 - 1 / (1 + thetas[:, 1]), levels=levels, max_width=0.5),
         "rms": float(np.sqrt(np.mean(residuals**2))),
     }
 

@@ -236,11 +236,12 @@ def _fit_tables(name: str, fit: Mapping[str, Any]) -> list[str]:
             ("3, the law", fit["optimal"]),
             ("2, iso-FLOP parabolas", fit["isoflop"]),
             ("1, envelope", fit["envelope"]),
+            ("Kaplan's law, C ~ ND", fit["kaplan"]),
         ]
         done = [
             {"approach": way, "a (N ~ C^a)": part["a"], "b (D ~ C^b)": part["b"]} for way, part in ways if "a" in part
         ]
-        out.append(table(done, "exponents, by Chinchilla's three approaches"))
+        out.append(table(done, "exponents, by Chinchilla's three approaches and by Kaplan's law"))
         out += [f"<p>Approach {way}: {html.escape(part['skipped'])}.</p>" for way, part in ways if "skipped" in part]
     if "rows" in fit.get("holdout", {}):
         keys = ("N", "D", "C", "measured", "predicted")

@@ -74,10 +74,12 @@ def summary(fits: Mapping[str, Mapping[str, Any]]) -> list[str]:
     law, best = first["parametric"], first["optimal"]
     exponents = ", ".join(f"{key} {report.interval(law[key])}" for key in ("alpha", "beta", "E"))
     at = best["budgets"][0]
-    parabolas = first["isoflop"]
-    exponent, best_n = "", ""
+    parabolas, joint = first["isoflop"], first["kaplan"]
+    others, best_n = [], ""
+    if "skipped" not in joint:
+        others.append(f"{report.interval(joint['a'], '{:.3f}'.format)} by Kaplan's law")
     if "skipped" not in parabolas:
-        exponent = f" by the law, {report.interval(parabolas['a'], '{:.3f}'.format)} by parabolas"
+        others.append(f"{report.interval(parabolas['a'], '{:.3f}'.format)} by parabolas")
         top = parabolas["budgets"][-1]
         if math.isclose(top["C"], at["C"], rel_tol=0.05):
             low, high = (plotting.count(n) for n in top["N_ci95"])
@@ -92,13 +94,13 @@ def summary(fits: Mapping[str, Mapping[str, Any]]) -> list[str]:
             f"{100 * held['max_abs_error']:.2f} % at most"
         )
         if "skipped" not in held["kaplan"]:
-            joint = held["kaplan"]
             prediction += (
-                f"; by Kaplan's law {100 * joint['mean_abs_error']:.2f} % on average, "
-                f"{100 * joint['max_abs_error']:.2f} % at most"
+                f"; by Kaplan's law {100 * held['kaplan']['mean_abs_error']:.2f} % on average, "
+                f"{100 * held['kaplan']['max_abs_error']:.2f} % at most"
             )
     return [
-        f"law ({name}): {exponents}; N ~ C^a, a {report.interval(best['a'], '{:.3f}'.format)}{exponent}",
+        f"law ({name}): {exponents}; N ~ C^a, a {report.interval(best['a'], '{:.3f}'.format)}"
+        + "".join([" by the law", *(f", {other}" for other in others)] if others else []),
         f"best at {at['C']:.3g} FLOP: N {report.interval(at['N'], plotting.count)}, "
         f"D {report.interval(at['D'], plotting.count)} tokens, loss {report.interval(at['loss'])}{best_n}",
         prediction,

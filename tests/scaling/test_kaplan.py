@@ -32,6 +32,12 @@ def test_the_planted_law_is_found():
     for name, value in TRUTH.items():
         assert found[name]["value"] == pytest.approx(value, rel=0.01 if name.startswith("alpha") else 0.1)
     assert found["rms"] < 1e-4
+    # The best size of each budget, by trying: it grows as C^a.
+    budgets, sizes = np.geomspace(1e14, 1e16, 3), np.geomspace(1e4, 1e12, 100_001)
+    best = [sizes[np.argmin(loss_of(sizes, budget / sizes))] for budget in budgets]
+    slope = np.log(best[2] / best[0]) / np.log(budgets[2] / budgets[0])
+    assert found["a"]["value"] == pytest.approx(slope, rel=0.005)
+    assert found["a"]["value"] + found["b"]["value"] == pytest.approx(1)
 
 
 def test_no_general_minimiser_finds_a_lower_objective():

@@ -99,7 +99,7 @@ def test_the_summary_is_three_lines(fits):
     top = {"C": first["optimal"]["budgets"][0]["C"], "N": 5e6, "N_ci95": [4e6, 6e6]}
     found = {"budgets": [top], "a": {"value": 0.5, "ci95": [0.4, 0.6]}}
     lines = results.summary({"all": {**first, "isoflop": found}})
-    assert lines[0].endswith(" by the law, 0.500 [0.400, 0.600] by parabolas")
+    assert lines[0].endswith(" by Kaplan's law, 0.500 [0.400, 0.600] by parabolas")
     assert lines[1].endswith("; by a parabola N 5M [4M, 6M]")
 
 
