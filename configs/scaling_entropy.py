@@ -24,7 +24,7 @@ def get_config(language="markov"):
             "family": "bert" if language == "masked" else "gpt",
             "context_length": 72 if language == "hierarchy" else 68,  # 72: eight whole strings, separators included
             "norm": "rms_norm",
-            "positions": "t5" if language == "masked" else "rotary",
+            "positions": "rotary",
             "initializer": "scaled",
         },
         "data": {**SOURCES[language], "language_tokens": 10_000_000, "validation_fraction": 0.08},
