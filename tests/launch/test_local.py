@@ -161,8 +161,10 @@ def test_a_lost_process_and_a_frozen_one_change_nothing(folder, two):
     job.pids(2)
     first = list_steps(job.workdir / "checkpoints")[-1]
     assert "process 1 ended with code 137" in job.said()
-    survivor = re.search(r"process 0 ended with code (\d+) (\d+) s after the first", job.said())
-    assert survivor and survivor[1] != "0" and int(survivor[2]) <= HEARTBEAT + 2 and "killing" not in job.said()
+    # Whichever of the two the script saw first: they may end within one of its looks.
+    codes = dict(re.findall(r"process (\d) ended with code (\d+)", job.said()))
+    waits = [int(seconds) for seconds in re.findall(r"(\d+) s after the first", job.said())]
+    assert codes["0"] != "0" and waits and max(waits) <= HEARTBEAT + 2 and "killing" not in job.said()
     job.wait_for_checkpoint(above=first)
     since, frozen = time.monotonic(), job.pids(2)[1]
     os.kill(frozen, signal.SIGSTOP)
