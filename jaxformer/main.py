@@ -22,7 +22,7 @@ from jaxformer.data import excerpt, languages
 from jaxformer.data.batches import Batches, eval_batches
 from jaxformer.data.corpus import Corpus, Split, open_corpus
 from jaxformer.data.tokenizers import Tokenizer
-from jaxformer.modules import check_here, check_mesh, make_model, usable_here
+from jaxformer.modules import make_model
 from jaxformer.process import ProgramError, keep_compiled_programs
 from jaxformer.scaling.flops import count_parameters, six_n, training_flops
 from jaxformer.sharding import check_batch, check_context, host_rows, make_mesh, param_shardings, replicated
@@ -32,6 +32,7 @@ from jaxformer.training.checkpoint import restore_params
 from jaxformer.training.report import describe
 from jaxformer.training.step import compile_eval, place_batch
 from jaxformer.types import Batch, Model, Params
+from jaxformer.usable import check_here, check_mesh, usable_here
 
 C = TypeVar("C", bound=Config)
 

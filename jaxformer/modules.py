@@ -11,20 +11,19 @@ else. So ``module.apply({"params": p}, x)`` equals ``apply(p, x)`` bit for bit.
 (2, 16, 64)
 """
 
-from dataclasses import replace
 from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jax.sharding import Mesh
 
 from jaxformer import masks
 from jaxformer.config import ConfigError, LossConfig, ModelConfig
 from jaxformer.functional import block as blocks
-from jaxformer.functional.attention import ANY, KERNELS, missing
+from jaxformer.functional.attention import ANY, KERNELS
 from jaxformer.models import bert, gpt
 from jaxformer.specs import init_params, stack_specs
 from jaxformer.types import Array, Batch, Model, Params, Sums
+from jaxformer.usable import kernel_refusal
 
 
 def _own(module: nn.Module, specs: dict[str, Any]) -> Params:
@@ -140,54 +139,6 @@ class MLP(nn.Module):
 
 def _dropout_rng(module: nn.Module) -> Array | None:
     return module.make_rng("dropout") if module.has_rng("dropout") else None
-
-
-def check_here(config: ModelConfig) -> None:
-    """Refuses an attention kernel of a platform that this process does not run on.
-
-    Raises:
-      ConfigError: there is no such device.
-
-    >>> check_here(ModelConfig(attention="cudnn"))
-    Traceback (most recent call last):
-    ...
-    jaxformer.config.ConfigError: config.model.attention: cudnn needs an NVIDIA GPU of compute capability 8 or more, \
-which is not here; accepted here: auto, xla, chunked
-    """
-    what = missing(config.attention)
-    if what is not None:
-        name = config.attention
-        raise ConfigError(f"config.model.attention: {name} needs {what}, which is not here; accepted here: {ANY}")
-
-
-def usable_here(config: ModelConfig) -> ModelConfig:
-    """The same model, with "auto" for an attention kernel that is not here: what it computes is the same.
-
-    >>> usable_here(ModelConfig(attention="cudnn")).attention
-    'auto'
-    """
-    return config if missing(config.attention) is None else replace(config, attention="auto")
-
-
-def check_mesh(config: ModelConfig, mesh: Mesh) -> None:
-    """Refuses a platform's attention kernel where rows are cut into parts, which none of them knows.
-
-    Raises:
-      ConfigError: that is asked for.
-    """
-    if config.attention in KERNELS and mesh.shape["context"] > 1:
-        raise ConfigError(
-            f"config.model.attention: {config.attention} cannot do rows cut by config.mesh.context "
-            f"{mesh.shape['context']}; accepted there: {ANY}"
-        )
-
-
-def kernel_refusal(name: str, cfg: ModelConfig) -> str | None:
-    """Why a platform's attention kernel, "splash" or "cudnn", cannot train this model exactly; None: it can."""
-    bias, soft_cap = cfg.positions in ("alibi", "t5"), cfg.attention_soft_cap is not None
-    options = {"bias": bias, "dropout": cfg.attention_dropout > 0, "soft_cap": soft_cap}
-    length, mask = cfg.context_length, masks.Mask(causal=cfg.causal)
-    return KERNELS[name].module.refusal(length, length, cfg.head_size, cfg.dtype, mask, **options)
 
 
 def make_model(config: ModelConfig, loss_config: LossConfig) -> Model:

@@ -22,7 +22,7 @@ from jaxformer.data import languages
 from jaxformer.data.batches import Batches, eval_batches
 from jaxformer.data.corpus import Corpus, open_corpus
 from jaxformer.main import bytes_per_token, fit_vocabulary
-from jaxformer.modules import check_here, make_model
+from jaxformer.modules import make_model
 from jaxformer.process import keep_compiled_programs
 from jaxformer.scaling import ladder
 from jaxformer.scaling.flops import count_parameters, training_flops
@@ -30,6 +30,7 @@ from jaxformer.scaling.ladder import LadderConfig, StudyConfig
 from jaxformer.training import sweep, sweep_files
 from jaxformer.training.progress import duration
 from jaxformer.training.sweep_plan import Member, gflop_per_step, shapes, trunks
+from jaxformer.usable import check_here
 
 RECORDS = "records.jsonl"
 # May change between two starts of one study: all of the ladder that the name of a run tells. What a width stands for

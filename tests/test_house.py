@@ -20,7 +20,7 @@ FLOORS = {
     "types": 0, "specs": 0, "masks": 0, "records": 0, "layout": 0, "parts": 0,
     "config": 1, "kernels": 1,
     "functional": 2, "command_line": 2, "manifest": 2, "distributed": 2, "agreement": 2,
-    "models": 3, "data": 3, "sharding": 3,
+    "models": 3, "data": 3, "sharding": 3, "usable": 3,
     "modules": 4, "decoding": 4, "scaling": 4,
     "training": 5,
     "plan": 6, "process": 6, "main": 6, "study": 6,

@@ -1,8 +1,7 @@
 """Attention by static blocks of queries, with its backward pass written down; what `xla` is without its options.
 
-Heads come first, once: products of single heads then read what they need in one piece. Kept for the backward pass are
-the weights, in the dtype of the values, and the output. From these the gradient of the scores is
-weights * (d_weights - sum(d_out * out)), with no sum over keys (Dao et al. 2022, appendix B.2).
+Heads come first, once: products of single heads then read what they need in one piece. Of the scores only the weights
+are kept for the backward pass, in the dtype of the values.
 """
 
 import functools
@@ -13,19 +12,25 @@ import jax.numpy as jnp
 from jaxformer.kernels.matmul import rounded_einsum
 from jaxformer.types import Array
 
-Span = tuple[slice, slice]
+Span = tuple[int, int]
 
 
 def attend(
-    query: Array, key: Array, value: Array, spans: tuple[Span, ...], allowed: list, biases: list, scale: float
+    query: Array,
+    key: Array,
+    value: Array,
+    spans: tuple[tuple[Span, Span], ...],
+    allowed: list[Array],
+    biases: list[Array | None],
+    scale: float,
 ) -> Array:
     """Softmax attention.
 
     Args:
       query: [B, T, H, K].
       key, value: [B, S, G, K] and [B, S, G, K'], H a multiple of G.
-      spans: for each block the queries, which together are all of T in order, and the keys they may see.
-      allowed: for each block None (all), or bool that broadcasts to [B, H, t, s].
+      spans: for each block (first, end) of its queries, all of T in order, and of the keys they read.
+      allowed: for each block bool that broadcasts to [B, H, t, s].
       biases: for each block None, or what is added to the scores, that broadcasts to [B, H, t, s].
       scale: of the scores.
 
@@ -36,17 +41,11 @@ def attend(
     groups = key.shape[2]
     scaled = (query * jnp.asarray(scale, query.dtype)).reshape(batch, queries, groups, heads // groups, width)
     split = functools.partial(_split_heads, groups=groups, per_group=heads // groups)
-    marks = tuple((slice_of(rows), slice_of(columns)) for rows, columns in spans)
     out = _attend(
-        marks, scaled.transpose(0, 2, 3, 1, 4), key.swapaxes(1, 2), value.swapaxes(1, 2),
+        spans, scaled.transpose(0, 2, 3, 1, 4), key.swapaxes(1, 2), value.swapaxes(1, 2),
         tuple(map(split, biases)), tuple(map(split, allowed)),
     )  # fmt: skip
     return out.transpose(0, 3, 1, 2, 4).reshape(batch, queries, heads, -1)
-
-
-def slice_of(span: slice) -> tuple[int, int]:
-    """(start, stop): slices cannot be hashed."""
-    return span.start, span.stop
 
 
 def _split_heads(x: Array | None, groups: int, per_group: int) -> Array | None:
@@ -59,39 +58,35 @@ def _split_heads(x: Array | None, groups: int, per_group: int) -> Array | None:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(marks, query, key, value, biases, allowed) -> Array:
+def _attend(spans, query, key, value, biases, allowed) -> Array:
     """query: [B, G, R, T, K]; key, value: [B, G, S, K]. Returns [B, G, R, T, K']."""
-    return _forward(marks, query, key, value, biases, allowed)[0]
+    return _forward(spans, query, key, value, biases, allowed)[0]
 
 
-def _forward(marks, query, key, value, biases, allowed):
+def _forward(spans, query, key, value, biases, allowed):
     wide = jnp.promote_types(query.dtype, jnp.float32)
     outs, kept = [], []
-    for ((first, last), (start, stop)), bias, seen in zip(marks, biases, allowed, strict=True):
+    for ((first, last), (start, stop)), bias, seen in zip(spans, biases, allowed, strict=True):
         scores = rounded_einsum("BGRTK,BGSK->BGRTS", query[:, :, :, first:last], key[:, :, start:stop], wide)
         if bias is not None:
             scores = scores + bias.astype(wide)
-        if seen is not None:
-            scores = jnp.where(seen, scores, -jnp.inf)
-        weights = softmax(scores).astype(value.dtype)
+        weights = softmax(jnp.where(seen, scores, -jnp.inf)).astype(value.dtype)
         outs.append(rounded_einsum("BGRTS,BGSK->BGRTK", weights, value[:, :, start:stop], value.dtype))
         kept.append(weights)
-    out = jnp.concatenate(outs, axis=3)
-    return out, (query, key, value, biases, kept)
+    return jnp.concatenate(outs, axis=3), (query, key, value, biases, kept)
 
 
-def _backward(marks, saved, g_out):
+def _backward(spans, saved, g_out):
     query, key, value, biases, kept = saved
     wide = jnp.promote_types(query.dtype, jnp.float32)
     d_query, d_biases = [], []
     # Width before keys: a product of the queries with the scores' gradient comes out so, without a pass to turn it.
     d_key, d_value = (jnp.zeros((*x.shape[:2], x.shape[3], x.shape[2]), wide) for x in (key, value))
-    for ((first, last), (start, stop)), bias, weights in zip(marks, biases, kept, strict=True):
+    for ((first, last), (start, stop)), bias, weights in zip(spans, biases, kept, strict=True):
         g, q = g_out[:, :, :, first:last], query[:, :, :, first:last]
         k, v = key[:, :, start:stop], value[:, :, start:stop]
         d_weights = rounded_einsum("BGRTK,BGSK->BGRTS", g, v, wide)
-        part = weights.astype(wide) * d_weights
-        d_scores = part - weights.astype(wide) * jnp.sum(part, axis=-1, keepdims=True)
+        d_scores = _through_softmax(weights.astype(wide), d_weights)
         d_biases.append(None if bias is None else _summed(d_scores, bias))
         d_scores = d_scores.astype(query.dtype)
         d_query.append(rounded_einsum("BGRTS,BGSK->BGRTK", d_scores, k, query.dtype))
@@ -126,5 +121,10 @@ def softmax(scores: Array) -> Array:
 @softmax.defjvp
 def _softmax_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     weights = softmax(*primals)
-    part = weights * tangents[0]
-    return weights, part - weights * jnp.sum(part, axis=-1, keepdims=True)
+    return weights, _through_softmax(weights, tangents[0])
+
+
+def _through_softmax(weights: Array, change: Array) -> Array:
+    """The derivative's (symmetric) matrix times `change`."""
+    part = weights * change
+    return part - weights * jnp.sum(part, axis=-1, keepdims=True)

@@ -43,17 +43,18 @@ def attend(
     spans = []
     for start in range(0, queries, QUERY_BLOCK):
         stop = min(start + QUERY_BLOCK, queries)
-        spans.append((slice(start, stop), slice(0 if mask.window is None else max(0, start - mask.window + 1), stop)))
+        spans.append(((start, stop), (0 if mask.window is None else max(0, start - mask.window + 1), stop)))
+    parts = [(slice(*rows), slice(*columns)) for rows, columns in spans]
     if soft_cap is None and (rng is None or dropout_rate == 0.0):
         allowed, biases = [], []
-        for rows, columns in spans:
+        for rows, columns in parts:
             sizes = rows.stop - rows.start, columns.stop - columns.start
             allowed.append(expand(crop(mask, queries, keys, rows, columns), *sizes))
             cropped = _crop_bias(bias, rows, columns)
             biases.append(cropped(*map(jnp.arange, sizes)) if callable(cropped) else cropped)
         return blocked.attend(query, key, value, tuple(spans), allowed, biases, scale)
     outs = []
-    for number, (rows, columns) in enumerate(spans):
+    for number, (rows, columns) in enumerate(parts):
         outs.append(
             _attend_block(
                 query[:, rows],

@@ -11,13 +11,14 @@ from jax.sharding import Mesh
 
 from jaxformer.config import Config, ConfigError
 from jaxformer.functional.attention import ANY, choose
-from jaxformer.modules import check_mesh, kernel_refusal, make_model
+from jaxformer.modules import make_model
 from jaxformer.plan.topology import Topology
 from jaxformer.sharding import batch_sharding, check_context, make_mesh
 from jaxformer.training.optim import make_optimizer
 from jaxformer.training.state import TrainState
 from jaxformer.training.step import compile_steps
 from jaxformer.types import Batch, Model
+from jaxformer.usable import check_mesh, kernel_refusal
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,7 @@ def fit(table: Table, settings: Settings) -> dict[str, Any]:
     thetas = replicate(theta, table.n, table.d, table.loss, drawn, delta=settings.delta)
     values = natural(thetas, table.n, table.d)
     levels = bootstrap.tails(len(table), 4, table.clusters)
+    a = 1 / (1 + np.append(theta[1], thetas[:, 1]))
     residuals = np.log(table.loss / predict(theta[None], (table.n, table.d), table.n, table.d)[0])
     return {
         "law": LAW,
@@ -96,8 +97,8 @@ def fit(table: Table, settings: Settings) -> dict[str, Any]:
             name: bootstrap.quantity(float(value[0]), values[name], levels=levels, max_ratio=_MAX_RATIO[name])
             for name, value in natural(theta[None], table.n, table.d).items()
         },
-        "a": bootstrap.quantity(1 / (1 + theta[1]), 1 / (1 + thetas[:, 1]), levels=levels, max_width=0.5),
-        "b": bootstrap.quantity(1 - 1 / (1 + theta[1]), 1 - 1 / (1 + thetas[:, 1]), levels=levels, max_width=0.5),
+        "a": bootstrap.quantity(a[0], a[1:], levels=levels, max_width=0.5),
+        "b": bootstrap.quantity(1 - a[0], 1 - a[1:], levels=levels, max_width=0.5),
         "rms": float(np.sqrt(np.mean(residuals**2))),
     }
 

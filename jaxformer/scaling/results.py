@@ -74,12 +74,11 @@ def summary(fits: Mapping[str, Mapping[str, Any]]) -> list[str]:
     law, best = first["parametric"], first["optimal"]
     exponents = ", ".join(f"{key} {report.interval(law[key])}" for key in ("alpha", "beta", "E"))
     at = best["budgets"][0]
-    parabolas, joint = first["isoflop"], first["kaplan"]
-    others, best_n = [], ""
-    if "skipped" not in joint:
-        others.append(f"{report.interval(joint['a'], '{:.3f}'.format)} by Kaplan's law")
+    parabolas = first["isoflop"]
+    ways = (("the law", best), ("Kaplan's law", first["kaplan"]), ("parabolas", parabolas))
+    growth = ", ".join(f"{report.interval(part['a'], '{:.3f}'.format)} by {way}" for way, part in ways if "a" in part)
+    best_n = ""
     if "skipped" not in parabolas:
-        others.append(f"{report.interval(parabolas['a'], '{:.3f}'.format)} by parabolas")
         top = parabolas["budgets"][-1]
         if math.isclose(top["C"], at["C"], rel_tol=0.05):
             low, high = (plotting.count(n) for n in top["N_ci95"])
@@ -99,8 +98,7 @@ def summary(fits: Mapping[str, Mapping[str, Any]]) -> list[str]:
                 f"{100 * held['kaplan']['max_abs_error']:.2f} % at most"
             )
     return [
-        f"law ({name}): {exponents}; N ~ C^a, a {report.interval(best['a'], '{:.3f}'.format)}"
-        + "".join([" by the law", *(f", {other}" for other in others)] if others else []),
+        f"law ({name}): {exponents}; N ~ C^a, a {growth}",
         f"best at {at['C']:.3g} FLOP: N {report.interval(at['N'], plotting.count)}, "
         f"D {report.interval(at['D'], plotting.count)} tokens, loss {report.interval(at['loss'])}{best_n}",
         prediction,

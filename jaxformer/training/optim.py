@@ -179,8 +179,8 @@ def scale_by_adam(beta1: float, beta2: float, epsilon: float) -> optax.GradientT
 
     def moments(grads, mu, nu, scale):
         grads = _scaled(grads, scale)
-        mu = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, mu, grads)
-        return mu, jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * (g * g), nu, grads)
+        mu = optax.tree.update_moment(grads, mu, beta1, 1)
+        return mu, optax.tree.update_moment_per_elem_norm(grads, nu, beta2, 2)
 
     def chosen(finite, grads, mu, nu, scale):
         return jax.tree.map(lambda a, b: jnp.where(finite, a, b), moments(grads, mu, nu, scale), (mu, nu))
@@ -193,13 +193,10 @@ def scale_by_adam(beta1: float, beta2: float, epsilon: float) -> optax.GradientT
         operands = (jnp.asarray(finite), grads, state.mu, state.nu, jnp.asarray(scale))
         mu, nu = jax.lax.platform_dependent(*operands, cpu=in_place, default=chosen)
         count = jnp.where(finite, optax.safe_increment(state.count), state.count)
-        # Before the first update that was finite nothing is divided by, not even 0.
-        left1, left2 = (1 - jnp.asarray(beta, jnp.float32) ** jnp.maximum(count, 1) for beta in (beta1, beta2))
-
-        def step(m, v):
-            return (m / left1.astype(m.dtype)) / (jnp.sqrt(v / left2.astype(v.dtype)) + epsilon)
-
-        return jax.tree.map(step, mu, nu), state._replace(count=count, mu=mu, nu=nu)
+        made = jnp.maximum(count, 1)  # before the first update that was finite: nothing is divided by 0
+        first, second = optax.tree.bias_correction(mu, beta1, made), optax.tree.bias_correction(nu, beta2, made)
+        updates = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + epsilon), first, second)
+        return updates, state._replace(count=count, mu=mu, nu=nu)
 
     return optax.GradientTransformationExtraArgs(adam.init, update)
 
