@@ -170,6 +170,7 @@ class DataConfig:
     language_depth: int = 4  # hierarchy: levels of rules
     language_branching: int = 2  # hierarchy: symbols that one is replaced by; branching ** depth make a document
     language_synonyms: int = 4  # hierarchy: rules of a symbol
+    language_rule_zipf: float = 0.0  # hierarchy: their chances fall as rank ** -this; 0.0: all alike
     language_tokens: int = 2_000_000  # to train on; validation_fraction of that many more are held out
     language_seed: int = 0  # of the language and its text
     tokenizer: Literal["bytes", "chars", "bpe"] = "bpe"
@@ -222,6 +223,7 @@ class DataConfig:
             # More rules than right-hand sides would make strings ambiguous, and their entropy unknown.
             most = min(symbols ** (branching - 1), 2**22 // symbols)
             _between("data.language_synonyms", self.language_synonyms, 1, most)
+            _between("data.language_rule_zipf", self.language_rule_zipf, 0.0, 4.0)
             if branching**self.language_depth > 2**16:
                 raise ConfigError(
                     f"config.data.language_depth: {self.language_depth}; a document has {branching}**"

@@ -172,6 +172,7 @@ WRONG = [
             ("hierarchy", "language_synonyms", 0, "1 to 32"),
             ("hierarchy", "language_synonyms", 33, "1 to 32"),
             ("hierarchy", "language_tokens", 0, "1 to 100000000"),
+            ("hierarchy", "language_rule_zipf", 4.5, "0.0 to 4.0"),
             ("markov", "language_seed", -1, "0 to 2147483647"),
         )
     ),

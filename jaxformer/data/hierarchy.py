@@ -3,6 +3,9 @@
 >>> grammar = hierarchy(symbols=4, depth=2, branching=2, synonyms=2, seed=0)
 >>> grammar.sample(5, "train").shape, round(grammar.document_nats / math.log(2), 6)
 ((5, 4), 5.0)
+>>> skewed = hierarchy(symbols=4, depth=2, branching=2, synonyms=2, seed=0, zipf=1.0)  # chances 2/3 and 1/3
+>>> round(skewed.document_nats / math.log(2), 6)
+4.754888
 """
 
 import functools
@@ -10,38 +13,44 @@ import math
 
 import numpy as np
 
-from jaxformer.data.shuffle import below, bits_of, keys, permuted
+from jaxformer.data.shuffle import below, bits_of, fractions, keys, permuted
 
 _STREAMS = {"train": 20, "validation": 21, "rules": 22}  # of `shuffle.bits_of`
 
 
 @functools.lru_cache(maxsize=2)
-def hierarchy(symbols: int, depth: int, branching: int, synonyms: int, seed: int) -> "Hierarchy":
+def hierarchy(symbols: int, depth: int, branching: int, synonyms: int, seed: int, zipf: float = 0.0) -> "Hierarchy":
     """The hierarchical language of some parameters, kept for the next call."""
-    return Hierarchy(symbols, depth, branching, synonyms, seed)
+    return Hierarchy(symbols, depth, branching, synonyms, seed, zipf)
 
 
 class Hierarchy:
     """The random hierarchy model: a root symbol, each symbol of a level replaced by one of m strings of s symbols.
 
-    All V * m right-hand sides of a level are different (needs m <= V**(s - 1)), so a string has one derivation, all
-    V * m**nodes strings are equally likely, and the entropy of a string is log V + nodes * log m exactly.
+    All V * m right-hand sides of a level are different (needs m <= V**(s - 1)), so a string has one derivation, and its
+    entropy is log V + nodes * H exactly, H the entropy of which of its m rules a symbol is replaced by: log m where
+    they are equally likely. With chances that fall as rank**-zipf rare rules are learned long after frequent ones.
 
-    Source: Cagnetta et al. 2024, "How Deep Neural Networks Learn Compositional Data: The Random Hierarchy Model".
+    Source: Cagnetta et al. 2024, "How Deep Neural Networks Learn Compositional Data: The Random Hierarchy Model";
+    Cagnetta et al. 2025, "Learning curves theory for hierarchically compositional data with power-law distributed
+    features".
 
     Attributes:
       symbols: V, of every level.
       tokens: of a string, s**L.
       rules: [V, m, s] of each level from the root down.
-      document_nats: entropy of a string, and the code length of every one.
+      chances: [m] of a symbol's rules, the same for every symbol and level.
+      document_nats: entropy of a string.
     """
 
-    def __init__(self, symbols: int, depth: int, branching: int, synonyms: int, seed: int):
+    def __init__(self, symbols: int, depth: int, branching: int, synonyms: int, seed: int, zipf: float = 0.0):
         """Draws the rules: the first V * m of a shuffle of all V**s strings, for each level."""
         self.symbols, self._seed = symbols, seed
         self.tokens = branching**depth
         nodes = sum(branching**level for level in range(depth))
-        self.document_nats = math.log(symbols) + nodes * math.log(synonyms)
+        weights = np.arange(1, synonyms + 1) ** -zipf
+        self.chances = weights / weights.sum()
+        self.document_nats = math.log(symbols) - nodes * float(np.sum(self.chances * np.log(self.chances)))
         count, digits = symbols * synonyms, symbols ** np.arange(branching - 1, -1, -1)
         self.rules = []
         for level in range(depth):
@@ -54,16 +63,17 @@ class Hierarchy:
         nodes = (self.tokens - 1) // (self.rules[0].shape[2] - 1)
         bits = bits_of(self._seed, _STREAMS[stream], number, documents * (1 + nodes)).reshape(documents, -1)
         strings, used = below(self.symbols, bits[:, :1]), 1
+        bounds = np.cumsum(self.chances)[:-1]  # without the last, 1: rounded it could be less
         for rules in self.rules:
             width = strings.shape[1]
-            chosen = below(rules.shape[1], bits[:, used : used + width])
+            chosen = np.searchsorted(bounds, fractions(bits[:, used : used + width]), side="right")
             strings, used = rules[strings, chosen].reshape(documents, -1), used + width
         return strings
 
     def next_token_nats(self, strings: np.ndarray) -> np.ndarray:
         """[D, tokens] nats the best model loses on each token of whole strings [D, tokens], from those before it.
 
-        Each row adds up to `document_nats`. Exact sums over all continuations by messages up the tree.
+        The mean of a row's sum is `document_nats`. Exact sums over all continuations by messages up the tree.
         """
         known = np.stack([self._log_chance(strings, length) for length in range(self.tokens + 1)], axis=1)
         return -np.diff(known, axis=1)
@@ -78,7 +88,7 @@ class Hierarchy:
             product = np.ones((*parts.shape[:2], *rules.shape[:2]))
             for child in range(rules.shape[2]):
                 product = product * parts[:, :, child][..., rules[..., child]]
-            message = product.mean(axis=-1)
+            message = product @ self.chances
             largest = message.max(axis=-1, keepdims=True)
             message, scale = message / largest, scale + np.log(largest).sum(axis=(1, 2))
         return scale + np.log(message.mean(axis=(1, 2)))

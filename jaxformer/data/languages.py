@@ -125,5 +125,10 @@ def _markov(data: DataConfig) -> Markov:
 
 def _hierarchy(data: DataConfig) -> Hierarchy:
     return hierarchy(
-        data.language_symbols, data.language_depth, data.language_branching, data.language_synonyms, data.language_seed
+        data.language_symbols,
+        data.language_depth,
+        data.language_branching,
+        data.language_synonyms,
+        data.language_seed,
+        data.language_rule_zipf,
     )

@@ -1,6 +1,7 @@
 """Generated languages: every stated entropy against enumeration, samples against the law, bad parameters."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -179,12 +180,21 @@ def tiny(tmp_path, **settings):
     return DataConfig(**small | {"language_depth": 2, "language_synonyms": 2} | settings)
 
 
-GRAMMARS = [(2, 1, 2, 2), (3, 2, 2, 2), (2, 2, 3, 2), (4, 2, 2, 1), (2, 2, 2, 2)]
+GRAMMARS = [
+    (2, 1, 2, 2, 0.0),
+    (3, 2, 2, 2, 0.0),
+    (2, 2, 3, 2, 0.0),
+    (4, 2, 2, 1, 0.0),
+    (2, 2, 2, 2, 0.0),
+    (3, 2, 2, 3, 1.0),
+    (2, 2, 3, 2, 2.5),
+]
 
 
-@pytest.mark.parametrize(("symbols", "depth", "branching", "synonyms"), GRAMMARS)
-def test_every_string_of_a_grammar(symbols, depth, branching, synonyms):
-    grammar = Hierarchy(symbols, depth, branching, synonyms, seed=2)
+@pytest.mark.parametrize(("symbols", "depth", "branching", "synonyms", "zipf"), GRAMMARS)
+def test_every_string_of_a_grammar(symbols, depth, branching, synonyms, zipf):
+    grammar = Hierarchy(symbols, depth, branching, synonyms, 2, zipf)
+    ranks = sum((k + 1) ** -zipf for k in range(synonyms))
     chance = {(root,): 1 / symbols for root in range(symbols)}
     for rules in grammar.rules:
         assert len({tuple(side) for side in rules.reshape(-1, branching).tolist()}) == symbols * synonyms
@@ -192,7 +202,8 @@ def test_every_string_of_a_grammar(symbols, depth, branching, synonyms):
         for string, p in chance.items():
             for choice in itertools.product(range(synonyms), repeat=len(string)):
                 longer = tuple(int(x) for a, c in zip(string, choice, strict=True) for x in rules[a, c])
-                grown[longer] = grown.get(longer, 0) + p / synonyms ** len(string)
+                odds = math.prod((k + 1) ** -zipf / ranks for k in choice)
+                grown[longer] = grown.get(longer, 0) + p * odds
         chance = grown
     assert entropy(list(chance.values())) == pytest.approx(grammar.document_nats, abs=1e-12)
     # What each token costs, against sums over the strings that go on in the same way.
@@ -203,15 +214,17 @@ def test_every_string_of_a_grammar(symbols, depth, branching, synonyms):
     np.testing.assert_allclose(
         nats[:, :4].cumsum(axis=1), -np.log(np.stack(begins, 1))[:, 1 : nats.shape[1] + 1], atol=1e-12
     )
-    np.testing.assert_allclose(nats.sum(axis=1), grammar.document_nats, atol=1e-12)
+    assert p @ nats.sum(axis=1) == pytest.approx(grammar.document_nats, abs=1e-12)
     assert {tuple(row) for row in grammar.sample(2000, "train").tolist()} <= set(chance)
 
 
-def test_sampled_strings_are_equally_likely():
-    grammar = Hierarchy(3, 2, 2, 2, seed=2)
-    counts = np.unique(grammar.sample(24_000, "train"), axis=0, return_counts=True)[1]
-    assert len(counts) == 3 * 2**3
-    assert ((counts - 1000) ** 2 / 1000).sum() < 60  # chi-squared, 23 degrees of freedom: 1 in 30 000
+@pytest.mark.parametrize("zipf", [0.0, 1.5])
+def test_strings_are_sampled_as_likely_as_they_are(zipf):
+    grammar = Hierarchy(3, 2, 2, 2, 2, zipf)
+    strings, counts = np.unique(grammar.sample(24_000, "train"), axis=0, return_counts=True)
+    expected = 24_000 * np.exp(-grammar.next_token_nats(strings).sum(axis=1))
+    assert len(counts) == 3 * 2**3 and expected.sum() == pytest.approx(24_000)
+    assert ((counts - expected) ** 2 / expected).sum() < 60  # chi-squared, 23 degrees of freedom: 1 in 30 000
 
 
 def test_long_documents_do_not_underflow():
