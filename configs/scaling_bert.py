@@ -27,7 +27,9 @@ def get_config():
     config.ladder.widths = (20, 40, 60, 80, 100, 140)
     config.ladder.budgets = (1e12, 2.5e12, 6.3e12, 1.6e13)
     config.ladder.min_steps = 2200
-    config.ladder.max_tokens_per_parameter = 500.0
+    config.ladder.max_tokens_per_parameter = 550.0
+    config.ladder.learning_rates = (0.5, 1.0)  # 2.0 is never best here
+    config.ladder.learning_rate_extensions = 0
     config.ladder.searched_sizes = 3
-    config.ladder.seeded_sizes = 2
+    config.ladder.seeded_sizes = 1
     return config
