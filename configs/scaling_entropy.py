@@ -45,10 +45,12 @@ def get_config(language="markov"):
         config.train.eval_rows = 8192
         config.model.positions = "t5"
     if language == "hierarchy":
-        # Four rules a symbol, of unequal chances: the rare ones are learned late, and losses fall without steps.
-        config.data.update(source="hierarchy", language_depth=2, language_synonyms=4, language_rule_zipf=1.0)
+        # Four rules a symbol, of unequal chances, and small batches: which pairs stand for one symbol is learned early.
+        config.data.update(source="hierarchy", language_symbols=64, language_depth=2, language_rule_zipf=1.0)
         config.model.context_length = 70  # fourteen whole strings, separators included
-        config.optimizer.learning_rate = 2e-2
+        config.optimizer.warmup_steps = 100
+        config.train.update(batch_rows=8, steps_per_dispatch=50)
+        config.ladder.widths = (16, 24, 32, 40, 56)
     if language == "masked":
         # Always [MASK]: to tell a random token from the right one asks for more than models of this size learn.
         config.data.update(language_symbols=16, language_order=1, objective="masked", mask_token_rate=1.0,
