@@ -56,6 +56,7 @@ def test_intervals_cover_the_truth_in_most_of_a_few_tables():
     assert min(hits.values()) >= 9, hits
 
 
+@pytest.mark.slow
 def test_an_error_that_all_losses_share_is_in_the_interval_of_the_floor_alone():
     """As of the held-out rows that all were measured on: 12 tables, each moved as a whole. Without being told of it the
     intervals of E are too narrow; those of the exponents do not change."""
@@ -74,6 +75,7 @@ def test_an_error_that_all_losses_share_is_in_the_interval_of_the_floor_alone():
     assert held[0.02] >= 10 and held[0.0] <= 7, held
 
 
+@pytest.mark.slow
 def test_an_interval_narrows_as_the_root_of_the_rows():
     rng = np.random.default_rng(0)
     widths = []

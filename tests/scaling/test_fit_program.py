@@ -89,6 +89,7 @@ def small(tmp_path):
     return write(tmp_path / "small.csv", ["params", "tokens", "nll"], n, d, noisy(rng, n, d))
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_file(small, tmp_path):
     common = [
         "--csv",
