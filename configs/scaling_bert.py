@@ -12,9 +12,9 @@ def get_config():
 
     For its first thousand steps or more a BERT knows only how frequent each token is, and its loss follows no power law
     yet (Chen et al. 2024, "Sudden drops in the loss"). Shorter runs are left out, budgets are larger, and what ends
-    that stage early is chosen: rotary positions, all of whose wavelengths fit the context (T5's biases stay there three
-    times as long), and 30 % of the tokens masked (Wettig et al. 2023, "Should you mask 15% in masked language
-    modeling?"), 80/10/10.
+    that stage early is chosen: rotary positions, whose longest wave is three contexts with this base instead of two
+    hundred (with T5's biases it lasts three times as long or more), and 30 % of the tokens masked (Wettig et al. 2023,
+    "Should you mask 15% in masked language modeling?"), 80/10/10.
     """
     config = scaling_gpt.get_config()
     config.model.family = "bert"
@@ -28,7 +28,7 @@ def get_config():
     config.ladder.budgets = (1e12, 2.5e12, 6.3e12, 1.6e13)
     config.ladder.min_steps = 2200
     config.ladder.max_tokens_per_parameter = 550.0
-    config.ladder.learning_rates = (0.5, 1.0)  # 2.0 is never best here
+    config.ladder.learning_rates = (0.5, 1.0)  # at widths 20 and 40 twice the start was never best
     config.ladder.learning_rate_extensions = 0
     config.ladder.searched_sizes = 3
     config.ladder.seeded_sizes = 1

@@ -215,6 +215,8 @@ def test_every_string_of_a_grammar(symbols, depth, branching, synonyms, zipf):
         nats[:, :4].cumsum(axis=1), -np.log(np.stack(begins, 1))[:, 1 : nats.shape[1] + 1], atol=1e-12
     )
     assert p @ nats.sum(axis=1) == pytest.approx(grammar.document_nats, abs=1e-12)
+    if zipf == 0:  # all strings are equally likely
+        np.testing.assert_allclose(nats.sum(axis=1), grammar.document_nats, atol=1e-12)
     assert {tuple(row) for row in grammar.sample(2000, "train").tolist()} <= set(chance)
 
 
