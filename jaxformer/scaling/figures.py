@@ -8,6 +8,8 @@ import numpy as np
 from jaxformer.scaling import plotting
 from jaxformer.scaling.table import Table
 
+_FLOORS = {"parametric": r"by $L = E + A/N^\alpha + B/D^\beta$", "kaplan_floor": "by Kaplan's law with a floor"}
+
 
 def draw(table: Table, result: Mapping[str, Any]) -> dict[str, Any]:
     """The figures that a result of `fit.fit_table` allows: name -> matplotlib Figure.
@@ -25,7 +27,7 @@ def draw(table: Table, result: Mapping[str, Any]) -> dict[str, Any]:
             out["residuals"] = residual_panels(table, result)
             if "skipped" not in result["holdout"]:
                 out["holdout"] = predicted_measured(result["holdout"])
-            out["profile"] = floor_profile(result["parametric"])
+            out["profile"] = floor_profile(result)
         elif len(table.known) == 1:
             name = table.known[0]
             out[f"power_law_{name}"] = power_law(table, name, result["power_laws"][f"L({name})"])
@@ -138,8 +140,11 @@ def predicted_measured(holdout: Mapping[str, Any]) -> Any:
     measured = np.array([row["measured"] for row in rows])
     predicted = np.array([row["predicted"] for row in rows])
     low, high = np.array([row["ci95"] for row in rows]).T
-    joint = holdout.get("kaplan", {}).get("rows", [])
-    others = np.array([row["predicted"] for row in joint])
+    joined = {
+        key: np.array([row["predicted"] for row in holdout[key]["rows"]])
+        for key in ("kaplan", "kaplan_floor") if "rows" in holdout.get(key, {})
+    }  # fmt: skip
+    others = np.concatenate([*joined.values(), []])
     ends = np.array([min([measured.min(), low.min(), *others]), max([measured.max(), high.max(), *others])])
     ends = ends + np.array([-0.05, 0.05]) * max(np.ptp(ends), 0.01 * ends[0])
     axes.fill_between(ends, 0.99 * ends, 1.01 * ends, color="0.9", linewidth=0, label="within 1%")
@@ -147,33 +152,37 @@ def predicted_measured(holdout: Mapping[str, Any]) -> Any:
     bars = [np.maximum(predicted - low, 0), np.maximum(high - predicted, 0)]
     axes.errorbar(measured, predicted, bars, fmt="o", color=plotting.shade(0.3), markersize=5, ecolor="0.3",
                   elinewidth=1, capsize=2, label="held-out run, 95% interval of the law")  # fmt: skip
-    if joint:
-        axes.plot(measured, others, "s", color="black", markerfacecolor="none", markersize=5, label="by Kaplan's law")
+    for (key, points), shape in zip(joined.items(), "s^", strict=False):
+        name = f"by Kaplan's law{' with a floor' * (key != 'kaplan')}"
+        axes.plot(measured, points, shape, color="black", markerfacecolor="none", markersize=6, label=name)
     axes.set(xlabel="measured loss (nats per token)", ylabel="predicted loss (nats per token)", xlim=ends, ylim=ends)
     off = f"off by {100 * holdout['mean_abs_error']:.2f}%"
-    if joint:
+    if "kaplan" in joined:
         off += f", by Kaplan's law {100 * holdout['kaplan']['mean_abs_error']:.2f}%"
     axes.set_title(f"Held out above {holdout['fitted_up_to']:.2g} FLOP: {off}")
     axes.legend(loc="upper left")
     return figure
 
 
-def floor_profile(parametric: Mapping[str, Any]) -> Any:
-    """Profile likelihood of E, with the cut of its 95 % interval."""
-    figure, axes = plotting.panel()
-    profile = parametric["profile"]
-    floors, statistic = np.array(profile["E"]), np.array(profile["statistic"])
-    axes.plot(floors, np.sqrt(statistic), "o-", color="black", markersize=3)
-    axes.axhline(np.sqrt(profile["cut"]), color="0.3", linestyle="--", linewidth=1, label="cut of the 95% interval")
-    low, high = profile["ci95"]
-    axes.axvspan(low, high, color="0.9", linewidth=0, label=f"{low:.3f} to {high:.3f}")
-    near = np.sqrt(statistic) < 5 * np.sqrt(profile["cut"])
-    axes.set(ylim=(0, 5 * np.sqrt(profile["cut"])), xlabel="irreducible loss E (nats per token)",
-             ylabel="root of the likelihood-ratio statistic", title="How well these data know E")  # fmt: skip
-    if near.sum() > 1:
-        margin = 0.15 * np.ptp(floors[near])
-        axes.set_xlim(max(floors[near].min() - margin, 0), floors[near].max() + margin)
-    axes.legend(loc="upper center")
+def floor_profile(result: Mapping[str, Any]) -> Any:
+    """Profile likelihood of E by each law that has one, with the cut of its 95 % interval."""
+    laws = [(name, result[key]) for key, name in _FLOORS.items() if "profile" in result[key]]
+    figure, panels = plotting.panel(len(laws))
+    for axes, (name, law) in zip(np.atleast_1d(panels), laws, strict=True):
+        profile = law["profile"]
+        floors, statistic, cut = np.array(profile["E"]), np.sqrt(profile["statistic"]), np.sqrt(profile["cut"])
+        axes.plot(floors, statistic, "o-", color="black", markersize=3)
+        axes.axhline(cut, color="0.3", linestyle="--", linewidth=1, label="cut of the 95% interval")
+        low, high = profile["ci95"]
+        axes.axvspan(low, high, color="0.9", linewidth=0, label=f"{low:.3f} to {high:.3f}")
+        axes.set(ylim=(0, 5 * cut), xlabel="irreducible loss E (nats per token)",
+                 ylabel="root of the likelihood-ratio statistic", title=name)  # fmt: skip
+        near = statistic < 5 * cut
+        if near.sum() > 1:
+            margin = 0.15 * np.ptp(floors[near])
+            axes.set_xlim(max(floors[near].min() - margin, 0), floors[near].max() + margin)
+        axes.legend(loc="upper center")
+    figure.suptitle("How well these data know E")
     return figure
 
 

@@ -19,14 +19,15 @@ from typing import Any
 import numpy as np
 
 from jaxformer.config import ConfigError
-from jaxformer.scaling import bootstrap, isoflop, kaplan, laws, optimum
-from jaxformer.scaling.law_fit import Settings, fit_law, fit_power_law, replicated
+from jaxformer.scaling import bootstrap, isoflop, laws, optimum
+from jaxformer.scaling.law_fit import Settings, drawn_weights, fit_law, fit_power_law, replicated
 from jaxformer.scaling.table import Table
 
 __all__ = ["Settings", "Table", "find_outliers", "fit_law", "fit_power_law", "fit_table", "predict_largest"]
 
 Floats = np.ndarray
 
+KAPLANS = {"kaplan": laws.KAPLAN, "kaplan_floor": laws.KAPLAN_FLOOR}
 OUTLIER_Z = 4.0
 _CURVE_POINTS, _CURVE_REPLICATES = 40, 200
 
@@ -40,8 +41,10 @@ def fit_table(table: Table, settings: Settings | None = None) -> dict[str, Any]:
 
     Returns:
       "parametric" (E, A, B, alpha, beta; how the search went), "profile" of E, "optimal" (a, b, and N, D, loss at the
-      budgets), "kaplan" (the joint law, see `kaplan`), "isoflop", "envelope", "power_laws", "holdout", "outliers",
-      "residuals", "warnings" (lines), "settings".
+      budgets), "kaplan" and "kaplan_floor" (Kaplan's joint law without and with E, and its a and b), "fits_best"
+      ("parametric" or "kaplan_floor": of these two, with five parameters each, the one of the lower objective; its E is
+      the one to believe), "isoflop", "envelope", "power_laws", "holdout", "outliers", "residuals", "warnings" (lines),
+      "settings".
       A part that the table does not allow is {"skipped": why}.
 
     Raises:
@@ -56,7 +59,8 @@ def fit_table(table: Table, settings: Settings | None = None) -> dict[str, Any]:
         how = settings.budget_tolerance, settings.replicates, settings.seed, price
         parabolas = _or_skip(isoflop.parabolas, table, *how)  # first: it may find that nothing else is worth doing
         out |= _parametric(table, settings, price)
-        out["kaplan"] = _or_skip(kaplan.fit, table, settings)
+        out |= {key: _or_skip(fit_joined, law, table, settings) for key, law in KAPLANS.items()}
+        out["fits_best"] = min(("parametric", "kaplan_floor"), key=lambda key: out[key].get("objective", np.inf))
         out["isoflop"] = parabolas
         out["envelope"] = _or_skip(isoflop.envelope, table, *how)
         out["holdout"] = _or_skip(predict_largest, table, settings)
@@ -78,6 +82,21 @@ def fit_table(table: Table, settings: Settings | None = None) -> dict[str, Any]:
     return out
 
 
+def fit_joined(law: laws.Law, table: Table, settings: Settings) -> dict[str, Any]:
+    """One of Kaplan's laws (`laws.KAPLAN`, `laws.KAPLAN_FLOOR`) as `fit_law` gives it, with the exponents "a" and "b"
+    of the compute-optimal N ~ C^a and D ~ C^b, C being proportional to N D.
+
+    Raises:
+      ConfigError: too few rows or sizes.
+    """
+    found, thetas, out = fit_law(law, table, settings)
+    best, drawn = (
+        optimum.exponents(each["alpha_N"], each["alpha_D"]) for each in map(found.natural, (found.theta[None], thetas))
+    )
+    levels = bootstrap.tails(len(table), len(law.names), table.clusters)
+    return out | {k: bootstrap.quantity(float(best[k][0]), drawn[k], levels=levels, max_width=0.5) for k in best}
+
+
 def find_outliers(residuals: Floats, params: int) -> tuple[Floats, Floats]:
     """Indices of rows whose log-residual is over 4 robust standard deviations off, worst first, and every row's z."""
     centred = residuals - np.median(residuals)
@@ -88,14 +107,14 @@ def find_outliers(residuals: Floats, params: int) -> tuple[Floats, Floats]:
 
 
 def predict_largest(table: Table, settings: Settings) -> dict[str, Any]:
-    """Fits L(N, D) without the largest budgets and predicts them; by Kaplan's joint law as well.
+    """Fits L(N, D) without the largest budgets and predicts them; by Kaplan's joint laws as well.
 
     Without groups of equal budgets, a tenth of the rows (two at least), in the order of C, stands for a budget.
 
     Returns:
       "rows": [{"row", "N", "D", "C", "measured", "predicted", "ci95", "error"}], error = predicted / measured - 1;
-      "mean_abs_error", "max_abs_error"; "best": the error at the held-out row of lowest loss; "fitted_rows"; "kaplan":
-      the same of that law, or {"skipped": why}.
+      "mean_abs_error", "max_abs_error"; "best": the error at the held-out row of lowest loss; "fitted_rows"; "kaplan",
+      "kaplan_floor": the same of those laws, or {"skipped": why}.
 
     Raises:
       ConfigError: nothing is to be held out, or too little is left.
@@ -112,20 +131,20 @@ def predict_largest(table: Table, settings: Settings) -> dict[str, Any]:
     held = np.sort(np.concatenate(groups[-settings.holdout :]))
     rest = table.take(np.setdiff1d(np.arange(len(table)), held))
     test = table.take(held)
-    found = laws.estimate(laws.Law(("N", "D")), [rest.n, rest.d], rest.loss, delta=settings.delta,
-                          where=f"{table.source} without its largest budgets")  # fmt: skip
-    drawn = bootstrap.weights(len(rest), settings.replicates, seed=settings.seed, clusters=rest.clusters,
-                              resampling=settings.resampling)  # fmt: skip
-    thetas = laws.replicate(found, [rest.n, rest.d], rest.loss, drawn)
-    predicted = found.predict(found.theta[None], [test.n, test.d])[0]
-    out = _scored(test, rest, predicted, found.predict(thetas, [test.n, test.d]), len(found.theta))
-    out["kaplan"] = _or_skip(lambda: _scored(test, rest, *kaplan.forecast(rest, test, settings), params=4))
+    rest = dataclasses.replace(rest, source=f"{table.source} without its largest budgets")
+    out = _forecast(laws.SUM, rest, test, settings)
+    out |= {key: _or_skip(_forecast, law, rest, test, settings) for key, law in KAPLANS.items()}
     return {**out, "fitted_rows": len(rest), "fitted_up_to": float(rest.c.max())}
 
 
-def _scored(test: Table, rest: Table, predicted: Floats, drawn: Floats, params: int) -> dict[str, Any]:
-    """Predictions [J], and those of the replicates [R, J], beside what was measured."""
-    low, high = np.quantile(drawn, bootstrap.tails(len(rest), params, rest.clusters), axis=0)
+def _forecast(law: laws.Law, rest: Table, test: Table, settings: Settings) -> dict[str, Any]:
+    """The rows of `test` predicted from `rest`, beside what was measured."""
+    known, wanted = [rest.n, rest.d], [test.n, test.d]
+    found = laws.estimate(law, known, rest.loss, delta=settings.delta, where=rest.source)
+    thetas = laws.replicate(found, known, rest.loss, drawn_weights(rest, settings))
+    drawn = found.predict(thetas, wanted)
+    low, high = np.quantile(drawn, bootstrap.tails(len(rest), len(law.names), rest.clusters), axis=0)
+    predicted = found.predict(found.theta[None], wanted)[0]
     error = predicted / test.loss - 1
     columns = zip(test.rows, test.n, test.d, test.c, test.loss, predicted, low, high, error, strict=True)
     keys = ("N", "D", "C", "measured", "predicted")
@@ -142,13 +161,13 @@ def _scored(test: Table, rest: Table, predicted: Floats, drawn: Floats, params: 
 
 
 def _parametric(table: Table, settings: Settings, price: optimum.Price) -> dict[str, Any]:
-    found, thetas, parameters = fit_law(laws.Law(("N", "D")), table, settings)
+    found, thetas, parameters = fit_law(laws.SUM, table, settings)
     value, values = found.natural(found.theta[None]), replicated(found, thetas, table, settings)
     residuals = np.log(table.loss / found.predict(found.theta[None], [table.n, table.d])[0])
     flagged, z = find_outliers(residuals, len(found.theta))
     top = float(table.c.max())
     levels = bootstrap.tails(len(table), len(found.theta), table.clusters)
-    best, drawn = optimum.exponents(value), optimum.exponents(values)
+    best, drawn = (optimum.exponents(each["alpha"], each["beta"]) for each in (value, values))
     optimal: dict[str, Any] = {
         k: bootstrap.quantity(float(best[k][0]), drawn[k], levels=levels, max_width=0.5) for k in ("a", "b")
     }

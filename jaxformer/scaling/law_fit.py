@@ -13,6 +13,7 @@ from jaxformer.scaling.table import Table
 Floats = np.ndarray
 
 _MAX_RATIO = {"E": 2.0, "A": 1000.0, "B": 1000.0, "alpha": 3.0, "beta": 3.0}
+_MAX_RATIO |= {"N_c": 1e6, "D_c": 1e6, "alpha_N": 3.0, "alpha_D": 3.0}
 _WORTHLESS = 1e-3  # E below this share of the lowest loss is no irreducible loss
 
 
@@ -57,13 +58,12 @@ def fit_law(law: laws.Law, table: Table, settings: Settings) -> tuple[laws.Estim
     """One law on every row of a table: the estimate, its replicates theta [R, P], and the parameters with intervals."""
     xs = [table.column(name) for name in law.variables]
     found = laws.estimate(law, xs, table.loss, delta=settings.delta, where=table.source)
-    drawn = bootstrap.weights(
-        len(table), settings.replicates, seed=settings.seed, clusters=table.clusters, resampling=settings.resampling
-    )
+    drawn = drawn_weights(table, settings)
     thetas = laws.replicate(found, xs, table.loss, drawn)
     value, values = found.natural(found.theta[None]), replicated(found, thetas, table, settings)
     low, high = laws.EXPONENT_RANGE
-    stuck = {name: (values[name] <= low * 1.001) | (values[name] >= high * 0.999) for name in values if name[0] in "ab"}
+    exponent_of = {name: pair[1] for pair in law.terms for name in pair}
+    stuck = {name: (values[name] <= low * 1.001) | (values[name] >= high * 0.999) for _, name in law.terms}
     levels = bootstrap.tails(len(table), len(law.names), table.clusters)
     profile = laws.profile_floor(found, xs, table.loss, drawn, thetas, levels) if law.floor else None
     parameters: dict[str, Any] = {}
@@ -71,7 +71,7 @@ def fit_law(law: laws.Law, table: Table, settings: Settings) -> tuple[laws.Estim
         if name == "E":
             at_bound, bound = values["E"] < _WORTHLESS * table.loss.min(), "zero"
         else:
-            exponent = {"A": "alpha", "B": "beta"}.get(name, name)
+            exponent = exponent_of[name]
             at_bound, bound = stuck[exponent], f"{exponent} = {low} or {high}"
         parameters[name] = bootstrap.quantity(
             float(value[name][0]),
@@ -84,6 +84,8 @@ def fit_law(law: laws.Law, table: Table, settings: Settings) -> tuple[laws.Estim
         )
     parameters["law"] = str(law)
     parameters["objective"] = found.value
+    residuals = np.log(table.loss / found.predict(found.theta[None], xs)[0])
+    parameters["rms"] = float(np.sqrt(np.mean(residuals**2)))
     parameters["starts"] = {"tried": found.num_starts, "reached_best": found.num_reached}
     if profile:
         parameters["profile"] = {
@@ -93,6 +95,13 @@ def fit_law(law: laws.Law, table: Table, settings: Settings) -> tuple[laws.Estim
             "ci95": _crossings(profile.floor, profile.statistic, profile.cut),
         }
     return found, thetas, parameters
+
+
+def drawn_weights(table: Table, settings: Settings) -> Floats:
+    """[R, I] bootstrap weights of the table's rows."""
+    return bootstrap.weights(
+        len(table), settings.replicates, seed=settings.seed, clusters=table.clusters, resampling=settings.resampling
+    )
 
 
 def replicated(found: laws.Estimate, thetas: Floats, table: Table, settings: Settings) -> dict[str, Floats]:

@@ -3,6 +3,11 @@
     Law(("N", "D"))               L = E + A / N^alpha + B / D^beta     (Hoffmann et al. 2022, approach 3)
     Law(("C",))                   L = E + A / C^alpha
     Law(("C",), floor=False)      L = A / C^alpha                      (Kaplan et al. 2020; the scale is A^(1/alpha))
+    KAPLAN                        L = [(N_c / N)^(alpha_N / alpha_D) + D_c / D]^alpha_D  (the same, equation 1.5)
+    KAPLAN_FLOOR                  L = E + that
+
+In Kaplan's law what size and data cost is not added up but limits together: a larger model has more to gain from more
+text. So it and Chinchilla's sum, which have as many parameters once both have E, disagree about what was not measured.
 
 Inside, a law lives on logarithms: e = log E, a = log of the term's size at the middle of the data, so that the
 coefficient and its exponent are nearly independent; `natural` turns that back into E, A, alpha, B, beta.
@@ -25,13 +30,14 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxformer.config import ConfigError
-from jaxformer.scaling import solver
+from jaxformer.scaling import forms, solver
 
 Floats = np.ndarray
 
 CHI2_95 = 3.8415  # 95th percentile of chi-squared with one degree of freedom
 EXPONENT_RANGE = (0.005, 5.0)
-_COEFFICIENTS, _EXPONENTS = ("A", "B"), ("alpha", "beta")
+_SUM = (("A", "alpha"), ("B", "beta"))
+_JOINED = (("N_c", "alpha_N"), ("D_c", "alpha_D"))
 _START_EXPONENTS = (0.08, 0.2, 0.4, 0.8, 1.6)
 _START_FLOORS = (0.05, 0.4, 0.75, 0.95)  # E as a share of the lowest loss
 _PROFILE_POINTS = 44
@@ -40,37 +46,50 @@ _SAMPLE = 48  # replicates that try the further starts before all of them do
 
 @dataclass(frozen=True)
 class Law:
-    """A law of the loss: a sum of power terms in `variables` (one or two names), over an irreducible `floor` or not."""
+    """A law of the loss: power terms in `variables` (one or two names), added up or `joined` as Kaplan's two are, over
+    an irreducible `floor` or not.
+    """
 
     variables: tuple[str, ...]
     floor: bool = True
+    joined: bool = False
+
+    @property
+    def terms(self) -> tuple[tuple[str, str], ...]:
+        """The coefficient and the exponent of each variable's term."""
+        return (_JOINED if self.joined else _SUM)[: len(self.variables)]
 
     @property
     def names(self) -> tuple[str, ...]:
         """Parameters, in the order of theta."""
-        pairs = zip(_COEFFICIENTS, _EXPONENTS, strict=True)
-        return ("E",) * self.floor + tuple(itertools.chain.from_iterable(list(pairs)[: len(self.variables)]))
+        return ("E",) * self.floor + tuple(itertools.chain.from_iterable(self.terms))
 
     def __str__(self) -> str:
-        terms = ["E"] * self.floor
-        terms += [f"{_COEFFICIENTS[i]} / {v}^{_EXPONENTS[i]}" for i, v in enumerate(self.variables)]
-        return "L = " + " + ".join(terms)
+        if self.joined:
+            terms = ["[(N_c / N)^(alpha_N / alpha_D) + D_c / D]^alpha_D"]
+        else:
+            terms = [f"{a} / {x}^{alpha}" for x, (a, alpha) in zip(self.variables, self.terms, strict=True)]
+        return "L = " + " + ".join(["E"] * self.floor + terms)
 
     @property
     def rows_needed(self) -> int:
         """Fewest rows worth fitting: three more than there are parameters."""
         return len(self.names) + 3
 
-    def design(self, xs: Sequence[Floats], centres: Floats) -> Floats:
-        """[I, K, P] of `solver.minimise`; xs: one [I] per variable; centres: [V], mean log of each."""
-        rows, first = len(xs[0]), int(self.floor)
-        out = np.zeros((rows, first + len(xs), len(self.names)))
+    def of(self, xs: Sequence[Floats], centres: Floats) -> solver.LogLaw:
+        """What `solver` minimises; xs: one [I] per variable; centres: [V], mean log of each."""
+        logs = [np.log(x) - centre for x, centre in zip(xs, centres, strict=True)]
+        if self.joined:
+            log_n, log_d = logs
+            return forms.joined(log_n, log_d, self.floor)
+        first = int(self.floor)
+        design = np.zeros((len(xs[0]), first + len(xs), len(self.names)))
         if self.floor:
-            out[:, 0, 0] = 1.0
-        for i, x in enumerate(xs):
-            out[:, first + i, first + 2 * i] = 1.0
-            out[:, first + i, first + 2 * i + 1] = centres[i] - np.log(x)
-        return out
+            design[:, 0, 0] = 1.0
+        for i, log in enumerate(logs):
+            design[:, first + i, first + 2 * i] = 1.0
+            design[:, first + i, first + 2 * i + 1] = -log
+        return forms.power_sum(design)
 
     def bounds(self, loss: Floats) -> tuple[Floats, Floats]:
         """Box of theta: E from a ten-thousandth of the lowest loss ("zero") to 5 % above it; exponents 0.005 to 5."""
@@ -96,10 +115,11 @@ class Law:
         first, out = int(self.floor), {}
         if self.floor:
             out["E"] = np.exp(theta[:, 0])
-        for i in range(len(self.variables)):
-            coefficient, exponent = theta[:, first + 2 * i], theta[:, first + 2 * i + 1]
-            out[_COEFFICIENTS[i]] = np.exp(coefficient + exponent * centres[i])
-            out[_EXPONENTS[i]] = exponent
+        for i, (coefficient, exponent) in enumerate(self.terms):
+            log_size, alpha = theta[:, first + 2 * i], theta[:, first + 2 * i + 1]
+            log_scale = log_size / alpha + centres[i]
+            out[coefficient] = np.exp(log_scale if self.joined else alpha * log_scale)
+            out[exponent] = alpha
         return out
 
     def check(self, xs: Sequence[Floats], where: str) -> None:
@@ -119,6 +139,11 @@ class Law:
                     f"{where}: {' and '.join(self.variables)} rise and fall together; {self} needs rows of different "
                     f"{self.variables[1]} at the same {self.variables[0]} (3 of each at least)"
                 )
+
+
+SUM = Law(("N", "D"))
+KAPLAN = Law(("N", "D"), floor=False, joined=True)
+KAPLAN_FLOOR = Law(("N", "D"), joined=True)
 
 
 @dataclass(frozen=True)
@@ -147,7 +172,7 @@ class Estimate:
 
     def predict(self, theta: Floats, xs: Sequence[Floats]) -> Floats:
         """Loss [R, I] of theta [R, P] at one [I] array per variable."""
-        return np.exp(solver.predict_log(self.law.design(xs, self.centres), theta))
+        return np.exp(self.law.of(xs, self.centres)(theta)[0])
 
 
 class Profile(NamedTuple):
@@ -174,9 +199,9 @@ def estimate(law: Law, xs: Sequence[Floats], loss: Floats, *, delta: float = 1e-
     """
     law.check(xs, where)
     centres = np.array([np.log(x).mean() for x in xs])
-    design, target, (lower, upper) = law.design(xs, centres), np.log(loss), law.bounds(loss)
+    curve, target, (lower, upper) = law.of(xs, centres), np.log(loss), law.bounds(loss)
     starts = law.starts(loss)
-    theta, value = solver.minimise(design, target, np.ones(len(loss)), starts, lower, upper, delta=delta)
+    theta, value = solver.minimise(curve, target, np.ones(len(loss)), starts, lower, upper, delta=delta)
     best = int(value.argmin())
     found = Estimate(law, centres, delta, theta[best], float(value[best]), theta[:0], len(starts),
                      int((value <= value[best] * (1 + 1e-6) + 1e-15).sum()))  # fmt: skip
@@ -184,7 +209,7 @@ def estimate(law: Law, xs: Sequence[Floats], loss: Floats, *, delta: float = 1e-
         return found
     floors = np.exp(theta[best, 0]) * np.array([0.3, 0.85, 1.0])
     floors[2] = 0.5 * (floors[2] + np.exp(upper[0]))
-    held, _ = _hold_floor(found, design, target, floors, lower, upper)
+    held, _ = _hold_floor(found, curve, target, floors, lower, upper)
     return Estimate(**{**found.__dict__, "others": held})
 
 
@@ -194,11 +219,11 @@ def replicate(found: Estimate, xs: Sequence[Floats], loss: Floats, weights: Floa
     Every replicate starts at the estimate. A sample of them also starts at each of `found.others`; where that finds
     a lower objective for any, all replicates do, and the best is kept.
     """
-    design, target, (lower, upper) = found.law.design(xs, found.centres), np.log(loss), found.law.bounds(loss)
+    curve, target, (lower, upper) = found.law.of(xs, found.centres), np.log(loss), found.law.bounds(loss)
 
     def solve(start, part):
         start = np.repeat(start[None], len(part), 0)
-        return solver.minimise(design, target, part, start, lower, upper, delta=found.delta)
+        return solver.minimise(curve, target, part, start, lower, upper, delta=found.delta)
 
     theta, value = solve(found.theta, weights)
     for start in found.others:
@@ -231,19 +256,19 @@ def profile_floor(
       levels: percentiles that make a 95 % interval.
 
     """
-    design, target, (lower, upper) = found.law.design(xs, found.centres), np.log(loss), found.law.bounds(loss)
+    curve, target, (lower, upper) = found.law.of(xs, found.centres), np.log(loss), found.law.bounds(loss)
     middle, low, high = np.exp(found.theta[0]), np.exp(lower[0]), np.exp(upper[0])
     near = np.geomspace(0.001, 0.2, 10)
     wide = np.linspace(low, high, _PROFILE_POINTS - 2 * len(near))
     floors = np.concatenate([wide, middle * (1 + near), [middle], middle / (1 + near)])
     floors = np.sort(np.clip(floors, low, high))
-    path, value = _hold_floor(found, design, target, floors, lower, upper)
-    scale = _statistic_scale(robust_scale(target - solver.predict_log(design, found.theta[None])[0],
+    path, value = _hold_floor(found, curve, target, floors, lower, upper)
+    scale = _statistic_scale(robust_scale(target - curve(found.theta[None])[0][0],
                                           len(found.theta)), found.delta)  # fmt: skip
     lower[0] = upper[0] = found.theta[0]
-    free = solver.objective(design, target, weights, thetas, found.delta)
+    free = solver.objective(curve, target, weights, thetas, found.delta)
     start = np.repeat(found.theta[None], len(weights), 0)
-    _, held = solver.minimise(design, target, weights, start, lower, upper, delta=found.delta)
+    _, held = solver.minimise(curve, target, weights, start, lower, upper, delta=found.delta)
     cut = max(CHI2_95, float(np.quantile(scale * (held - free), levels[1] - levels[0])))
     return Profile(floors, scale * np.maximum(value - found.value, 0.0), cut, path)
 
@@ -265,7 +290,7 @@ def robust_scale(residuals: Floats, params: int) -> float:
     return spread * float(np.sqrt(count / max(count - params, 1)))
 
 
-def _hold_floor(found, design, target, floors, lower, upper):
+def _hold_floor(found, curve, target, floors, lower, upper):
     """Best theta [F, P] and objective [F] with E held at each of `floors` [F], from several starts each."""
     loss = np.exp(target)
     seeds = np.concatenate([found.theta[None], found.law.starts(loss)[::11]])
@@ -275,7 +300,7 @@ def _hold_floor(found, design, target, floors, lower, upper):
     start[:, 1::2] = np.minimum(start[:, 1::2], np.log(room)[:, None])
     low, high = np.tile(lower, (len(start), 1)), np.tile(upper, (len(start), 1))
     low[:, 0] = high[:, 0] = np.log(held)
-    theta, value = solver.minimise(design, target, np.ones(len(target)), start, low, high, delta=found.delta)
+    theta, value = solver.minimise(curve, target, np.ones(len(target)), start, low, high, delta=found.delta)
     theta, value = theta.reshape(len(floors), len(seeds), -1), value.reshape(len(floors), len(seeds))
     best = value.argmin(1)
     return theta[np.arange(len(floors)), best], value[np.arange(len(floors)), best]

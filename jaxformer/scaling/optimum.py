@@ -86,10 +86,14 @@ def allocate(law: dict[str, Floats], budget: float, price: Price) -> dict[str, F
     return {"N": np.exp(log_n), "D": np.exp(log_d), "loss": loss, "D/N": np.exp(log_d - log_n)}
 
 
-def exponents(law: dict[str, Floats]) -> dict[str, Floats]:
-    """a and b of N ~ C^a, D ~ C^b with C proportional to N D."""
-    total = law["alpha"] + law["beta"]
-    return {"a": law["beta"] / total, "b": law["alpha"] / total}
+def exponents(alpha: Floats, beta: Floats) -> dict[str, Floats]:
+    """a and b of N ~ C^a, D ~ C^b with C proportional to N D, from the exponents of N and of D, [R] each.
+
+    So it is for Chinchilla's sum and for Kaplan's law alike: where the loss is least along a budget, the larger term of
+    the two is so by a constant factor.
+    """
+    total = alpha + beta
+    return {"a": beta / total, "b": alpha / total}
 
 
 def _search(law: dict[str, Floats], budget: float, price: Price) -> Floats:

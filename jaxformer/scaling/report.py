@@ -217,15 +217,22 @@ def _fit_tables(name: str, fit: Mapping[str, Any]) -> list[str]:
         ]
         out += [f"<h2>The law {_law(law['law'])}</h2>", table(rows, f"N and C counted as: {name}")]
         if "profile" in law:
-            low, high = law["profile"]["ci95"]
-            out.append(f"<p>E by profile likelihood: {low:.4g} to {high:.4g} nats per token.</p>")
-    if "alpha_N" in fit.get("kaplan", {}):
+            out.append(_profiled(law))
+    joined = [fit[key] for key in ("kaplan", "kaplan_floor") if "alpha_N" in fit.get(key, {})]
+    if joined:
+        out.append("<h2>Kaplan's law, in which size and data limit together</h2>")
+        for law, source in zip(joined, (" (Kaplan et al. 2020, equation 1.5)", ""), strict=False):
+            names = ("E", "alpha_N", "alpha_D", "N_c", "D_c")
+            rows = [{"parameter": key, "value [95% interval]": law[key]} for key in names if key in law]
+            out.append(table(rows, law["law"] + source))
+            if "profile" in law:
+                out.append(_profiled(law))
         rows = [
-            {"parameter": key, "value [95% interval]": fit["kaplan"][key]}
-            for key in ("alpha_N", "alpha_D", "N_c", "D_c")
+            {"law": law["law"], "root mean squared residual": f"{100 * law['rms']:.3g}%", "objective": law["objective"]}
+            for law in (fit["parametric"], *joined)
         ]
-        source = f"{fit['kaplan']['law']} (Kaplan et al. 2020, equation 1.5)"
-        out += ["<h2>Kaplan's law, in which size and data limit together</h2>", table(rows, source)]
+        note = "how closely each law fits: the sum of Huber's function over log-residuals is what was minimised"
+        out.append(table(rows, note))
     if "optimal" in fit:
         rows = [
             {"C (FLOP)": row["C"], "of the largest run": f"{row['extrapolation']:g} x", "N": row["N"], "D": row["D"],
@@ -237,6 +244,7 @@ def _fit_tables(name: str, fit: Mapping[str, Any]) -> list[str]:
             ("2, iso-FLOP parabolas", fit["isoflop"]),
             ("1, envelope", fit["envelope"]),
             ("Kaplan's law, C ~ ND", fit["kaplan"]),
+            ("Kaplan's law with a floor, C ~ ND", fit["kaplan_floor"]),
         ]
         done = [
             {"approach": way, "a (N ~ C^a)": part["a"], "b (D ~ C^b)": part["b"]} for way, part in ways if "a" in part
@@ -249,8 +257,9 @@ def _fit_tables(name: str, fit: Mapping[str, Any]) -> list[str]:
             {**{key: row[key] for key in keys}, "95% interval": "{:.4g} to {:.4g}".format(*row["ci95"]),
              "off by": f"{100 * row['error']:+.2f}%"} for row in fit["holdout"]["rows"]
         ]  # fmt: skip
-        for row, joint in zip(rows, fit["holdout"].get("kaplan", {}).get("rows", []), strict=False):
-            row |= {"by Kaplan's law": joint["predicted"], "off by ": f"{100 * joint['error']:+.2f}%"}
+        for key, by in (("kaplan", "by Kaplan's law"), ("kaplan_floor", "with a floor")):
+            for row, joint in zip(rows, fit["holdout"].get(key, {}).get("rows", []), strict=False):
+                row |= {by: joint["predicted"], f"{by}, off by": f"{100 * joint['error']:+.2f}%"}
         out += ["<h2>Largest budgets, predicted from the smaller ones</h2>", table(rows)]
     laws = fit.get("power_laws", {})
     if laws:
@@ -264,6 +273,10 @@ def _fit_tables(name: str, fit: Mapping[str, Any]) -> list[str]:
         rows = [{"row": o["row"], "loss": o["loss"], "predicted": o["predicted"], "z": o["z"]} for o in fit["outliers"]]
         out += ["<h2>Likely outliers</h2>", table(rows, "rows over 4 robust standard deviations off the law")]
     return out
+
+
+def _profiled(law: Mapping[str, Any]) -> str:
+    return "<p>E by profile likelihood: {:.4g} to {:.4g} nats per token.</p>".format(*law["profile"]["ci95"])
 
 
 def _exponents(fit: Mapping[str, Any]) -> dict[str, Any]:

@@ -71,11 +71,13 @@ def summary(fits: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Three lines: the exponents, the best split of the largest budget, the error of prediction; the first two by the
     law and, where the table has them, by iso-FLOP parabolas."""
     name, first = next(iter(fits.items()))
-    law, best = first["parametric"], first["optimal"]
+    law, joint, best = first["parametric"], first["kaplan_floor"], first["optimal"]
     exponents = ", ".join(f"{key} {report.interval(law[key])}" for key in ("alpha", "beta", "E"))
     at = best["budgets"][0]
     parabolas = first["isoflop"]
     ways = (("the law", best), ("Kaplan's law", first["kaplan"]), ("parabolas", parabolas))
+    if first["fits_best"] == "kaplan_floor":
+        exponents += f" (Kaplan's law with a floor fits better, {_fit_quality(first)}: E {report.interval(joint['E'])})"
     growth = ", ".join(f"{report.interval(part['a'], '{:.3f}'.format)} by {way}" for way, part in ways if "a" in part)
     best_n = ""
     if "skipped" not in parabolas:
@@ -92,11 +94,10 @@ def summary(fits: Mapping[str, Mapping[str, Any]]) -> list[str]:
             f"{held['fitted_rows']} below: off by {100 * held['mean_abs_error']:.2f} % on average, "
             f"{100 * held['max_abs_error']:.2f} % at most"
         )
-        if "skipped" not in held["kaplan"]:
-            prediction += (
-                f"; by Kaplan's law {100 * held['kaplan']['mean_abs_error']:.2f} % on average, "
-                f"{100 * held['kaplan']['max_abs_error']:.2f} % at most"
-            )
+        for key, by in (("kaplan", "Kaplan's law"), ("kaplan_floor", "the same with a floor")):
+            if "skipped" not in held[key]:
+                mean, most = 100 * held[key]["mean_abs_error"], 100 * held[key]["max_abs_error"]
+                prediction += f"; by {by} {mean:.2f} % on average, {most:.2f} % at most"
     return [
         f"law ({name}): {exponents}; N ~ C^a, a {growth}",
         f"best at {at['C']:.3g} FLOP: N {report.interval(at['N'], plotting.count)}, "
@@ -106,22 +107,31 @@ def summary(fits: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def against_floor(fits: Mapping[str, Mapping[str, Any]], nats: float, standard_error: float = 0.0) -> str:
-    """A line: the irreducible loss of the headline fit beside the language's own, which is known to a standard error
-    (1.96 of them count as the same).
+    """A line: the irreducible loss of the headline fit, by the law that fits best, beside the language's own, which is
+    known to a standard error (1.96 of them count as the same).
 
-    >>> law = {"E": {"value": 1.5, "ci95": [1.4, 1.6]}}
-    >>> against_floor({"all": {"parametric": law}}, 1.47)
+    >>> fit = {"fits_best": "parametric", "parametric": {"E": {"value": 1.5, "ci95": [1.4, 1.6]}}}
+    >>> against_floor({"all": fit}, 1.47)
     "floor: 1.4700 nats per token by construction; E 1.5 [1.4, 1.6] holds it, the interval's half width is 6.67 % of E"
     """
-    found = next(iter(fits.values()))["parametric"]["E"]
-    known = f"floor: {nats:.4f} nats per token by construction; E {report.interval(found)}"
-    if found["value"] is None:
-        return known
-    low, high = found["ci95"]
-    margin = 1.96 * standard_error
-    verdict = "holds it" if low - margin <= nats <= high + margin else "does NOT hold it"
-    width = 100 * (high - low) / 2 / found["value"]
-    return f"{known} {verdict}, the interval's half width is {width:.3g} % of E"
+    first = next(iter(fits.values()))
+    found = first[first["fits_best"]]["E"]
+    line = f"floor: {nats:.4f} nats per token by construction; E {report.interval(found)}"
+    if found["value"] is not None:
+        low, high = found["ci95"]
+        margin = 1.96 * standard_error
+        verdict = "holds it" if low - margin <= nats <= high + margin else "does NOT hold it"
+        width = 100 * (high - low) / 2 / found["value"]
+        line += f" {verdict}, the interval's half width is {width:.3g} % of E"
+    if first["fits_best"] == "kaplan_floor":
+        added = report.interval(first["parametric"]["E"])
+        line += f"; by Kaplan's law with a floor, which fits better, {_fit_quality(first)}: its E {added}"
+    return line
+
+
+def _fit_quality(fit: Mapping[str, Any]) -> str:
+    rms = [100 * fit[key]["rms"] for key in ("kaplan_floor", "parametric")]
+    return "residuals of {:.2g} % (root mean square) against the sum's {:.2g} %".format(*rms)
 
 
 def write_fits(directory: Path, fits: Mapping[str, Mapping[str, Any]]) -> Path:

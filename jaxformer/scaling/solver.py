@@ -1,20 +1,20 @@
-"""Many small robust fits at once: a batched minimiser for laws that are sums of power terms.
+"""Many small robust fits at once: a batched minimiser for laws of the loss.
 
-Every law fitted here is, on a log scale, a log-sum-exp of linear functions of its parameters:
+A law comes as a function of its parameters theta [R, P] that gives log L [R, I] and, when asked, the slopes of log L in
+each parameter; `forms` has those of this package. The loss is the sum of Huber's function over the log-residuals
+(Hoffmann et al. 2022, appendix D.3). With a thousand bootstrap replicates times a few starts, a call to a general
+minimiser for each takes minutes to hours; here all of them take their Newton steps together.
 
-    log L(theta) = log sum_k exp(design[i, k] . theta)
-
-One term is a pure power law, two are `E + A x^-alpha`, three are Chinchilla's `E + A N^-alpha + B D^-beta`. The
-loss is the sum of Huber's function over the log-residuals (Hoffmann et al. 2022, appendix D.3). With a thousand
-bootstrap replicates times a few starts, a call to a general minimiser for each takes minutes to hours; here all of
-them take their Newton steps together.
-
-Suffixes: R problem (replicate or start), I row of the table, K term, P parameter.
+Suffixes: R problem (replicate or start), I row of the table, P parameter.
 """
+
+from collections.abc import Callable
 
 import numpy as np
 
 Floats = np.ndarray  # float64 throughout
+Slopes = Callable[[], list[Floats]]  # d log L / d theta_p, a list of P arrays [R, I]
+LogLaw = Callable[[Floats], tuple[Floats, Slopes]]
 
 _ROW_BUDGET = 40_000  # problems x rows worked on at once, so that the temporaries stay in cache
 
@@ -29,25 +29,20 @@ def huber(residuals: Floats, delta: float | Floats) -> Floats:
     return np.where(size <= delta, 0.5 * size**2, delta * (size - 0.5 * delta))
 
 
-def predict_log(design: Floats, theta: Floats) -> Floats:
-    """log L of every row. design: [I, K, P]; theta: [R, P]. Returns [R, I]."""
-    return _terms(design, theta)[0]
-
-
-def objective(design: Floats, target: Floats, weights: Floats, theta: Floats, delta: float) -> Floats:
+def objective(law: LogLaw, target: Floats, weights: Floats, theta: Floats, delta: float | Floats) -> Floats:
     """Sum over rows of weight * huber(target - log L). Shapes as in `minimise`. Returns [R]."""
-    return (weights * huber(target - predict_log(design, theta), delta)).sum(-1)
+    return (weights * huber(target - law(theta)[0], delta)).sum(-1)
 
 
 def minimise(
-    design: Floats,
+    law: LogLaw,
     target: Floats,
     weights: Floats,
     start: Floats,
     lower: Floats,
     upper: Floats,
     *,
-    delta: float | Floats = 1e-3,
+    delta: float = 1e-3,
     max_steps: int = 300,
 ) -> tuple[Floats, Floats]:
     """Minimises the Huber objective of R independent problems over a box, from one start each.
@@ -58,64 +53,48 @@ def minimise(
     going to 0 is Newton's method. A parameter pressed against its bound is held there for the step.
 
     Args:
-      design: [I, K, P].
-      target: [I] or [R, I], log of the measured losses.
+      law: theta [R, P] -> log L [R, I], slopes.
+      target: [I], log of the measured losses.
       weights: [I] or [R, I]; 0 leaves a row out, 2 counts it twice.
       start: [R, P].
       lower, upper: [P] or [R, P]; equal values fix a parameter.
-      delta: where Huber's function turns from quadratic to linear; one, or [R].
+      delta: where Huber's function turns from quadratic to linear.
       max_steps: steps tried per problem; the best point so far is returned.
 
     Returns:
       theta [R, P] and its objective [R].
     """
-    count, rows = len(start), len(design)
+    count, rows = len(start), len(target)
     lower, upper = np.broadcast_to(lower, start.shape), np.broadcast_to(upper, start.shape)
-    target, weights = np.broadcast_to(target, (count, rows)), np.broadcast_to(weights, (count, rows))
-    edges = np.broadcast_to(delta, (count,))[:, None]
+    weights = np.broadcast_to(weights, (count, rows))
     theta, value = np.empty_like(start), np.empty(count)
     chunk = max(1, _ROW_BUDGET // rows)
     for low in range(0, count, chunk):
         part = slice(low, low + chunk)
         theta[part], value[part] = _minimise_chunk(
-            design, target[part], weights[part], start[part], lower[part], upper[part], edges[part], max_steps
+            law, target, weights[part], start[part], lower[part], upper[part], delta, max_steps
         )
     return theta, value
 
 
-def _terms(design: Floats, theta: Floats) -> tuple[Floats, list[Floats]]:
-    """log L [R, I], and the share of each term in L, a list of K arrays [R, I]."""
-    logs = [theta @ design[:, k].T for k in range(design.shape[1])]
-    if len(logs) == 1:
-        return logs[0], [np.ones_like(logs[0])]
-    top = logs[0]
-    for log in logs[1:]:
-        top = np.maximum(top, log)
-    shares = [np.exp(log - top) for log in logs]
-    total = sum(shares[1:], start=shares[0])
-    return top + np.log(total), [share / total for share in shares]
-
-
-def _minimise_chunk(design, target, weights, start, lower, upper, delta, max_steps):
-    params = design.shape[2]
+def _minimise_chunk(law, target, weights, start, lower, upper, delta, max_steps):
+    params = start.shape[1]
     theta = np.clip(start, lower, upper)
-    log_loss, shares = _terms(design, theta)
-    value = (weights * huber(target - log_loss, delta)).sum(-1)
+    value = objective(law, target, weights, theta, delta)
     damping = np.ones(len(start))
     small = np.zeros(len(start), int)  # steps in a row that gained next to nothing
     live = np.arange(len(start))
     for _ in range(max_steps):
         if not len(live):
             break
-        th, tg, wt = theta[live], target[live], weights[live]
-        log_loss, shares = _terms(design, th)
-        residual = tg - log_loss
+        th, wt = theta[live], weights[live]
+        log_loss, slopes_of = law(th)
+        residual = target - log_loss
         size = np.maximum(np.abs(residual), 1e-300)
-        edge = delta[live]
-        majorant = wt * np.minimum(1.0, edge / size)
-        newton = np.where(size <= edge, wt, 0.0)
+        majorant = wt * np.minimum(1.0, delta / size)
+        newton = np.where(size <= delta, wt, 0.0)
         curve = newton + damping[live, None] * majorant
-        slopes = [_column(design, shares, p) for p in range(params)]
+        slopes = slopes_of()
         gradient = np.stack([(majorant * residual * s).sum(-1) for s in slopes], -1)
         matrix = np.empty((len(live), params, params))
         for p in range(params):
@@ -129,7 +108,7 @@ def _minimise_chunk(design, target, weights, start, lower, upper, delta, max_ste
         diagonal += 1e-10 * diagonal.max(-1, keepdims=True) + held + 1e-14
         step = np.linalg.solve(matrix, (gradient * free)[..., None])[..., 0]
         trial = np.clip(th + step, lower[live], upper[live])
-        trial_value = (wt * huber(tg - _terms(design, trial)[0], edge)).sum(-1)
+        trial_value = objective(law, target, wt, trial, delta)
         old = value[live]
         better = trial_value < old
         theta[live] = np.where(better[:, None], trial, th)
@@ -140,9 +119,3 @@ def _minimise_chunk(design, target, weights, start, lower, upper, delta, max_ste
         done = (small[live] >= 3) | (~better & (damping[live] > 1e6))
         live = live[~done]
     return theta, value
-
-
-def _column(design: Floats, shares: list[Floats], p: int) -> Floats:
-    """d log L / d theta_p, [R, I]."""
-    parts = [shares[k] * design[:, k, p] for k in range(design.shape[1]) if design[:, k, p].any()]
-    return sum(parts[1:], start=parts[0]) if parts else np.zeros_like(shares[0])

@@ -106,11 +106,11 @@ def test_every_replicate_is_a_minimum():
     found = laws.estimate(CHINCHILLA, [n, d], loss)
     weights = rng.dirichlet(np.ones(len(n)), size=200) * len(n)
     theta = laws.replicate(found, [n, d], loss, weights)
-    design, (lower, upper) = CHINCHILLA.design([n, d], found.centres), CHINCHILLA.bounds(loss)
-    value = solver.objective(design, np.log(loss), weights, theta, 1e-3)
+    curve, (lower, upper) = CHINCHILLA.of([n, d], found.centres), CHINCHILLA.bounds(loss)
+    value = solver.objective(curve, np.log(loss), weights, theta, 1e-3)
     for _ in range(3):
         start = theta + rng.normal(size=theta.shape) * [0.05, 0.1, 0.05, 0.1, 0.05]
-        _, again = solver.minimise(design, np.log(loss), weights, start, lower, upper, max_steps=800)
+        _, again = solver.minimise(curve, np.log(loss), weights, start, lower, upper, max_steps=800)
         assert (again >= value * (1 - 1e-5)).mean() > 0.99
 
 
@@ -129,11 +129,11 @@ def test_one_wild_row_moves_the_estimate_by_less_than_the_noise():
 def test_bounds_hold_a_parameter():
     n, d = grid()
     loss = loss_of(n, d)
-    design, (lower, upper) = CHINCHILLA.design([n, d], np.array([0.0, 0.0])), CHINCHILLA.bounds(loss)
+    curve, (lower, upper) = CHINCHILLA.of([n, d], np.array([0.0, 0.0])), CHINCHILLA.bounds(loss)
     lower, upper = lower - 50, upper + 50  # centres of 0 put the coefficients elsewhere
     lower[0] = upper[0] = np.log(1.5)
     start = np.array([[np.log(1.5), 5.0, 0.3, 6.0, 0.3]])
-    theta, _ = solver.minimise(design, np.log(loss), np.ones(len(n)), start, lower, upper)
+    theta, _ = solver.minimise(curve, np.log(loss), np.ones(len(n)), start, lower, upper)
     assert np.exp(theta[0, 0]) == pytest.approx(1.5)
 
 

@@ -31,7 +31,7 @@ def test_the_closed_form_is_the_lowest_loss_along_the_budget(budget):
 
 
 def test_exponents_sum_to_one_and_are_the_slopes_of_the_closed_form():
-    slopes = optimum.exponents(LAW)
+    slopes = optimum.exponents(LAW["alpha"], LAW["beta"])
     assert slopes["a"][0] + slopes["b"][0] == pytest.approx(1)
     low, high = (optimum.allocate(LAW, budget, optimum.Price.constant(6.0)) for budget in (1e18, 1e22))
     assert np.log(high["N"][0] / low["N"][0]) / np.log(1e4) == pytest.approx(slopes["a"][0])

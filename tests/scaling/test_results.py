@@ -103,6 +103,17 @@ def test_the_summary_is_three_lines(fits):
     assert lines[1].endswith("; by a parabola N 5M [4M, 6M]")
 
 
+def test_a_better_law_with_a_floor_is_the_one_that_speaks_of_the_floor(fits):
+    first = next(iter(fits.values()))
+    assert first["fits_best"] == "parametric" and "fits better" not in results.summary(fits)[0]
+    joined = first["kaplan_floor"] | {"E": {"value": 1.25, "ci95": [1.2, 1.3]}, "rms": 0.001}
+    other = {"all": first | {"fits_best": "kaplan_floor", "kaplan_floor": joined}}
+    assert "(Kaplan's law with a floor fits better, residuals of 0.1 %" in results.summary(other)[0]
+    held, missed = (results.against_floor(other, nats) for nats in (1.21, 1.31))
+    assert "E 1.25 [1.2, 1.3] holds it, the interval's half width is 4 % of E; by Kaplan's law with a floor" in held
+    assert "does NOT hold it" in missed and "holds it" in results.against_floor(other, 1.31, standard_error=0.01)
+
+
 def test_fit_json_is_that_of_the_fit_program_and_all_conventions(fits, tmp_path):
     written = json.loads(results.write_fits(tmp_path, fits).read_text())
     assert written["parametric"]["alpha"] == fits["all parameters, exact FLOP"]["parametric"]["alpha"]
