@@ -151,15 +151,12 @@ def predicted_measured(holdout: Mapping[str, Any]) -> Any:
     axes.plot(ends, ends, color="black", linewidth=1, label="predicted = measured")
     bars = [np.maximum(predicted - low, 0), np.maximum(high - predicted, 0)]
     axes.errorbar(measured, predicted, bars, fmt="o", color=plotting.shade(0.3), markersize=5, ecolor="0.3",
-                  elinewidth=1, capsize=2, label="held-out run, 95% interval of the law")  # fmt: skip
+                  elinewidth=1, capsize=2, label=f"by the sum, 95% interval: {_off(holdout)}")  # fmt: skip
     for (key, points), shape in zip(joined.items(), "s^", strict=False):
-        name = f"by Kaplan's law{' with a floor' * (key != 'kaplan')}"
+        name = f"by Kaplan's law{' with a floor' * (key != 'kaplan')}: {_off(holdout[key])}"
         axes.plot(measured, points, shape, color="black", markerfacecolor="none", markersize=6, label=name)
     axes.set(xlabel="measured loss (nats per token)", ylabel="predicted loss (nats per token)", xlim=ends, ylim=ends)
-    off = f"off by {100 * holdout['mean_abs_error']:.2f}%"
-    if "kaplan" in joined:
-        off += f", by Kaplan's law {100 * holdout['kaplan']['mean_abs_error']:.2f}%"
-    axes.set_title(f"Held out above {holdout['fitted_up_to']:.2g} FLOP: {off}")
+    axes.set_title(f"Runs above {holdout['fitted_up_to']:.2g} FLOP, predicted from those below")
     axes.legend(loc="upper left")
     return figure
 
@@ -181,7 +178,7 @@ def floor_profile(result: Mapping[str, Any]) -> Any:
         if near.sum() > 1:
             margin = 0.15 * np.ptp(floors[near])
             axes.set_xlim(max(floors[near].min() - margin, 0), floors[near].max() + margin)
-        axes.legend(loc="upper center")
+        axes.legend(loc="best")
     figure.suptitle("How well these data know E")
     return figure
 
@@ -234,6 +231,10 @@ def _ring_outliers(axes: Any, x: np.ndarray, y: np.ndarray, table: Table, result
 def _name_points(axes: Any, x: np.ndarray, y: np.ndarray, rows: np.ndarray) -> None:
     for i in np.argsort(-np.abs(y))[:12]:
         axes.annotate(str(rows[i]), (x[i], y[i]), xytext=(5, 4), textcoords="offset points", fontsize=8)
+
+
+def _off(held: Mapping[str, Any]) -> str:
+    return f"off by {100 * held['mean_abs_error']:.2f}%"
 
 
 def _formula(name: str, law: Mapping[str, Any]) -> str:

@@ -60,7 +60,7 @@ def fit_table(table: Table, settings: Settings | None = None) -> dict[str, Any]:
         parabolas = _or_skip(isoflop.parabolas, table, *how)  # first: it may find that nothing else is worth doing
         out |= _parametric(table, settings, price)
         out |= {key: _or_skip(fit_joined, law, table, settings) for key, law in KAPLANS.items()}
-        out["fits_best"] = min(("parametric", "kaplan_floor"), key=lambda key: out[key].get("objective", np.inf))
+        out["fits_best"] = _closer(out["parametric"], out["kaplan_floor"])
         out["isoflop"] = parabolas
         out["envelope"] = _or_skip(isoflop.envelope, table, *how)
         out["holdout"] = _or_skip(predict_largest, table, settings)
@@ -113,8 +113,9 @@ def predict_largest(table: Table, settings: Settings) -> dict[str, Any]:
 
     Returns:
       "rows": [{"row", "N", "D", "C", "measured", "predicted", "ci95", "error"}], error = predicted / measured - 1;
-      "mean_abs_error", "max_abs_error"; "best": the error at the held-out row of lowest loss; "fitted_rows"; "kaplan",
-      "kaplan_floor": the same of those laws, or {"skipped": why}.
+      "mean_abs_error", "max_abs_error"; "best": the error at the held-out row of lowest loss; "objective" on the rows
+      that were fitted; "fitted_rows"; "kaplan", "kaplan_floor": the same of those laws, or {"skipped": why};
+      "fits_best": as in `fit_table`, judged without the rows held out.
 
     Raises:
       ConfigError: nothing is to be held out, or too little is left.
@@ -134,6 +135,7 @@ def predict_largest(table: Table, settings: Settings) -> dict[str, Any]:
     rest = dataclasses.replace(rest, source=f"{table.source} without its largest budgets")
     out = _forecast(laws.SUM, rest, test, settings)
     out |= {key: _or_skip(_forecast, law, rest, test, settings) for key, law in KAPLANS.items()}
+    out["fits_best"] = _closer(out, out["kaplan_floor"])
     return {**out, "fitted_rows": len(rest), "fitted_up_to": float(rest.c.max())}
 
 
@@ -154,10 +156,16 @@ def _forecast(law: laws.Law, rest: Table, test: Table, settings: Settings) -> di
     ]  # fmt: skip
     return {
         "rows": rows,
+        "objective": found.value,
         "mean_abs_error": float(np.abs(error).mean()),
         "max_abs_error": float(np.abs(error).max()),
         "best": float(error[test.loss.argmin()]),
     }
+
+
+def _closer(added: dict[str, Any], joined: dict[str, Any]) -> str:
+    """Which of the two laws of five parameters, E among them, fits more closely."""
+    return "kaplan_floor" if joined.get("objective", np.inf) < added["objective"] else "parametric"
 
 
 def _parametric(table: Table, settings: Settings, price: optimum.Price) -> dict[str, Any]:

@@ -21,6 +21,7 @@ CONVENTIONS = {
 NEEDED = ("run", "trunk", "role", "status", "width", "params", "params_non_embedding", "tokens", "flops", "loss",
           "loss_stderr")  # fmt: skip
 CURVE_POINTS = 400
+_NAMES = {"parametric": "the sum", "kaplan": "Kaplan's law", "kaplan_floor": "Kaplan's law with a floor"}
 
 
 def points(records: Sequence[Record]) -> list[Record]:
@@ -68,14 +69,15 @@ def fit(records: Sequence[Record], settings: Settings, source: str = "records") 
 
 
 def summary(fits: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Three lines: the exponents, the best split of the largest budget, the error of prediction; the first two by the
-    law and, where the table has them, by iso-FLOP parabolas."""
+    """Three lines: the exponents, the best split of the largest budget, the error of prediction; by the sum
+    E + A / N^alpha + B / D^beta, by Kaplan's laws and, where the table has them, by iso-FLOP parabolas."""
     name, first = next(iter(fits.items()))
     law, joint, best = first["parametric"], first["kaplan_floor"], first["optimal"]
     exponents = ", ".join(f"{key} {report.interval(law[key])}" for key in ("alpha", "beta", "E"))
     at = best["budgets"][0]
     parabolas = first["isoflop"]
-    ways = (("the law", best), ("Kaplan's law", first["kaplan"]), ("parabolas", parabolas))
+    ways = [("parabolas", parabolas), ("the sum", best)]
+    ways += [(_NAMES[key], first[key]) for key in ("kaplan", "kaplan_floor")]
     if first["fits_best"] == "kaplan_floor":
         exponents += f" (Kaplan's law with a floor fits better, {_fit_quality(first)}: E {report.interval(joint['E'])})"
     growth = ", ".join(f"{report.interval(part['a'], '{:.3f}'.format)} by {way}" for way, part in ways if "a" in part)
@@ -89,15 +91,17 @@ def summary(fits: Mapping[str, Mapping[str, Any]]) -> list[str]:
     if "skipped" in held:
         prediction = f"prediction: not done ({held['skipped']})"
     else:
+        parts = {"kaplan_floor": held["kaplan_floor"], "parametric": held, "kaplan": held["kaplan"]}
+        chosen = held["fits_best"]
+        off = {
+            key: f"{100 * part['mean_abs_error']:.2f} % on average, {100 * part['max_abs_error']:.2f} % at most by "
+            + _NAMES[key] for key, part in parts.items() if "skipped" not in part
+        }  # fmt: skip
+        others = "".join(f"; {text}" for key, text in off.items() if key != chosen)
         prediction = (
             f"prediction: {len(held['rows'])} runs above {held['fitted_up_to']:.2g} FLOP, from the "
-            f"{held['fitted_rows']} below: off by {100 * held['mean_abs_error']:.2f} % on average, "
-            f"{100 * held['max_abs_error']:.2f} % at most"
+            f"{held['fitted_rows']} below: off by {off[chosen]}, which fits those below better{others}"
         )
-        for key, by in (("kaplan", "Kaplan's law"), ("kaplan_floor", "the same with a floor")):
-            if "skipped" not in held[key]:
-                mean, most = 100 * held[key]["mean_abs_error"], 100 * held[key]["max_abs_error"]
-                prediction += f"; by {by} {mean:.2f} % on average, {most:.2f} % at most"
     return [
         f"law ({name}): {exponents}; N ~ C^a, a {growth}",
         f"best at {at['C']:.3g} FLOP: N {report.interval(at['N'], plotting.count)}, "
@@ -131,7 +135,7 @@ def against_floor(fits: Mapping[str, Mapping[str, Any]], nats: float, standard_e
 
 def _fit_quality(fit: Mapping[str, Any]) -> str:
     rms = [100 * fit[key]["rms"] for key in ("kaplan_floor", "parametric")]
-    return "residuals of {:.2g} % (root mean square) against the sum's {:.2g} %".format(*rms)
+    return "residuals of {:.3g} % (root mean square) against the sum's {:.3g} %".format(*rms)
 
 
 def write_fits(directory: Path, fits: Mapping[str, Mapping[str, Any]]) -> Path:

@@ -106,7 +106,8 @@ def test_the_held_out_budget_and_the_fit_tell_the_laws_apart():
     assert found["fits_best"] == "kaplan_floor"
     low, high = found["kaplan_floor"]["E"]["ci95"]
     assert low < STEEP["E"] < high < 1.01 * low
-    assert found["holdout"]["kaplan_floor"]["mean_abs_error"] < 0.002
+    assert found["holdout"]["kaplan_floor"]["mean_abs_error"] < 0.002 < found["holdout"]["mean_abs_error"]
+    assert found["holdout"]["fits_best"] == "kaplan_floor"
     additive = Table.of(n=table.n, d=table.d, c=table.c, loss=1.7 + 400 * table.n**-0.5 + 300 * table.d**-0.4)
     found = fit.fit_table(additive, settings)
     assert found["fits_best"] == "parametric"

@@ -93,13 +93,14 @@ def test_the_summary_is_three_lines(fits):
     assert len(lines) == 3 and not any("\n" in line for line in lines)
     assert re.match(r"law \(all parameters, exact FLOP\): alpha 0\.\d+ \[", lines[0])
     assert lines[1].startswith("best at ") and lines[2].startswith("prediction: ")
+    assert " at most by the sum, which fits those below better; " in lines[2]
     # By parabolas too, where four sizes meet at a budget.
     first = next(iter(fits.values()))
     assert "skipped" in first["isoflop"] and not any("parabola" in line for line in lines)
     top = {"C": first["optimal"]["budgets"][0]["C"], "N": 5e6, "N_ci95": [4e6, 6e6]}
     found = {"budgets": [top], "a": {"value": 0.5, "ci95": [0.4, 0.6]}}
     lines = results.summary({"all": {**first, "isoflop": found}})
-    assert lines[0].endswith(" by Kaplan's law, 0.500 [0.400, 0.600] by parabolas")
+    assert "N ~ C^a, a 0.500 [0.400, 0.600] by parabolas, " in lines[0]
     assert lines[1].endswith("; by a parabola N 5M [4M, 6M]")
 
 
