@@ -5,11 +5,12 @@ are kept for the backward pass, in the dtype of the values.
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 
-from jaxformer.kernels.matmul import rounded_einsum
+from jaxformer.kernels.matmul import rounded_einsum, transposed_products
 from jaxformer.types import Array
 
 Span = tuple[int, int]
@@ -20,7 +21,7 @@ def attend(
     key: Array,
     value: Array,
     spans: tuple[tuple[Span, Span], ...],
-    allowed: list[Array],
+    allowed: list[Array | None],
     biases: list[Array | None],
     scale: float,
 ) -> Array:
@@ -30,7 +31,7 @@ def attend(
       query: [B, T, H, K].
       key, value: [B, S, G, K] and [B, S, G, K'], H a multiple of G.
       spans: for each block (first, end) of its queries, all of T in order, and of the keys they read.
-      allowed: for each block bool that broadcasts to [B, H, t, s].
+      allowed: for each block bool that broadcasts to [B, H, t, s], or None: all.
       biases: for each block None, or what is added to the scores, that broadcasts to [B, H, t, s].
       scale: of the scores.
 
@@ -67,13 +68,31 @@ def _forward(spans, query, key, value, biases, allowed):
     wide = jnp.promote_types(query.dtype, jnp.float32)
     outs, kept = [], []
     for ((first, last), (start, stop)), bias, seen in zip(spans, biases, allowed, strict=True):
-        scores = rounded_einsum("BGRTK,BGSK->BGRTS", query[:, :, :, first:last], key[:, :, start:stop], wide)
+        q, k, v = query[:, :, :, first:last], key[:, :, start:stop], value[:, :, start:stop]
+        scores = _product("GTK,GSK->GTS", _rows(q), _rows(k), wide).reshape(*q.shape[:4], stop - start)
         if bias is not None:
             scores = scores + bias.astype(wide)
-        weights = softmax(jnp.where(seen, scores, -jnp.inf)).astype(value.dtype)
-        outs.append(rounded_einsum("BGRTS,BGSK->BGRTK", weights, value[:, :, start:stop], value.dtype))
+        if seen is not None:
+            scores = jnp.where(seen, scores, -jnp.inf)
+        # In the products' shape for all who read them: XLA would make an array of weights for every shape asked for.
+        weights = softmax(_rows(scores)).astype(value.dtype)
+        outs.append(_product("GTS,GSK->GTK", weights, _rows(v), value.dtype).reshape(*q.shape[:4], v.shape[-1]))
         kept.append(weights)
     return jnp.concatenate(outs, axis=3), (query, key, value, biases, kept)
+
+
+def _rows(x: Array) -> Array:
+    """[B, G, R, t, s] -> [B, G, R t, s], and [B, G, s, K] as it is; a B of one, which XLA drops for its products, is
+    dropped here, for the sake of the others who read the array."""
+    batch = x.shape[:2] if x.shape[0] != 1 else x.shape[1:2]
+    return x.reshape(*batch, math.prod(x.shape[2:-1]), x.shape[-1])
+
+
+def _product(spec: str, a: Array, b: Array, dtype) -> Array:
+    """einsum of single heads, of one batch or of several."""
+    if a.ndim == 4:
+        spec = "->".join(",".join("B" + letters for letters in side.split(",")) for side in spec.split("->"))
+    return rounded_einsum(spec, a, b, dtype)
 
 
 def _backward(spans, saved, g_out):
@@ -81,18 +100,23 @@ def _backward(spans, saved, g_out):
     wide = jnp.promote_types(query.dtype, jnp.float32)
     d_query, d_biases = [], []
     # Width before keys: a product of the queries with the scores' gradient comes out so, without a pass to turn it.
-    d_key, d_value = (jnp.zeros((*x.shape[:2], x.shape[3], x.shape[2]), wide) for x in (key, value))
+    d_key, d_value = (jnp.zeros(_rows(x).swapaxes(-2, -1).shape, wide) for x in (key, value))
     for ((first, last), (start, stop)), bias, weights in zip(spans, biases, kept, strict=True):
-        g, q = g_out[:, :, :, first:last], query[:, :, :, first:last]
-        k, v = key[:, :, start:stop], value[:, :, start:stop]
-        d_weights = rounded_einsum("BGRTK,BGSK->BGRTS", g, v, wide)
+        block = query[:, :, :, first:last]
+        g, q = _rows(g_out[:, :, :, first:last]), _rows(block)
+        k, v = _rows(key[:, :, start:stop]), _rows(value[:, :, start:stop])
+        d_weights = _product("GTK,GSK->GTS", g, v, wide)
         d_scores = _through_softmax(weights.astype(wide), d_weights)
-        d_biases.append(None if bias is None else _summed(d_scores, bias))
+        d_biases.append(None if bias is None else _summed(d_scores.reshape(*block.shape[:4], stop - start), bias))
         d_scores = d_scores.astype(query.dtype)
-        d_query.append(rounded_einsum("BGRTS,BGSK->BGRTK", d_scores, k, query.dtype))
-        d_key = d_key.at[..., start:stop].add(rounded_einsum("BGRTK,BGRTS->BGKS", q, d_scores, wide))
-        d_value = d_value.at[..., start:stop].add(rounded_einsum("BGRTK,BGRTS->BGKS", g, weights, wide))
-    d_key, d_value = d_key.astype(key.dtype).swapaxes(2, 3), d_value.astype(value.dtype).swapaxes(2, 3)
+        d_query.append(_product("GTS,GSK->GTK", d_scores, k, query.dtype).reshape(block.shape))
+        d_key = d_key.at[..., start:stop].add(transposed_products(q, d_scores, wide))
+        d_value = d_value.at[..., start:stop].add(transposed_products(g, weights, wide))
+    # Behind a barrier: where there is one block, XLA would fold the turn into the product and be off its fast path.
+    turned = jax.lax.optimization_barrier((d_key, d_value))
+    d_key, d_value = (
+        d.astype(x.dtype).swapaxes(-2, -1).reshape(x.shape) for d, x in zip(turned, (key, value), strict=True)
+    )
     return jnp.concatenate(d_query, axis=3), d_key, d_value, tuple(d_biases), None
 
 

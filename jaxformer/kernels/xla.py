@@ -1,7 +1,8 @@
 """Reference attention: plain XLA operations, every option, and the one implementation that expands the mask.
 
 Long causal self-attention is cut into static blocks of queries that read only the keys up to their own end, which
-spares almost half of the arithmetic; without the rarer options by `blocked`, whose backward pass is written down.
+spares almost half of the arithmetic. Without the rarer options all is done by `blocked`, whose backward pass is written
+down; other than long causal self-attention as a single block.
 """
 
 from collections.abc import Callable
@@ -36,20 +37,20 @@ def attend(
     """Attention as `functional.attention.attention` documents it; arguments are already checked there."""
     options = {"scale": scale, "soft_cap": soft_cap, "dropout_rate": dropout_rate}
     queries, keys = query.shape[1], key.shape[1]
-    self_attention = mask is not None and mask.causal and mask.query_index is None and mask.key_index is None
-    if not self_attention or queries != keys or queries <= QUERY_BLOCK or return_weights:
+    spans = [((0, queries), (0, keys))]
+    if mask is not None and mask.causal and mask.query_index is None and mask.key_index is None and queries == keys:
+        ends = [min(start + QUERY_BLOCK, queries) for start in range(0, queries, QUERY_BLOCK)]
+        spans = [((start, end), (_first_key(mask, start), end)) for start, end in zip([0, *ends], ends, strict=False)]
+    plain = soft_cap is None and (rng is None or dropout_rate == 0.0)
+    if return_weights or (len(spans) == 1 and not plain):
         return _attend_block(query, key, value, mask, bias, rng, return_weights=return_weights, **options)
 
-    spans = []
-    for start in range(0, queries, QUERY_BLOCK):
-        stop = min(start + QUERY_BLOCK, queries)
-        spans.append(((start, stop), (0 if mask.window is None else max(0, start - mask.window + 1), stop)))
     parts = [(slice(*rows), slice(*columns)) for rows, columns in spans]
-    if soft_cap is None and (rng is None or dropout_rate == 0.0):
+    if plain:
         allowed, biases = [], []
         for rows, columns in parts:
             sizes = rows.stop - rows.start, columns.stop - columns.start
-            allowed.append(expand(crop(mask, queries, keys, rows, columns), *sizes))
+            allowed.append(expand(mask and crop(mask, queries, keys, rows, columns), *sizes))
             cropped = _crop_bias(bias, rows, columns)
             biases.append(cropped(*map(jnp.arange, sizes)) if callable(cropped) else cropped)
         return blocked.attend(query, key, value, tuple(spans), allowed, biases, scale)
@@ -67,6 +68,10 @@ def attend(
             )
         )
     return jnp.concatenate(outs, axis=1)
+
+
+def _first_key(mask: Mask, query: int) -> int:
+    return 0 if mask.window is None else max(0, query - mask.window + 1)
 
 
 def _crop_bias(bias: Bias | None, rows: slice, columns: slice) -> Bias | None:

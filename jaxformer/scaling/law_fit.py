@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike
 
 from jaxformer.config import ConfigError
 from jaxformer.scaling import bootstrap, laws
+from jaxformer.scaling.profile import Profile, profile_floor
 from jaxformer.scaling.table import Table
 
 Floats = np.ndarray
@@ -65,7 +66,7 @@ def fit_law(law: laws.Law, table: Table, settings: Settings) -> tuple[laws.Estim
     exponent_of = {name: pair[1] for pair in law.terms for name in pair}
     stuck = {name: (values[name] <= low * 1.001) | (values[name] >= high * 0.999) for _, name in law.terms}
     levels = bootstrap.tails(len(table), len(law.names), table.clusters)
-    profile = laws.profile_floor(found, xs, table.loss, drawn, thetas, levels) if law.floor else None
+    profile = profile_floor(found, xs, table.loss, drawn, thetas, levels) if law.floor else None
     parameters: dict[str, Any] = {}
     for name in law.names:
         if name == "E":
@@ -116,7 +117,7 @@ def replicated(found: laws.Estimate, thetas: Floats, table: Table, settings: Set
     return values
 
 
-def _doubt(name: str, found: laws.Estimate, profile: laws.Profile) -> str | None:
+def _doubt(name: str, found: laws.Estimate, profile: Profile) -> str | None:
     """What the profile of E says against a parameter: E is free at an end, or it drags the parameter along."""
     if name == "E":
         if profile.statistic[0] < profile.cut:

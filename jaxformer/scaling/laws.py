@@ -22,10 +22,8 @@ coefficient and its exponent are nearly independent; `natural` turns that back i
 """
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -34,13 +32,11 @@ from jaxformer.scaling import forms, solver
 
 Floats = np.ndarray
 
-CHI2_95 = 3.8415  # 95th percentile of chi-squared with one degree of freedom
 EXPONENT_RANGE = (0.005, 5.0)
 _SUM = (("A", "alpha"), ("B", "beta"))
 _JOINED = (("N_c", "alpha_N"), ("D_c", "alpha_D"))
 _START_EXPONENTS = (0.08, 0.2, 0.4, 0.8, 1.6)
 _START_FLOORS = (0.05, 0.4, 0.75, 0.95)  # E as a share of the lowest loss
-_PROFILE_POINTS = 44
 _SAMPLE = 48  # replicates that try the further starts before all of them do
 
 
@@ -175,17 +171,6 @@ class Estimate:
         return np.exp(self.law.of(xs, self.centres)(theta)[0])
 
 
-class Profile(NamedTuple):
-    """Profile of E. `floor` [F] runs from a ten-thousandth of the lowest loss to 5 % above it; `statistic` [F] is the
-    likelihood ratio there, `theta` [F, P] the refitted parameters; below `cut`, 3.84 at least, an E is in the interval.
-    """
-
-    floor: Floats
-    statistic: Floats
-    cut: float
-    theta: Floats
-
-
 def estimate(law: Law, xs: Sequence[Floats], loss: Floats, *, delta: float = 1e-3, where: str = "table") -> Estimate:
     """Fits `law` from every start of its grid.
 
@@ -209,7 +194,7 @@ def estimate(law: Law, xs: Sequence[Floats], loss: Floats, *, delta: float = 1e-
         return found
     floors = np.exp(theta[best, 0]) * np.array([0.3, 0.85, 1.0])
     floors[2] = 0.5 * (floors[2] + np.exp(upper[0]))
-    held, _ = _hold_floor(found, curve, target, floors, lower, upper)
+    held, _ = hold_floor(found, curve, target, floors, lower, upper)
     return Estimate(**{**found.__dict__, "others": held})
 
 
@@ -235,54 +220,6 @@ def replicate(found: Estimate, xs: Sequence[Floats], loss: Floats, weights: Floa
     return theta
 
 
-def profile_floor(
-    found: Estimate,
-    xs: Sequence[Floats],
-    loss: Floats,
-    weights: Floats,
-    thetas: Floats,
-    levels: tuple[float, float] = (0.025, 0.975),
-) -> Profile:
-    """Profile of E: the likelihood-ratio statistic with E held and everything else refitted.
-
-    The statistic is 2 (rho(E) - rho_min) E[psi'] / E[psi^2], which in large tables is chi-squared with one degree of
-    freedom for a Huber estimate whatever the scale of the noise (Ronchetti 1982); the two expectations are those of
-    Gaussian noise of the residuals' robust scale. In small tables 3.84 is a little low a cut (its intervals cover the
-    truth 92 to 95 times in 100 with 30 to 56 rows), so the cut is a percentile of the same statistic over the
-    bootstrap replicates, where the truth is known to be the estimate.
-
-    Args:
-      weights, thetas: [R, I] and [R, P], the replicates of `replicate`.
-      levels: percentiles that make a 95 % interval.
-
-    """
-    curve, target, (lower, upper) = found.law.of(xs, found.centres), np.log(loss), found.law.bounds(loss)
-    middle, low, high = np.exp(found.theta[0]), np.exp(lower[0]), np.exp(upper[0])
-    near = np.geomspace(0.001, 0.2, 10)
-    wide = np.linspace(low, high, _PROFILE_POINTS - 2 * len(near))
-    floors = np.concatenate([wide, middle * (1 + near), [middle], middle / (1 + near)])
-    floors = np.sort(np.clip(floors, low, high))
-    path, value = _hold_floor(found, curve, target, floors, lower, upper)
-    scale = _statistic_scale(robust_scale(target - curve(found.theta[None])[0][0],
-                                          len(found.theta)), found.delta)  # fmt: skip
-    lower[0] = upper[0] = found.theta[0]
-    free = solver.objective(curve, target, weights, thetas, found.delta)
-    start = np.repeat(found.theta[None], len(weights), 0)
-    _, held = solver.minimise(curve, target, weights, start, lower, upper, delta=found.delta)
-    cut = max(CHI2_95, float(np.quantile(scale * (held - free), levels[1] - levels[0])))
-    return Profile(floors, scale * np.maximum(value - found.value, 0.0), cut, path)
-
-
-def _statistic_scale(sigma: float, delta: float) -> float:
-    """2 E[psi'] / E[psi^2] for Gaussian residuals of standard deviation sigma."""
-    edge = delta / max(sigma, 1e-9)
-    inside = math.erf(edge / math.sqrt(2))
-    tail = edge * math.exp(-0.5 * edge**2) * math.sqrt(2 / math.pi)
-    # E[min(z, edge)^2]; by series where the difference below would lose all its digits
-    power = inside - tail + edge**2 * (1 - inside) if edge > 1e-4 else edge**2
-    return 2 * inside / (power * max(sigma, 1e-9) ** 2)
-
-
 def robust_scale(residuals: Floats, params: int) -> float:
     """Standard deviation of the noise from the median absolute residual, enlarged for the parameters fitted."""
     count = len(residuals)
@@ -290,7 +227,7 @@ def robust_scale(residuals: Floats, params: int) -> float:
     return spread * float(np.sqrt(count / max(count - params, 1)))
 
 
-def _hold_floor(found, curve, target, floors, lower, upper):
+def hold_floor(found, curve, target, floors, lower, upper):
     """Best theta [F, P] and objective [F] with E held at each of `floors` [F], from several starts each."""
     loss = np.exp(target)
     seeds = np.concatenate([found.theta[None], found.law.starts(loss)[::11]])

@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxformer import agreement
+from jaxformer.allocator import give_back_freed_memory
 from jaxformer.config import Config, ConfigError
 from jaxformer.specs import count_params, is_spec
 from jaxformer.training import metrics
@@ -124,7 +125,10 @@ def train(
         programs = None if finished else helper.submit(compile_ahead, steps, mesh, batch, held_out)
         restored = checkpoints.restore(steps.abstract_state)
         state, step = (steps.init(), 0) if restored is None else restored
-        steps = steps if programs is None else programs.result()
+        if programs is not None:
+            steps = programs.result()
+            jax.block_until_ready(state)
+            give_back_freed_memory()
         reporter = Reporter(
             workdir / "records.jsonl",
             every=config.train.log_every_steps,

@@ -8,6 +8,7 @@ from planted import TRUTH, grid, iso_flop, loss_of, noisy, scattered
 
 from jaxformer.config import ConfigError
 from jaxformer.scaling import bootstrap, fit, law_fit, laws
+from jaxformer.scaling.profile import Profile
 from jaxformer.scaling.table import Table
 
 CHINCHILLA = laws.Law(("N", "D"))
@@ -168,7 +169,7 @@ def test_a_flat_profile_of_the_floor_is_a_doubt_about_it_and_about_what_it_drags
     theta[:, 2] = [0.1, 0.2, 0.35, 0.4]
 
     def doubt(name, *statistic):
-        profile = laws.Profile(np.linspace(0.1, 2.0, 4), np.array(statistic, float), 4.0, theta)
+        profile = Profile(np.linspace(0.1, 2.0, 4), np.array(statistic, float), 4.0, theta)
         return law_fit._doubt(name, found, profile)
 
     assert doubt("E", 2, 1, 0, 9) == "its profile is flat down to zero"

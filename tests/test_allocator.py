@@ -1,4 +1,4 @@
-"""What a program sets for its process before the first step."""
+"""What stays with a process on CPU when it is freed, and what goes back."""
 
 import os
 import platform
@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from jaxformer import process
+from jaxformer import allocator
 
 REPORT = """
 import os, pathlib, sys
-from jaxformer import process
-process.ACCELERATORS = tuple(sys.argv[1:])
-process.keep_freed_memory()
+from jaxformer import allocator
+allocator.ACCELERATORS = tuple(sys.argv[1:])
+allocator.keep_freed_memory()
 memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 for line in pathlib.Path("/proc/self/maps").read_text().splitlines():
     if line.endswith("[heap]"):
@@ -54,7 +54,37 @@ def test_with_an_accelerator_memory_goes_back():
     assert heap("null") < 0.1
 
 
+GIVE_BACK = """
+import ctypes, pathlib
+from jaxformer import allocator
+allocator.ACCELERATORS = ()
+allocator.keep_freed_memory()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+def resident():
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+blocks = [libc.malloc(50 * 2**20) for _ in range(4)]
+for block in blocks:
+    ctypes.memset(block, 1, 50 * 2**20)
+full = resident()
+for block in blocks[:3]:  # the last one keeps the heap from shrinking at its end
+    libc.free(block)
+kept = resident()
+allocator.give_back_freed_memory()
+print(full - kept, kept - resident())
+"""
+
+
+@glibc
+def test_freed_memory_is_kept_until_it_is_given_back():
+    """150 of 200 MiB."""
+    chosen = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_", "JAX_PLATFORMS"))}
+    done = subprocess.run([sys.executable, "-c", GIVE_BACK], capture_output=True, text=True, check=True, env=chosen)
+    before, after = (float(x) for x in done.stdout.split())
+    assert before < 5 and 140 < after < 160
+
+
 def test_another_c_library_is_left_alone(monkeypatch):
-    monkeypatch.setattr(process, "ACCELERATORS", ())
-    monkeypatch.setattr(process.ctypes, "CDLL", lambda name: object())
-    process.keep_freed_memory()
+    monkeypatch.setattr(allocator, "ACCELERATORS", ())
+    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: object())
+    allocator.keep_freed_memory()
