@@ -7,6 +7,8 @@ from pathlib import Path
 
 # Device files of GPUs and TPUs.
 ACCELERATORS = ("nvidia[0-9]*", "accel[0-9]*", "vfio/[0-9]*")
+_RESERVE = 256 * 2**20  # bytes
+_kept: list[ctypes.CDLL] = []  # the C library, once it was told to keep what is freed
 
 
 def keep_freed_memory() -> None:
@@ -14,8 +16,8 @@ def keep_freed_memory() -> None:
 
     XLA allocates its temporaries anew in every step; with glibc's defaults the large ones are mapped and unmapped
     each time, hundreds of thousands of page faults a step (measured: half of the step at 6 layers of width 384), and
-    what other threads allocate lies on heaps of their own, which no huge page fits. Costs resident memory, about 1.6
-    times. To be called before the first device is used, for it is then that XLA's threads get their heaps.
+    what other threads allocate lies on heaps of their own, which no huge page fits. To be called before the first
+    device is used, for it is then that XLA's threads get their heaps.
 
     Does nothing where the user chose (`MALLOC_*` or `GLIBC_TUNABLES` in the environment), or where an accelerator will
     do the work: it is there, and `JAX_PLATFORMS` does not say cpu.
@@ -29,19 +31,21 @@ def keep_freed_memory() -> None:
         mallopt = libc.mallopt
     except AttributeError:  # another C library
         return
+    _kept.append(libc)
+    libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+    libc.free.argtypes = [ctypes.c_void_p]
     trim_threshold, top_pad, mmap_max, arena_max = -1, -2, -4, -8
     mallopt(arena_max, 1)
     mallopt(mmap_max, 0)
     mallopt(trim_threshold, -1)  # never
     mallopt(top_pad, 64 * 2**20)
-    if Path("/proc/sys/vm/overcommit_memory").read_text().strip() != "2":  # there, what is only promised counts
-        _reserve_huge_pages(libc)
+    _reserve_huge_pages(libc)
 
 
 def _reserve_huge_pages(libc: ctypes.CDLL) -> None:
     """Grows the heap to what the machine could hold, untouched as yet and so at no cost, and asks for huge pages."""
-    libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
-    libc.free.argtypes = [ctypes.c_void_p]
+    if Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2":  # there, what is only promised counts
+        return
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     libc.free(libc.malloc(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 3 // 4))
     advice_huge = 14
@@ -51,13 +55,25 @@ def _reserve_huge_pages(libc: ctypes.CDLL) -> None:
             libc.madvise(start, end - start, advice_huge)
 
 
-def give_back_freed_memory() -> None:
-    """On glibc: what is free on the heap goes back to the system, whatever `keep_freed_memory` said.
+def settle_heap() -> None:
+    """After `keep_freed_memory`, once everything is compiled and made, and before the first step.
 
-    To be called once everything is compiled and made, and before the first step: compiling a step of GPT-2 and making
-    its state leave 1 GiB behind in pieces, between which the step's one block of temporaries does not fit.
+    What is free goes back to the system: compiling a step of GPT-2 and making its state leave 1 GiB in pieces, between
+    which the step's one block of temporaries does not fit. And a reserve is put aside, untouched as yet, for small
+    blocks: glibc takes the smallest free block that is large enough, which between two steps would sooner or later
+    be where the temporaries were, and the next step's would no longer fit there (seen: up to four times their size).
     """
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
+    if not _kept:
+        return
+    libc = _kept[0]
+    libc.malloc_trim(0)
+    _reserve_huge_pages(libc)  # the end of the heap went back, too
+    reserve = libc.malloc(_RESERVE)
+    others = []
+    for size in (2**n for n in range(12, 29)):  # one that lies behind the reserve keeps it from joining what follows
+        others.append(libc.malloc(size))
+        if reserve <= others[-1] <= reserve + _RESERVE + 2**12:
+            others.pop()
+            break
+    for block in (reserve, *others):
+        libc.free(block)

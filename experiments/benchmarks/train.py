@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.benchmarks.suite import RULER, Suite, in_process, need_peers, ruler, take_turns
-from jaxformer.allocator import give_back_freed_memory, keep_freed_memory
+from jaxformer.allocator import keep_freed_memory, settle_heap
 from jaxformer.config import Config, ConfigError, LossConfig, ModelConfig, OptimizerConfig, from_mapping
 from jaxformer.plan.hardware import chip_of
 from jaxformer.types import Batch
@@ -170,7 +170,7 @@ def our_steps(shape: Shape, dtype: str, model: ModelConfig | None = None) -> Cal
         held = [jax.block_until_ready(made.init())]
         program: Any = made.train
         train = program.lower(held[0], chunk, count).compile()
-    give_back_freed_memory()  # as the training loop does
+    settle_heap()  # as the training loop does
 
     def run() -> None:
         with jax.set_mesh(mesh):

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxformer import agreement
-from jaxformer.allocator import give_back_freed_memory
+from jaxformer.allocator import settle_heap
 from jaxformer.config import Config, ConfigError
 from jaxformer.specs import count_params, is_spec
 from jaxformer.training import metrics
@@ -128,7 +128,7 @@ def train(
         if programs is not None:
             steps = programs.result()
             jax.block_until_ready(state)
-            give_back_freed_memory()
+            settle_heap()
         reporter = Reporter(
             workdir / "records.jsonl",
             every=config.train.log_every_steps,
