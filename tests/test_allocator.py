@@ -4,7 +4,10 @@ import os
 import platform
 import subprocess
 import sys
+import types
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxformer import allocator
@@ -79,9 +82,9 @@ print(full - kept, kept - resident())
 SAME_PLACE = """
 allocator.settle_heap()
 first = libc.aligned_alloc(64, 2**29)
-stays = libc.malloc(2**25)  # made during a step
+stays = libc.malloc(2**23)  # made during a step
 libc.free(first)
-stays = libc.malloc(2**25)  # made between two steps
+stays = libc.malloc(2**23)  # made between two steps
 print(libc.aligned_alloc(64, 2**29) == first)
 """
 
@@ -101,6 +104,33 @@ def test_freed_memory_is_kept_until_the_heap_is_settled():
 @glibc
 def test_the_temporaries_of_two_steps_lie_in_the_same_place_whatever_is_made_meanwhile():
     assert settled(SAME_PLACE) == "True\n"
+
+
+class Program:
+    """Stands for a compiled one: what it returns takes a while, and at each call it says whether that was there."""
+
+    def __init__(self, temporaries):
+        self.temporaries, self.last, self.was_ready = temporaries, None, []
+        self.slow = jax.jit(lambda x: jax.lax.fori_loop(0, 100, lambda _, y: jnp.sin(y @ x), x).sum())
+
+    def memory_analysis(self):
+        return types.SimpleNamespace(temp_size_in_bytes=self.temporaries)
+
+    def __call__(self, state):
+        if self.last is not None:
+            self.was_ready.append(self.last.is_ready())
+        self.last = self.slow(jnp.ones((500, 500)))
+        return state, self.last
+
+
+def test_calls_with_large_temporaries_are_made_one_at_a_time(monkeypatch):
+    program, small = Program(2**30), Program(2**20)
+    assert allocator.one_at_a_time(program) is program  # the memory of this process is not kept
+    monkeypatch.setattr(allocator, "_kept", [None])
+    assert allocator.one_at_a_time(small) is small
+    call = allocator.one_at_a_time(program)
+    assert [call(n)[0] for n in range(4)] == [0, 1, 2, 3]
+    assert program.was_ready == [True] * 3
 
 
 def test_another_c_library_is_left_alone(monkeypatch):

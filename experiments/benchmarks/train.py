@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.benchmarks.suite import RULER, Suite, in_process, need_peers, ruler, take_turns
-from jaxformer.allocator import keep_freed_memory, settle_heap
+from jaxformer.allocator import keep_freed_memory, one_at_a_time, settle_heap
 from jaxformer.config import Config, ConfigError, LossConfig, ModelConfig, OptimizerConfig, from_mapping
 from jaxformer.plan.hardware import chip_of
 from jaxformer.types import Batch
@@ -169,7 +169,7 @@ def our_steps(shape: Shape, dtype: str, model: ModelConfig | None = None) -> Cal
         chunk, count = made.place_chunk([example(shape)] * shape.steps)
         held = [jax.block_until_ready(made.init())]
         program: Any = made.train
-        train = program.lower(held[0], chunk, count).compile()
+        train = one_at_a_time(program.lower(held[0], chunk, count).compile())
     settle_heap()  # as the training loop does
 
     def run() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from jaxformer.allocator import one_at_a_time
 from jaxformer.config import Config
 from jaxformer.layout import pin, shard_norms
 from jaxformer.sharding import batch_sharding, check_batch, param_shardings, replicated
@@ -283,7 +284,7 @@ def compile_ahead(steps: Steps, mesh: Mesh, batch: Batch, held_out: Batch) -> St
     with ThreadPoolExecutor(1) as other:
         evaluate = other.submit(compiled, steps.evaluate, weights, steps.place_batch(held_out))
         train = compiled(steps.train, steps.abstract_state, chunk, np.int32(count))
-    return steps._replace(train=train, evaluate=evaluate.result())
+    return steps._replace(train=one_at_a_time(train), evaluate=evaluate.result())
 
 
 def compile_eval(model: Model, mesh: Mesh) -> Callable[[Params, Batch], Sums]:
