@@ -12,7 +12,6 @@ import jax
 
 # Device files of GPUs and TPUs.
 ACCELERATORS = ("nvidia[0-9]*", "accel[0-9]*", "vfio/[0-9]*")
-_RESERVE = 32 * 2**20  # bytes; less than _LARGE, so that no temporaries are laid there
 _LARGE = 64 * 2**20  # bytes
 _FREEING = 0.005  # seconds
 _kept: list[ctypes.CDLL] = []  # the C library, once it was told to keep what is freed
@@ -38,7 +37,7 @@ def keep_freed_memory() -> None:
         mallopt = libc.mallopt
     except AttributeError:  # another C library
         return
-    _kept.append(libc)
+    _kept[:] = [libc]
     libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
     libc.free.argtypes = [ctypes.c_void_p]
     trim_threshold, top_pad, mmap_max, arena_max = -1, -2, -4, -8
@@ -89,21 +88,8 @@ def settle_heap() -> None:
     """After `keep_freed_memory`, once everything is compiled and made, and before the first step.
 
     What is free goes back to the system: compiling a step of GPT-2 and making its state leave 1 GiB in pieces, between
-    which the step's one block of temporaries does not fit. And a reserve is put aside, untouched as yet, for small
-    blocks: glibc takes the smallest free block that is large enough, which between two steps would sooner or later
-    be where the temporaries were, and the next step's would no longer fit there (seen: up to four times their size).
+    which the step's one block of temporaries does not fit.
     """
-    if not _kept:
-        return
-    libc = _kept[0]
-    libc.malloc_trim(0)
-    _reserve_huge_pages(libc)  # the end of the heap went back, too
-    reserve = libc.malloc(_RESERVE)
-    others = []
-    for size in (2**n for n in range(12, 28)):  # one that lies behind the reserve keeps it from joining what follows
-        others.append(libc.malloc(size))
-        if reserve <= others[-1] <= reserve + _RESERVE + 2**12:
-            others.pop()
-            break
-    for block in (reserve, *others):
-        libc.free(block)
+    if _kept:
+        _kept[0].malloc_trim(0)
+        _reserve_huge_pages(_kept[0])  # the end of the heap went back, too

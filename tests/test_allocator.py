@@ -64,7 +64,6 @@ allocator.ACCELERATORS = ()
 allocator.keep_freed_memory()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-libc.aligned_alloc.restype, libc.aligned_alloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t] * 2
 def resident():
     return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
 """
@@ -79,14 +78,6 @@ kept = resident()
 allocator.settle_heap()
 print(full - kept, kept - resident())
 """
-SAME_PLACE = """
-allocator.settle_heap()
-first = libc.aligned_alloc(64, 2**29)
-stays = libc.malloc(2**23)  # made during a step
-libc.free(first)
-stays = libc.malloc(2**23)  # made between two steps
-print(libc.aligned_alloc(64, 2**29) == first)
-"""
 
 
 def settled(script):
@@ -99,11 +90,6 @@ def settled(script):
 def test_freed_memory_is_kept_until_the_heap_is_settled():
     before, after = (float(x) for x in settled(GOES_BACK).split())
     assert before < 5 and 120 < after < 160  # of 150 MiB; whole huge pages go
-
-
-@glibc
-def test_the_temporaries_of_two_steps_lie_in_the_same_place_whatever_is_made_meanwhile():
-    assert settled(SAME_PLACE) == "True\n"
 
 
 class Program:

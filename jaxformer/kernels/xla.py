@@ -39,8 +39,8 @@ def attend(
     queries, keys = query.shape[1], key.shape[1]
     spans = [((0, queries), (0, keys))]
     if mask is not None and mask.causal and mask.query_index is None and mask.key_index is None and queries == keys:
-        ends = [min(start + QUERY_BLOCK, queries) for start in range(0, queries, QUERY_BLOCK)]
-        spans = [((start, end), (_first_key(mask, start), end)) for start, end in zip([0, *ends], ends, strict=False)]
+        blocks = [(start, min(start + QUERY_BLOCK, queries)) for start in range(0, queries, QUERY_BLOCK)]
+        spans = [((start, end), (_first_key(mask, start), end)) for start, end in blocks]
     plain = soft_cap is None and (rng is None or dropout_rate == 0.0)
     if return_weights or (len(spans) == 1 and not plain):
         return _attend_block(query, key, value, mask, bias, rng, return_weights=return_weights, **options)

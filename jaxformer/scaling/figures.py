@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 
 from jaxformer.scaling import plotting
+from jaxformer.scaling.fit import CALLED, KAPLANS
 from jaxformer.scaling.table import Table
-
-_FLOORS = {"parametric": r"by $L = E + A/N^\alpha + B/D^\beta$", "kaplan_floor": "by Kaplan's law with a floor"}
 
 
 def draw(table: Table, result: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,7 +141,7 @@ def predicted_measured(holdout: Mapping[str, Any]) -> Any:
     low, high = np.array([row["ci95"] for row in rows]).T
     joined = {
         key: np.array([row["predicted"] for row in holdout[key]["rows"]])
-        for key in ("kaplan", "kaplan_floor") if "rows" in holdout.get(key, {})
+        for key in KAPLANS if "rows" in holdout.get(key, {})
     }  # fmt: skip
     others = np.concatenate([*joined.values(), []])
     ends = np.array([min([measured.min(), low.min(), *others]), max([measured.max(), high.max(), *others])])
@@ -151,9 +150,10 @@ def predicted_measured(holdout: Mapping[str, Any]) -> Any:
     axes.plot(ends, ends, color="black", linewidth=1, label="predicted = measured")
     bars = [np.maximum(predicted - low, 0), np.maximum(high - predicted, 0)]
     axes.errorbar(measured, predicted, bars, fmt="o", color=plotting.shade(0.3), markersize=5, ecolor="0.3",
-                  elinewidth=1, capsize=2, label=f"by the sum, 95% interval: {_off(holdout)}")  # fmt: skip
+                  elinewidth=1, capsize=2,
+                  label=f"by {CALLED['parametric']}, 95% interval: {_off(holdout)}")  # fmt: skip
     for (key, points), shape in zip(joined.items(), "s^", strict=False):
-        name = f"by Kaplan's law{' with a floor' * (key != 'kaplan')}: {_off(holdout[key])}"
+        name = f"by {CALLED[key]}: {_off(holdout[key])}"
         axes.plot(measured, points, shape, color="black", markerfacecolor="none", markersize=6, label=name)
     axes.set(xlabel="measured loss (nats per token)", ylabel="predicted loss (nats per token)", xlim=ends, ylim=ends)
     axes.set_title(f"Runs above {holdout['fitted_up_to']:.2g} FLOP, predicted from those below")
@@ -163,7 +163,7 @@ def predicted_measured(holdout: Mapping[str, Any]) -> Any:
 
 def floor_profile(result: Mapping[str, Any]) -> Any:
     """Profile likelihood of E by each law that has one, with the cut of its 95 % interval."""
-    laws = [(name, result[key]) for key, name in _FLOORS.items() if "profile" in result[key]]
+    laws = [(f"by {name}", result[key]) for key, name in CALLED.items() if "profile" in result.get(key, {})]
     figure, panels = plotting.panel(len(laws))
     for axes, (name, law) in zip(np.atleast_1d(panels), laws, strict=True):
         profile = law["profile"]

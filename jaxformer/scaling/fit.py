@@ -28,6 +28,8 @@ __all__ = ["Settings", "Table", "find_outliers", "fit_law", "fit_power_law", "fi
 Floats = np.ndarray
 
 KAPLANS = {"kaplan": laws.KAPLAN, "kaplan_floor": laws.KAPLAN_FLOOR}
+# What the laws of size and tokens are called, by their keys in the result.
+CALLED = {"parametric": "the sum", "kaplan": "Kaplan's law", "kaplan_floor": "Kaplan's law with a floor"}
 OUTLIER_Z = 4.0
 _CURVE_POINTS, _CURVE_REPLICATES = 40, 200
 

@@ -44,7 +44,6 @@ def profile_floor(
     Args:
       weights, thetas: [R, I] and [R, P], the replicates of `replicate`.
       levels: percentiles that make a 95 % interval.
-
     """
     curve, target, (lower, upper) = found.law.of(xs, found.centres), np.log(loss), found.law.bounds(loss)
     middle, low, high = np.exp(found.theta[0]), np.exp(lower[0]), np.exp(upper[0])

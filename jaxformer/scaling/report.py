@@ -16,11 +16,13 @@ import io
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxformer.scaling import plotting
+from jaxformer.scaling.fit import CALLED, KAPLANS
 
 _CAPTIONS = {
     "loss_compute": "Every run's loss against its compute, shaded by size; the line is the law at its best size.",
@@ -192,8 +194,14 @@ def _cell(key: str, value: Any) -> str:
 
 
 def _law(text: str) -> str:
-    """A law's formula with its exponents raised."""
-    text = html.escape(text).replace("^alpha", "<sup>&alpha;</sup>").replace("^beta", "<sup>&beta;</sup>")
+    """A law's formula, set: exponents raised, indices lowered, Greek letters.
+
+    >>> _law("L = A / N^alpha + [B]^alpha_D")
+    '<span style="white-space: nowrap">L = A / N<sup>&alpha;</sup> + [B]<sup>&alpha;<sub>D</sub></sup></span>'
+    """
+    text = re.sub(r"\^(?:\((.*?)\)|(\w+))", lambda m: f"<sup>{m[1] or m[2]}</sup>", html.escape(text))
+    text = re.sub(r"(alpha|beta|N|D)_(\w)", r"\1<sub>\2</sub>", text)
+    text = re.sub(r"\b(alpha|beta)\b", r"&\1;", text)
     return f'<span style="white-space: nowrap">{text}</span>'
 
 
@@ -218,7 +226,7 @@ def _fit_tables(name: str, fit: Mapping[str, Any]) -> list[str]:
         out += [f"<h2>The law {_law(law['law'])}</h2>", table(rows, f"N and C counted as: {name}")]
         if "profile" in law:
             out.append(_profiled(law))
-    joined = [fit[key] for key in ("kaplan", "kaplan_floor") if "alpha_N" in fit.get(key, {})]
+    joined = [fit[key] for key in KAPLANS if "alpha_N" in fit.get(key, {})]
     if joined:
         out.append("<h2>Kaplan's law, in which size and data limit together</h2>")
         for law, source in zip(joined, (" (Kaplan et al. 2020, equation 1.5)", ""), strict=False):
@@ -243,8 +251,7 @@ def _fit_tables(name: str, fit: Mapping[str, Any]) -> list[str]:
             ("3, the law", fit["optimal"]),
             ("2, iso-FLOP parabolas", fit["isoflop"]),
             ("1, envelope", fit["envelope"]),
-            ("Kaplan's law, C ~ ND", fit["kaplan"]),
-            ("Kaplan's law with a floor, C ~ ND", fit["kaplan_floor"]),
+            *((f"{CALLED[key]}, C ~ ND", fit[key]) for key in KAPLANS),
         ]
         done = [
             {"approach": way, "a (N ~ C^a)": part["a"], "b (D ~ C^b)": part["b"]} for way, part in ways if "a" in part
@@ -257,9 +264,9 @@ def _fit_tables(name: str, fit: Mapping[str, Any]) -> list[str]:
             {**{key: row[key] for key in keys}, "95% interval": "{:.4g} to {:.4g}".format(*row["ci95"]),
              "off by": f"{100 * row['error']:+.2f}%"} for row in fit["holdout"]["rows"]
         ]  # fmt: skip
-        for key, by in (("kaplan", "by Kaplan's law"), ("kaplan_floor", "with a floor")):
+        for key in KAPLANS:
             for row, joint in zip(rows, fit["holdout"].get(key, {}).get("rows", []), strict=False):
-                row |= {by: joint["predicted"], f"{by}, off by": f"{100 * joint['error']:+.2f}%"}
+                row[f"by {CALLED[key]}"] = f"{joint['predicted']:.4g}, {100 * joint['error']:+.2f}%"
         out += ["<h2>Largest budgets, predicted from the smaller ones</h2>", table(rows)]
     laws = fit.get("power_laws", {})
     if laws:

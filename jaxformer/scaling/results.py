@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxformer.config import ConfigError
 from jaxformer.scaling import figures, plotting, report, run_figures
-from jaxformer.scaling.fit import Settings, Table, fit_table
+from jaxformer.scaling.fit import CALLED, KAPLANS, Settings, Table, fit_table
 
 Record = Mapping[str, Any]
 # How N and C are counted; the first is the headline.
@@ -21,7 +21,6 @@ CONVENTIONS = {
 NEEDED = ("run", "trunk", "role", "status", "width", "params", "params_non_embedding", "tokens", "flops", "loss",
           "loss_stderr")  # fmt: skip
 CURVE_POINTS = 400
-_NAMES = {"parametric": "the sum", "kaplan": "Kaplan's law", "kaplan_floor": "Kaplan's law with a floor"}
 
 
 def points(records: Sequence[Record]) -> list[Record]:
@@ -76,8 +75,8 @@ def summary(fits: Mapping[str, Mapping[str, Any]]) -> list[str]:
     exponents = ", ".join(f"{key} {report.interval(law[key])}" for key in ("alpha", "beta", "E"))
     at = best["budgets"][0]
     parabolas = first["isoflop"]
-    ways = [("parabolas", parabolas), ("the sum", best)]
-    ways += [(_NAMES[key], first[key]) for key in ("kaplan", "kaplan_floor")]
+    ways = [("parabolas", parabolas), (CALLED["parametric"], best)]
+    ways += [(CALLED[key], first[key]) for key in KAPLANS]
     if first["fits_best"] == "kaplan_floor":
         exponents += f" (Kaplan's law with a floor fits better, {_fit_quality(first)}: E {report.interval(joint['E'])})"
     growth = ", ".join(f"{report.interval(part['a'], '{:.3f}'.format)} by {way}" for way, part in ways if "a" in part)
@@ -95,7 +94,7 @@ def summary(fits: Mapping[str, Mapping[str, Any]]) -> list[str]:
         chosen = held["fits_best"]
         off = {
             key: f"{100 * part['mean_abs_error']:.2f} % on average, {100 * part['max_abs_error']:.2f} % at most by "
-            + _NAMES[key] for key, part in parts.items() if "skipped" not in part
+            + CALLED[key] for key, part in parts.items() if "skipped" not in part
         }  # fmt: skip
         others = "".join(f"; {text}" for key, text in off.items() if key != chosen)
         prediction = (

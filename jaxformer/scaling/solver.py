@@ -19,7 +19,7 @@ LogLaw = Callable[[Floats], tuple[Floats, Slopes]]
 _ROW_BUDGET = 40_000  # problems x rows worked on at once, so that the temporaries stay in cache
 
 
-def huber(residuals: Floats, delta: float | Floats) -> Floats:
+def huber(residuals: Floats, delta: float) -> Floats:
     """Huber's function: r^2 / 2 up to `delta`, then delta * (|r| - delta / 2).
 
     >>> huber(np.array([0.5, -3.0]), 1.0).tolist()
@@ -29,7 +29,7 @@ def huber(residuals: Floats, delta: float | Floats) -> Floats:
     return np.where(size <= delta, 0.5 * size**2, delta * (size - 0.5 * delta))
 
 
-def objective(law: LogLaw, target: Floats, weights: Floats, theta: Floats, delta: float | Floats) -> Floats:
+def objective(law: LogLaw, target: Floats, weights: Floats, theta: Floats, delta: float) -> Floats:
     """Sum over rows of weight * huber(target - log L). Shapes as in `minimise`. Returns [R]."""
     return (weights * huber(target - law(theta)[0], delta)).sum(-1)
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxformer.allocator import settle_heap
 from jaxformer.config import CheckpointConfig, Config, ConfigError
 from jaxformer.training import metrics
 from jaxformer.training.checkpoint import CheckpointError, Checkpoints
@@ -129,6 +130,7 @@ class _Sweep:
             most, steps = max(map(len, alike.values())), max(trunk.steps for trunk in found)
             self.ways[shape] = choose(model, config, most, steps, batch, at_once=self.at_once)
             self.progress.line(f"{_about(config)}: {self.ways[shape].why}")
+            settle_heap()
         way = self.ways[shape]
         for group in alike.values():
             for start in range(0, len(group), way.program.count):

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxformer.allocator import one_at_a_time
 from jaxformer.config import Config
 from jaxformer.training import state as states
 from jaxformer.training.optim import Knobs, make_optimizer, make_schedule
@@ -68,9 +69,10 @@ class Program:
             jax.ShapeDtypeStruct((), np.int32, sharding=self._everywhere),
         )
         began = time.perf_counter()
-        self._train = train.lower(*arguments).compile()
+        compiled = train.lower(*arguments).compile()
         self.compile_seconds = time.perf_counter() - began
-        self.bytes_per_member = _bytes(self._train, arguments) / max(1, count if not spread else count // mesh.size)
+        self.bytes_per_member = _bytes(compiled, arguments) / max(1, count if not spread else count // mesh.size)
+        self._train = one_at_a_time(compiled)
 
     def init(self, configs: Sequence[Config]) -> TrainState:
         """The states [M] of step 0, each that of its config's seed."""
