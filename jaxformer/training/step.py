@@ -81,12 +81,29 @@ def gradients(
     shapes = jax.eval_shape(value_and_grad, params, jax.tree.map(lambda x: x[0], parts), rng)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), shapes)
 
-    def add(total, part):
-        index, rows = part
-        return jax.tree.map(jnp.add, total, value_and_grad(params, rows, jax.random.fold_in(rng, index))), None
+    def add(index, total, rows):
+        return jax.tree.map(jnp.add, total, value_and_grad(params, rows, jax.random.fold_in(rng, index)))
 
-    ((loss, sums), grads), _ = jax.lax.scan(add, zeros, (jnp.arange(micro_batches), parts))
+    (loss, sums), grads = _one_by_one(add, zeros, parts, micro_batches)
     return loss, grads, sums, weights
+
+
+def _one_by_one(body: Callable, carry: Any, stacked: Batch, count: Array | int) -> Any:
+    """carry = body(index, carry, stacked[index]) for the first `count` indices.
+
+    The next batch is carried along, so that it is an array: XLA's CPU backend would cut a slice out of the stack anew
+    in whatever reads it, the masks of attention for one, and such a loop is not vectorized (the softmax of the tiny
+    GPT, masks and all, took 12 times as long).
+    """
+
+    def at(index):
+        return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), stacked)
+
+    def turn(index, carried):
+        carry, batch = carried
+        return body(index, carry, batch), at(index + 1)  # the last one again after the last
+
+    return jax.lax.fori_loop(0, count, turn, (carry, at(0)))[0]
 
 
 def split_rows(x: Array, parts: int) -> Array:
@@ -175,18 +192,15 @@ def train_steps(state: TrainState, batches: Batch, count: Array, **options) -> t
     step: Callable = functools.partial(train_step, **options)
     capacity = jax.tree.leaves(batches)[0].shape[0]
 
-    def at(index):
-        return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), batches)
-
     shapes = jax.eval_shape(step, state, jax.tree.map(lambda x: x[0], batches))[1]
     metrics = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), shapes)
 
-    def body(index, carry):
+    def body(index, carry, batch):
         state, metrics = carry
-        state, new = step(state, at(index))
+        state, new = step(state, batch)
         return state, jax.tree.map(lambda m, x: m.at[index].set(x), metrics, new)
 
-    return jax.lax.fori_loop(0, count, body, (state, metrics))
+    return _one_by_one(body, (state, metrics), batches, count)
 
 
 def eval_step(params: Params, batch: Batch, *, model: Model) -> Sums:
