@@ -13,10 +13,11 @@ from jax.sharding import Mesh
 
 from jaxformer.allocator import one_at_a_time
 from jaxformer.config import Config
-from jaxformer.layout import pin, shard_norms
+from jaxformer.layout import shard_norms
 from jaxformer.sharding import batch_sharding, check_batch, param_shardings, replicated
 from jaxformer.training import state as states
 from jaxformer.training.optim import Schedule, clip, make_schedule
+from jaxformer.training.parts import one_by_one, split_rows
 from jaxformer.training.state import TrainState
 from jaxformer.types import Array, Batch, Model, Params, Sums
 
@@ -84,32 +85,8 @@ def gradients(
     def add(index, total, rows):
         return jax.tree.map(jnp.add, total, value_and_grad(params, rows, jax.random.fold_in(rng, index)))
 
-    (loss, sums), grads = _one_by_one(add, zeros, parts, micro_batches)
+    (loss, sums), grads = one_by_one(add, zeros, parts, micro_batches)
     return loss, grads, sums, weights
-
-
-def _one_by_one(body: Callable, carry: Any, stacked: Batch, count: Array | int) -> Any:
-    """carry = body(index, carry, stacked[index]) for the first `count` indices.
-
-    The next batch is carried along, so that it is an array: XLA's CPU backend would cut a slice out of the stack anew
-    in whatever reads it, the masks of attention for one, and such a loop is not vectorized (the softmax of the tiny
-    GPT, masks and all, took 12 times as long).
-    """
-
-    def at(index):
-        return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), stacked)
-
-    def turn(index, carried):
-        carry, batch = carried
-        return body(index, carry, batch), at(index + 1)  # the last one again after the last
-
-    return jax.lax.fori_loop(0, count, turn, (carry, at(0)))[0]
-
-
-def split_rows(x: Array, parts: int) -> Array:
-    """[B, ...] -> [parts, B / parts, ...]; part i holds the rows i, i + parts, i + 2 * parts, ..."""
-    x = jnp.swapaxes(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 0, 1)
-    return pin(x, None, "batch_rows", *[None] * (x.ndim - 2))
 
 
 def train_step(
@@ -200,7 +177,7 @@ def train_steps(state: TrainState, batches: Batch, count: Array, **options) -> t
         state, new = step(state, batch)
         return state, jax.tree.map(lambda m, x: m.at[index].set(x), metrics, new)
 
-    return _one_by_one(body, (state, metrics), batches, count)
+    return one_by_one(body, (state, metrics), batches, count)
 
 
 def eval_step(params: Params, batch: Batch, *, model: Model) -> Sums:
