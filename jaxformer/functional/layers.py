@@ -1,12 +1,15 @@
 """Layers as plain functions of arrays and numbers: linear, norms, activations, MLP, dropout, embedding."""
 
+import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxformer.kernels.matmul import add_bias, matmul
+from jaxformer.kernels.again import again
+from jaxformer.kernels.matmul import add_bias, matmul, matmul_of
 from jaxformer.types import Array
 
 # What checkpoint policies call the result of `linear`, whose product they cannot see into.
@@ -27,10 +30,30 @@ def linear(x: Array, w: Array, b: Array | None = None) -> Array:
     >>> linear(jnp.ones((2, 3)), jnp.ones((3, 4, 5))).shape
     (2, 4, 5)
     """
-    flat = checkpoint_name(matmul(x.reshape(-1, x.shape[-1]), w.reshape(w.shape[0], -1)), PRODUCT)
-    if b is not None:
-        flat = add_bias(flat, b.reshape(-1))
+    flat = _finished(matmul(x.reshape(-1, x.shape[-1]), w.reshape(w.shape[0], -1)), b)
     return flat.reshape(*x.shape[:-1], *w.shape[1:])
+
+
+def linear_of(function: Callable[..., Array], inputs: tuple[Array, ...], w: Array, b: Array | None = None) -> Array:
+    """linear(function(*inputs), w, b) that keeps the inputs alone for the backward pass, not what comes between.
+
+    Args:
+      function: elementwise.
+      inputs: [..., D] each.
+      w: [D, F].
+      b: [F] or None.
+
+    Returns:
+      [..., F] in the dtype of the inputs.
+    """
+    flat = _finished(matmul_of(function, tuple(x.reshape(-1, x.shape[-1]) for x in inputs), w), b)
+    return flat.reshape(*inputs[0].shape[:-1], w.shape[1])
+
+
+def _finished(flat: Array, b: Array | None) -> Array:
+    """A product [N, F], named for the checkpoint policies, and the bias."""
+    flat = checkpoint_name(flat, PRODUCT)
+    return flat if b is None else add_bias(flat, b.reshape(-1))
 
 
 def _wide(x: Array) -> Array:
@@ -56,11 +79,7 @@ def layer_norm(x: Array, scale: Array, bias: Array | None = None, epsilon: float
 
     Source: Ba et al. 2016, section 3.
     """
-    wide = _wide(x)
-    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
-    variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
-    out = centred * jax.lax.rsqrt(variance + epsilon) * _align(scale, x)
-    return (out if bias is None else out + _align(bias, x)).astype(x.dtype)
+    return _norm(True, epsilon, x, scale, bias)
 
 
 def rms_norm(x: Array, scale: Array, epsilon: float = 1e-5) -> Array:
@@ -76,9 +95,42 @@ def rms_norm(x: Array, scale: Array, epsilon: float = 1e-5) -> Array:
 
     Source: Zhang and Sennrich 2019, section 4.
     """
+    return _norm(False, epsilon, x, scale, None)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _norm(centre: bool, epsilon: float, x: Array, scale: Array, bias: Array | None) -> Array:
+    """Both norms. Written down, their gradient keeps x and a number or two of each token; differentiation keeps two or
+    three arrays like x, in float32."""
+    return _norm_forward(centre, epsilon, x, scale, bias)[0]
+
+
+def _norm_forward(centre, epsilon, x, scale, bias):
     wide = _wide(x)
-    mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-    return (wide * jax.lax.rsqrt(mean_square + epsilon) * _align(scale, x)).astype(x.dtype)
+    mean = jnp.mean(wide, axis=-1, keepdims=True) if centre else None
+    centred = wide if mean is None else wide - mean
+    inverse = jax.lax.rsqrt(jnp.mean(jnp.square(centred), axis=-1, keepdims=True) + epsilon)
+    out = centred * inverse * _align(scale, x)
+    out = (out if bias is None else out + _align(bias, x)).astype(x.dtype)
+    return out, (x, scale, bias, mean, inverse)
+
+
+def _norm_backward(centre, epsilon, saved, g):
+    del centre, epsilon
+    x, scale, bias, mean, inverse = saved
+    wide, g_wide = _wide(again(x, g)), _wide(g)
+    normed = (wide if mean is None else wide - mean) * inverse
+    d_normed = g_wide * _align(scale, x)
+    d_x = d_normed - normed * jnp.mean(d_normed * normed, axis=-1, keepdims=True)
+    if mean is not None:
+        d_x = d_x - jnp.mean(d_normed, axis=-1, keepdims=True)
+    rows = tuple(range(x.ndim - 1))
+    d_scale = jnp.sum(g_wide * normed, axis=rows).astype(scale.dtype)
+    d_bias = None if bias is None else jnp.sum(g_wide, axis=rows).astype(bias.dtype)
+    return (inverse * d_x).astype(x.dtype), d_scale, d_bias
+
+
+_norm.defvjp(_norm_forward, _norm_backward)
 
 
 def relu(x: Array) -> Array:
@@ -117,6 +169,10 @@ ACTIVATIONS = {
 }
 
 
+def _gated(function: Callable[[Array], Array], gate: Array, hidden: Array) -> Array:
+    return function(gate) * hidden
+
+
 def mlp(
     x: Array,
     w_up: Array,
@@ -153,10 +209,8 @@ def mlp(
         raise ValueError(f"mlp: activation {activation!r} {'needs' if gated else 'has no use for'} w_gate")
     hidden = linear(x, w_up, b_up)
     if w_gate is None:
-        hidden = function(hidden)
-    else:
-        hidden = function(linear(x, w_gate, b_gate)) * hidden
-    return linear(hidden, w_down, b_down)
+        return linear_of(function, (hidden,), w_down, b_down)
+    return linear_of(functools.partial(_gated, function), (linear(x, w_gate, b_gate), hidden), w_down, b_down)
 
 
 def dropout(x: Array, rate: float, rng: Array | None) -> Array:

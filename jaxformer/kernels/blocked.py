@@ -10,6 +10,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+from jaxformer.kernels.again import again
 from jaxformer.kernels.matmul import rounded_einsum, transposed_products
 from jaxformer.types import Array
 
@@ -99,6 +100,8 @@ def _backward(spans, saved, g_out):
     query, key, value, biases, kept = saved
     wide = jnp.promote_types(query.dtype, jnp.float32)
     d_query, d_biases = [], []
+    if len(spans) > 2:  # else the blocks' pieces of keys and values, longer together, would be kept
+        key, value = (again(x, g_out[:, :, 0, :1, :1]) for x in (key, value))
     # Width before keys: a product of the queries with the scores' gradient comes out so, without a pass to turn it.
     d_key, d_value = (jnp.zeros(_rows(x).swapaxes(-2, -1).shape, wide) for x in (key, value))
     for ((first, last), (start, stop)), bias, weights in zip(spans, biases, kept, strict=True):

@@ -14,10 +14,13 @@ Four paths are lost by writing the obvious thing on CPU (medians of alternating 
 
 import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
+from jaxformer.kernels.again import again
+from jaxformer.layout import mesh_axes
 from jaxformer.types import Array
 
 _FEW_ROWS = 64
@@ -112,10 +115,46 @@ def _matmul_forward(x, w):
 
 def _matmul_backward(saved, g):
     x, w = saved
-    return times_transpose(g, w.astype(g.dtype), x.dtype), transposed_product(x, g, w.dtype)
+    return times_transpose(g, _weight_again(w, g), x.dtype), transposed_product(x, g, w.dtype)
 
 
 matmul.defvjp(_matmul_forward, _matmul_backward)
+
+
+def _weight_again(w: Array, g: Array) -> Array:
+    """`w` in the dtype of `g`, cut out of a stack of layers and cast again rather than kept; not over several devices,
+    which would have to be sent the number of `g` on which that depends."""
+    w = w.astype(g.dtype)
+    return w if mesh_axes() else again(w, g[:1, :1])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def matmul_of(function: Callable[..., Array], inputs: tuple[Array, ...], w: Array) -> Array:
+    """function(*inputs) @ w, of which the inputs alone are kept for the backward pass.
+
+    Args:
+      function: elementwise; [N, D] of each input to [N, D].
+      inputs: [N, D] each.
+      w: [D, F], cast to the dtype of the inputs inside.
+
+    Returns:
+      [N, F] in the dtype of the function's result.
+    """
+    return matmul(function(*inputs), w)
+
+
+def _matmul_of_forward(function, inputs, w):
+    return matmul_of(function, inputs, w), (inputs, w)
+
+
+def _matmul_of_backward(function, saved, g):
+    inputs, w = saved
+    d_hidden = times_transpose(g, _weight_again(w, g), g.dtype)
+    hidden, pull = jax.vjp(function, *(again(x, d_hidden) for x in inputs))
+    return pull(d_hidden), transposed_product(hidden, g, w.dtype)
+
+
+matmul_of.defvjp(_matmul_of_forward, _matmul_of_backward)
 
 
 def transposed_product(x: Array, g: Array, dtype) -> Array:

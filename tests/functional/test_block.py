@@ -182,7 +182,7 @@ def test_remat_keeps_what_it_says(layers, dtype):
     one = L * rows * length * width  # one [B, T, D] array of each layer
     assert kept("full") == one  # the block's input
     assert kept("dots") == (1 + 4 + 4) * one  # and query, key, value, output, and 4 D of the MLP
-    assert kept("none") > 20 * one
+    assert 15 * one < kept("none") < 20 * one
 
 
 def test_full_remat_computes_again():

@@ -130,6 +130,14 @@ def test_rms_norm(epsilon):
     np.testing.assert_allclose(float64(layers.rms_norm, X, SCALE, epsilon=epsilon), wanted, rtol=1e-10)
 
 
+@pytest.mark.parametrize("norm", [layers.layer_norm, layers.rms_norm], ids=lambda norm: norm.__name__)
+@pytest.mark.parametrize("bias", [True, False])
+def test_gradients_of_norms(norm, bias):
+    arrays = (X, SCALE, BIAS) if bias and norm is layers.layer_norm else (X, SCALE)
+    with jax.enable_x64(True):
+        check_grads(jax.jit(norm), tuple(map(jnp.array, arrays)), order=2, modes=["rev"], atol=1e-6, rtol=1e-6)
+
+
 def test_norms_forget_scale_and_layer_norm_forgets_the_mean():
     x = jnp.array(X, jnp.float32)
     ones = jnp.ones(12)
@@ -189,6 +197,16 @@ def test_mlp(activation, bias):
     got = float64(lambda x, *leaves: layers.mlp(x, **dict(zip(params, leaves, strict=True)), activation=activation),
                   X, *params.values())  # fmt: skip
     np.testing.assert_allclose(got, reference.mlp(X, params, activation), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("activation", layers.ACTIVATIONS)
+def test_gradients_of_mlp(activation):
+    names = ["w_up", "b_up", "b_down", *(["w_gate", "b_gate"] if layers.ACTIVATIONS[activation][1] else [])]
+    shapes = {"w_up": (12, 7), "w_gate": (12, 7), "b_up": (7,), "b_gate": (7,), "b_down": (12,)}
+    params = {name: RNG.normal(size=shapes[name]) for name in names} | {"w_down": RNG.normal(size=(7, 12))}
+    with jax.enable_x64(True):
+        mlp = jax.jit(lambda x, params: layers.mlp(x, **params, activation=activation))
+        check_grads(mlp, jax.tree.map(jnp.array, (X, params)), order=1, modes=["rev"], atol=1e-5, rtol=1e-5)
 
 
 def test_the_gate_has_a_bias_of_its_own():
