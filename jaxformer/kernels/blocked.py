@@ -70,27 +70,27 @@ def _forward(spans, query, key, value, biases, allowed):
     outs, kept = [], []
     for ((first, last), (start, stop)), bias, seen in zip(spans, biases, allowed, strict=True):
         q, k, v = query[:, :, :, first:last], key[:, :, start:stop], value[:, :, start:stop]
-        scores = _product("GTK,GSK->GTS", _rows(q), _rows(k), wide).reshape(*q.shape[:4], stop - start)
+        scores = head_product("GTK,GSK->GTS", rows(q), rows(k), wide).reshape(*q.shape[:4], stop - start)
         if bias is not None:
             scores = scores + bias.astype(wide)
         if seen is not None:
             scores = jnp.where(seen, scores, -jnp.inf)
         # In the products' shape for all who read them: XLA would make an array of weights for every shape asked for.
-        weights = softmax(_rows(scores)).astype(value.dtype)
-        outs.append(_product("GTS,GSK->GTK", weights, _rows(v), value.dtype).reshape(*q.shape[:4], v.shape[-1]))
+        weights = softmax(rows(scores)).astype(value.dtype)
+        outs.append(head_product("GTS,GSK->GTK", weights, rows(v), value.dtype).reshape(*q.shape[:4], v.shape[-1]))
         kept.append(weights)
     return jnp.concatenate(outs, axis=3), (query, key, value, biases, kept)
 
 
-def _rows(x: Array) -> Array:
+def rows(x: Array) -> Array:
     """[B, G, R, t, s] -> [B, G, R t, s], and [B, G, s, K] as it is; a B of one, which XLA drops for its products, is
     dropped here, for the sake of the others who read the array."""
     batch = x.shape[:2] if x.shape[0] != 1 else x.shape[1:2]
     return x.reshape(*batch, math.prod(x.shape[2:-1]), x.shape[-1])
 
 
-def _product(spec: str, a: Array, b: Array, dtype) -> Array:
-    """einsum of single heads, of one batch or of several."""
+def head_product(spec: str, a: Array, b: Array, dtype) -> Array:
+    """einsum of single heads, of one batch or of several: of arrays as `rows` makes them."""
     if a.ndim == 4:
         spec = "->".join(",".join("B" + letters for letters in side.split(",")) for side in spec.split("->"))
     return rounded_einsum(spec, a, b, dtype)
@@ -103,16 +103,16 @@ def _backward(spans, saved, g_out):
     if len(spans) > 2:  # else the blocks' pieces of keys and values, longer together, would be kept
         key, value = (again(x, g_out[:, :, 0, :1, :1]) for x in (key, value))
     # Width before keys: a product of the queries with the scores' gradient comes out so, without a pass to turn it.
-    d_key, d_value = (jnp.zeros(_rows(x).swapaxes(-2, -1).shape, wide) for x in (key, value))
+    d_key, d_value = (jnp.zeros(rows(x).swapaxes(-2, -1).shape, wide) for x in (key, value))
     for ((first, last), (start, stop)), bias, weights in zip(spans, biases, kept, strict=True):
         block = query[:, :, :, first:last]
-        g, q = _rows(g_out[:, :, :, first:last]), _rows(block)
-        k, v = _rows(key[:, :, start:stop]), _rows(value[:, :, start:stop])
-        d_weights = _product("GTK,GSK->GTS", g, v, wide)
+        g, q = rows(g_out[:, :, :, first:last]), rows(block)
+        k, v = rows(key[:, :, start:stop]), rows(value[:, :, start:stop])
+        d_weights = head_product("GTK,GSK->GTS", g, v, wide)
         d_scores = _through_softmax(weights.astype(wide), d_weights)
         d_biases.append(None if bias is None else _summed(d_scores.reshape(*block.shape[:4], stop - start), bias))
         d_scores = d_scores.astype(query.dtype)
-        d_query.append(_product("GTS,GSK->GTK", d_scores, k, query.dtype).reshape(block.shape))
+        d_query.append(head_product("GTS,GSK->GTK", d_scores, k, query.dtype).reshape(block.shape))
         d_key = d_key.at[..., start:stop].add(transposed_products(q, d_scores, wide))
         d_value = d_value.at[..., start:stop].add(transposed_products(g, weights, wide))
     # Behind a barrier: where there is one block, XLA would fold the turn into the product and be off its fast path.

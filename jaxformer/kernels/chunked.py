@@ -29,7 +29,7 @@ def attend(
     rng: Array | None,
 ) -> Array:
     """Attention as `functional.attention.attention` documents it; arguments are already checked there."""
-    function, constants = blocks.constants_of(bias, query.shape[1], key.shape[1])
+    function, constants = blocks.constants_of(bias, query, key)
     options, inputs = blocks.prepare(
         query, key, value, Mask() if mask is None else mask, function, constants,
         scale=scale, soft_cap=soft_cap, dropout_rate=dropout_rate, rng=rng,
@@ -44,7 +44,7 @@ def _attend(o: Options, query, key, value, bias, mask, rng) -> Array:
 
 def _forward(o: Options, *arrays):
     x = Inputs(*arrays)
-    batch, length, groups, per_group, _ = x.query.shape
+    batch, groups, per_group, length, _ = x.query.shape
 
     def query_block(_, i):
         return None, blocks.finish(blocks.visit_keys(o, x, i, blocks.nothing(o, x)), x.value.dtype)
@@ -58,8 +58,8 @@ def _backward(o: Options, saved, g_out):
     arrays, out, log_sums = saved
     wide = jnp.promote_types(out.dtype, jnp.float32)
     passed = jnp.sum(g_out.astype(wide) * out.astype(wide), axis=-1)
-    d_query, others = blocks.gradients(o, Inputs(*arrays), passed, log_sums, g_out)
-    grads = d_query, *others
+    d_query, (d_key, d_value, d_bias) = blocks.gradients(o, Inputs(*arrays), passed, log_sums, g_out)
+    grads = d_query, blocks.turned(d_key), blocks.turned(d_value), d_bias
     return *jax.tree.map(lambda grad, a: grad.astype(a.dtype), grads, tuple(arrays[:4])), None, None
 
 

@@ -137,7 +137,7 @@ def visit_all(o: Options, bias, x: Operands) -> tuple[Array, Array]:
     """Output and the log of the sum [blocks, B, H, t] of this device's queries."""
     length = x.query.shape[1]
     options, inputs = _problem(o, bias, x, x.key, x.value, jnp.zeros((), jnp.int32))
-    count = inputs.query.shape[1] // options.query_block
+    count = inputs.query.shape[3] // options.query_block
     start = jax.tree.map(lambda c: jnp.broadcast_to(c, (count, *c.shape)), blocks.nothing(options, inputs))
 
     def visit(carry, read, added, source):
@@ -159,7 +159,7 @@ def gradients(o: Options, bias, x: Operands, passed: Array, log_sum: Array, g_ou
     length = x.query.shape[1]
     _, inputs = _problem(o, bias, x, x.key, x.value, jnp.zeros((), jnp.int32))
     wide = log_sum.dtype
-    more = ((0, 0), (0, inputs.query.shape[1] - length), (0, 0))
+    more = ((0, 0), (0, inputs.query.shape[3] - length), (0, 0))
     passed, g_out = jnp.pad(passed, more), jnp.pad(g_out, (*more, (0, 0)))
 
     def visit(carry, read, added, source):
@@ -172,6 +172,7 @@ def gradients(o: Options, bias, x: Operands, passed: Array, log_sum: Array, g_ou
     start = jnp.zeros(inputs.query.shape, wide), no_bias
     moving = (x.key, x.value), tuple(zeros)
     (d_query, d_bias), (d_key, d_value) = _around(o, offsets_to_visit(o, x.mask, length), moving, start, visit)
-    d_query = d_query.reshape(d_query.shape[0], -1, *x.query.shape[2:])[:, :length]
+    d_query = o.scale * d_query.transpose(0, 3, 1, 2, 4)[:, :length].reshape(x.query.shape)
     keys = x.key.shape[1]
-    return d_query, d_key[:, :keys], d_value[:, :keys], d_bias
+    d_key, d_value = (blocks.turned(d).swapaxes(1, 2)[:, :keys] for d in (d_key, d_value))
+    return d_query, d_key, d_value, d_bias
