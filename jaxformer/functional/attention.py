@@ -150,7 +150,8 @@ def choose(queries: int, keys: int, number: int = 1, platform: str | None = None
 
     All of them honour everything that is asked of them, so only speed and memory decide. On CPU "chunked", forward and
     backward, takes 1.37, 1.25 and 0.89 of the time of "xla" at 1024, 2048 and 4096 causal tokens in float32, 1.7, 1.5
-    and 1.2 in bfloat16; elsewhere it is for lengths whose scores do not fit. A platform's own kernel, whose scores never leave the chip, comes first; not measured here.
+    and 1.2 in bfloat16; elsewhere it is for lengths whose scores do not fit. A platform's own kernel, whose scores
+    never leave the chip, comes first; not measured here.
 
     Args:
       queries, keys: T and S.

@@ -9,8 +9,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxformer.kernels import blocks
-from jaxformer.kernels.blocks import Inputs, Options
+from jaxformer.kernels import block_problem, blocks
+from jaxformer.kernels.block_problem import Inputs, Options
 from jaxformer.kernels.xla import Bias
 from jaxformer.masks import Mask
 from jaxformer.types import Array
@@ -29,8 +29,8 @@ def attend(
     rng: Array | None,
 ) -> Array:
     """Attention as `functional.attention.attention` documents it; arguments are already checked there."""
-    function, constants = blocks.constants_of(bias, query, key)
-    options, inputs = blocks.prepare(
+    function, constants = block_problem.constants_of(bias, query, key)
+    options, inputs = block_problem.prepare(
         query, key, value, Mask() if mask is None else mask, function, constants,
         scale=scale, soft_cap=soft_cap, dropout_rate=dropout_rate, rng=rng,
     )  # fmt: skip

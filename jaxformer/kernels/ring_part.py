@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxformer.kernels import blocks
+from jaxformer.kernels import block_problem, blocks
 from jaxformer.masks import Mask
 from jaxformer.types import Array
 
@@ -107,7 +107,7 @@ def _problem(o: Options, bias, x: Operands, key: Array, value: Array, source: Ar
             parts=1,
         )
     rng = None if x.rng is None else jax.random.fold_in(x.rng, source)
-    return blocks.prepare(
+    return block_problem.prepare(
         x.query, key, value, mask, _bias_of_parts(o, bias, x, own * length, source * length), x.bias,
         scale=o.scale, soft_cap=o.soft_cap, dropout_rate=o.dropout_rate, rng=rng,
     )  # fmt: skip

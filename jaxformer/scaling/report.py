@@ -50,6 +50,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size
 th, td { text-align: left; padding: .28rem .9rem .28rem 0; border-bottom: 1px solid #e2e2e2; vertical-align: top; }
 th { font-weight: 600; }
 td.number { white-space: nowrap; }
+.law { white-space: nowrap; }
 td.why { color: #444; font-style: italic; }
 .caption { color: #444; font-size: .92rem; margin: .8rem 0 .2rem; }
 .figures { display: grid; gap: 1.4rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); }
@@ -58,6 +59,7 @@ figcaption { font-size: .9rem; color: #444; }
 pre { background: #f4f4f4; padding: .6rem .8rem; overflow-x: auto; font-size: .85rem; white-space: pre-wrap;
       overflow-wrap: anywhere; }
 @media (max-width: 45rem) {
+  .law { white-space: normal; }
   body { padding: .7rem; font-size: 15px; }
   table.wide, table.wide tbody, table.wide tr { display: block; }
   table.wide tr.head { display: none; }
@@ -169,7 +171,7 @@ def interval(quantity: Mapping[str, Any], number: Callable[[float], str] = "{:.4
 
 def table(rows: Sequence[Mapping[str, Any]], caption: str | None = None) -> str:
     """An HTML table of plain dicts, the keys of the first as header; on a narrow screen a wide one becomes a list."""
-    title = f'<p class="caption">{html.escape(caption)}</p>' if caption else ""
+    title = f'<p class="caption">{_set(caption)}</p>' if caption else ""
     if not rows:
         return f"{title}<p>none</p>"
     header = "".join(f"<th>{html.escape(str(key))}</th>" for key in rows[0])
@@ -186,23 +188,24 @@ def _cell(key: str, value: Any) -> str:
         text, kind = interval(value, number), "number" if value["value"] is not None else "why"
     elif isinstance(value, float):
         text, kind = number(value), "number"
-    if text.startswith("L = "):
-        shown = _law(text)
-    else:
-        shown = html.escape(text)
+    shown = _law(text) if key == "parameter" else _set(text)
     return f'<td class="{kind}" data-label="{html.escape(key, quote=True)}">{shown}</td>'
 
 
+def _set(text: str) -> str:
+    return _law(text) if text.startswith("L = ") else html.escape(text)
+
+
 def _law(text: str) -> str:
-    """A law's formula, set: exponents raised, indices lowered, Greek letters.
+    """A law's formula or a parameter's name, set: exponents raised, indices lowered, Greek letters.
 
     >>> _law("L = A / N^alpha + [B]^alpha_D")
-    '<span style="white-space: nowrap">L = A / N<sup>&alpha;</sup> + [B]<sup>&alpha;<sub>D</sub></sup></span>'
+    '<span class="law">L = A / N<sup>&alpha;</sup> + [B]<sup>&alpha;<sub>D</sub></sup></span>'
     """
     text = re.sub(r"\^(?:\((.*?)\)|(\w+))", lambda m: f"<sup>{m[1] or m[2]}</sup>", html.escape(text))
     text = re.sub(r"(alpha|beta|N|D)_(\w)", r"\1<sub>\2</sub>", text)
     text = re.sub(r"\b(alpha|beta)\b", r"&\1;", text)
-    return f'<span style="white-space: nowrap">{text}</span>'
+    return f'<span class="law">{text}</span>'
 
 
 def _figure(name: str, picture: str, caption: str) -> str:

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jaxformer import masks, parts
 from jaxformer.config import MeshConfig
 from jaxformer.functional.attention import attention
-from jaxformer.kernels import blocks
+from jaxformer.kernels import block_problem
 from jaxformer.sharding import make_mesh
 
 LENGTH = 32
@@ -23,8 +23,8 @@ SOME = ("none", "causal", "causal_window_segments_padding", "prefix_padding", "c
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Blocks that divide neither each other nor a part."""
-    monkeypatch.setattr(blocks, "QUERY_BLOCK", 3)
-    monkeypatch.setattr(blocks, "KEY_BLOCK", 2)
+    monkeypatch.setattr(block_problem, "QUERY_BLOCK", 3)
+    monkeypatch.setattr(block_problem, "KEY_BLOCK", 2)
 
 
 def both(shape, mask, bias=None, groups=2, soft_cap=None, rows=2, zigzag=None):
@@ -155,9 +155,10 @@ def test_dropped_weights_keep_their_mean():
 
 
 @pytest.mark.slow
-def test_memory_falls_with_the_axis():
+def test_memory_falls_with_the_axis(monkeypatch):
     """Peak bytes of a device, forward and backward, at 32k tokens; the scores alone would be 4 GiB a head."""
-    blocks.QUERY_BLOCK = blocks.KEY_BLOCK = 256
+    for name in ("QUERY_BLOCK", "KEY_BLOCK"):
+        monkeypatch.setattr(block_problem, name, 256)
 
     def peak(number):
         mesh = make_mesh(MeshConfig(1, 1, 1, number), jax.devices()[:number])
