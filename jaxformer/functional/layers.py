@@ -1,4 +1,7 @@
-"""Layers as plain functions of arrays and numbers: linear, norms, activations, MLP, dropout, embedding."""
+"""Layers as plain functions of arrays and numbers: linear, norms, activations, MLP, dropout, embedding.
+
+The gradients of linear, norms and MLP are written down, for reverse mode: `jax.grad` and `jax.vjp`, not `jax.jvp`.
+"""
 
 import functools
 import math
@@ -46,7 +49,7 @@ def linear_of(function: Callable[..., Array], inputs: tuple[Array, ...], w: Arra
     Returns:
       [..., F] in the dtype of the inputs.
     """
-    flat = _finished(matmul_of(function, tuple(x.reshape(-1, x.shape[-1]) for x in inputs), w), b)
+    flat = _finished(matmul_of(function, inputs, w), b)
     return flat.reshape(*inputs[0].shape[:-1], w.shape[1])
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxformer.kernels.blocked import heads_first
 from jaxformer.kernels.xla import Bias
 from jaxformer.masks import Mask
 from jaxformer.types import Array
@@ -93,11 +94,6 @@ def sizes(query: Array, key: Array) -> tuple[int, int]:
     fits = 4 * query.shape[0] * query.shape[2] * QUERY_BLOCK * KEY_BLOCK <= PAIR
     query_block, key_block = (QUERY_BLOCK, KEY_BLOCK) if fits else (QUERY_BLOCK // 2, KEY_BLOCK // 2)
     return min(query_block, query.shape[1]), min(key_block, key.shape[1])
-
-
-def heads_first(x: Array, groups: int) -> Array:
-    """[B, T, H, K] -> [B, G, R, T, K]."""
-    return x.reshape(*x.shape[:2], groups, -1, x.shape[-1]).transpose(0, 2, 3, 1, 4)
 
 
 def constants_of(bias: Bias | None, query: Array, key: Array) -> tuple[Callable | None, tuple[Array, ...]]:

@@ -39,15 +39,19 @@ def attend(
     Returns:
       [B, T, H, K'], zeros for queries without any key.
     """
-    batch, queries, heads, width = query.shape
+    batch, queries, heads, _ = query.shape
     groups = key.shape[2]
-    scaled = (query * jnp.asarray(scale, query.dtype)).reshape(batch, queries, groups, heads // groups, width)
     split = functools.partial(_split_heads, groups=groups, per_group=heads // groups)
     out = _attend(
-        spans, scaled.transpose(0, 2, 3, 1, 4), key.swapaxes(1, 2), value.swapaxes(1, 2),
+        spans, heads_first(query * jnp.asarray(scale, query.dtype), groups), key.swapaxes(1, 2), value.swapaxes(1, 2),
         tuple(map(split, biases)), tuple(map(split, allowed)),
     )  # fmt: skip
     return out.transpose(0, 3, 1, 2, 4).reshape(batch, queries, heads, -1)
+
+
+def heads_first(x: Array, groups: int) -> Array:
+    """[B, T, H, K] -> [B, G, R, T, K]."""
+    return x.reshape(*x.shape[:2], groups, -1, x.shape[-1]).transpose(0, 2, 3, 1, 4)
 
 
 def _split_heads(x: Array | None, groups: int, per_group: int) -> Array | None:

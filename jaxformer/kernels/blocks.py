@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxformer.kernels.block_problem import Inputs, Options, heads_first
-from jaxformer.kernels.blocked import head_product, rows
+from jaxformer.kernels.block_problem import Inputs, Options
+from jaxformer.kernels.blocked import head_product, heads_first, rows
 from jaxformer.kernels.matmul import transposed_products
 from jaxformer.masks import Mask, expand
 from jaxformer.types import Array

@@ -133,14 +133,18 @@ def matmul_of(function: Callable[..., Array], inputs: tuple[Array, ...], w: Arra
     """function(*inputs) @ w, of which the inputs alone are kept for the backward pass.
 
     Args:
-      function: elementwise; [N, D] of each input to [N, D].
-      inputs: [N, D] each.
+      function: elementwise; [..., D] of each input to [..., D].
+      inputs: [..., D] each.
       w: [D, F], cast to the dtype of the inputs inside.
 
     Returns:
-      [N, F] in the dtype of the function's result.
+      [N, F], N tokens, in the dtype of the function's result.
     """
-    return matmul(function(*inputs), w)
+    return matmul(_flat(function(*inputs)), w)
+
+
+def _flat(x: Array) -> Array:
+    return x.reshape(-1, x.shape[-1])
 
 
 def _matmul_of_forward(function, inputs, w):
@@ -149,9 +153,9 @@ def _matmul_of_forward(function, inputs, w):
 
 def _matmul_of_backward(function, saved, g):
     inputs, w = saved
-    d_hidden = times_transpose(g, _weight_again(w, g), g.dtype)
+    d_hidden = times_transpose(g, _weight_again(w, g), g.dtype).reshape(inputs[0].shape)
     hidden, pull = jax.vjp(function, *(again(x, d_hidden) for x in inputs))
-    return pull(d_hidden), transposed_product(hidden, g, w.dtype)
+    return pull(d_hidden), transposed_product(_flat(hidden), g, w.dtype)
 
 
 matmul_of.defvjp(_matmul_of_forward, _matmul_of_backward)

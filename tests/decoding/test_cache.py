@@ -3,7 +3,6 @@
 import functools
 import itertools
 import re
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -97,23 +96,20 @@ def test_each_step_equals_the_full_forward_pass_in_float32(case):
 
 @pytest.mark.parametrize("rows", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_bfloat16_matrices_by_columns_or_by_rows_are_the_same_model(rows):
-    """To less than what bfloat16 is off from float32: XLA rounds in other places."""
     cfg = config(dtype="bfloat16", num_kv_heads=2, activation="swiglu")
     params = params_of(cfg)
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, cfg.vocab_size, (rows, 4)))
+    _, cache = prefill(params, tokens, jnp.full(rows, 4), cfg, 8)
+    assert cache.layers[0][0].dtype == jnp.bfloat16
 
-    def after(params, cfg):
-        _, cache = prefill(params_of(cfg), tokens, jnp.full(rows, 4), cfg, 8)
-        assert cache.layers[0][0].dtype == cfg.dtype
-        step = jax.jit(lambda p: decoding.logits(p, decoding.step(p, tokens[:, 0], cfg, cache)[0]))
-        return np.asarray(step(params))
+    @jax.jit
+    def after(params):
+        return decoding.logits(params, decoding.step(params, tokens[:, 0], cfg, cache)[0])
 
     ready = jax.jit(decoding.ready, static_argnames=("cfg", "by_columns"))
-    plain, *others = (after(p, cfg) for p in (params, ready(params, cfg), ready(params, cfg, by_columns=True)))
-    rounding = np.abs(plain - after(params, replace(cfg, dtype="float32"))).max()
-    assert rounding < 0.1
-    for other in others:
-        assert np.abs(other - plain).max() < rounding
+    outs = [after(p) for p in (params, ready(params, cfg), ready(params, cfg, by_columns=True))]
+    np.testing.assert_allclose(outs[1], outs[0], rtol=0.02, atol=0.02)
+    np.testing.assert_allclose(outs[2], outs[0], rtol=0.02, atol=0.02)
 
 
 def test_a_windowed_cache_has_window_size_whatever_the_length():
