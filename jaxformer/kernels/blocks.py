@@ -8,19 +8,28 @@ Source: Rabe and Staats 2021, section 3; Dao et al. 2022, algorithms 1 and 4.
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxformer.kernels.block_problem import Inputs, Options
-from jaxformer.kernels.blocked import head_product, heads_first, rows
+from jaxformer.kernels.blocked import head_product, rows
 from jaxformer.kernels.matmul import transposed_products
 from jaxformer.masks import Mask, expand
 from jaxformer.types import Array
 
 # Of each query, over the keys visited so far: the largest score, the sum of weights, the weighted values.
 Carry = tuple[Array, Array, Array]
+
+
+class Gradients(NamedTuple):
+    """Gradients of `Inputs`, float32 or wider."""
+
+    query: Array  # [B, G, R, T, K]
+    key: Array  # [B, G, K, S], the width before the keys as its products come out; `turned` mends that
+    value: Array  # [B, G, K', S]
+    bias: tuple[Array, ...]
 
 
 def _cut(x: Array | None, axis: int, start: Array, size: int) -> Array | None:
@@ -115,7 +124,7 @@ def visit_keys(o: Options, x: Inputs, i: Array, carry: Carry) -> Carry:
     Args:
       o, x: of `prepare`.
       i: () int, the block.
-      carry: [B, H, t], [B, H, t] and [B, H, t, K'], of the keys visited before; `nothing(o, x)` at first.
+      carry: [B, H, t], [B, H, t] and [B, H, t, K'], of the keys visited before; `nothing(x, t)` at first.
     """
     wide = carry[0].dtype
     groups = x.query.shape[1]
@@ -143,16 +152,16 @@ def visit_keys(o: Options, x: Inputs, i: Array, carry: Carry) -> Carry:
     return jax.lax.fori_loop(*_bounds(o, i, x.key.shape[2] // o.key_block), key_block, carry)
 
 
-def nothing(o: Options, x: Inputs) -> Carry:
-    """The carry of a block of queries before any key."""
+def nothing(x: Inputs, queries: int) -> Carry:
+    """The carry of so many queries before any key."""
     batch, groups, per_group = x.query.shape[:3]
     wide = jnp.promote_types(x.query.dtype, jnp.float32)
-    shape = (batch, groups * per_group, o.query_block)
+    shape = (batch, groups * per_group, queries)
     return jnp.full(shape, -jnp.inf, wide), jnp.zeros(shape, wide), jnp.zeros((*shape, x.value.shape[-1]), wide)
 
 
 def finish(carry: Carry, dtype) -> tuple[Array, Array]:
-    """Output [B, t, H, K'] of a block of queries, zeros where it saw no key, and the log of the sum [B, H, t]."""
+    """Output [B, t, H, K'] of these queries, zeros where one saw no key, and the log of the sum [B, H, t]."""
     top, total, out = carry
     empty = total == 0.0
     out = out / jnp.where(empty, 1.0, total)[..., None]
@@ -161,36 +170,34 @@ def finish(carry: Carry, dtype) -> tuple[Array, Array]:
 
 
 def gradients(
-    o: Options, x: Inputs, passed: Array, log_sums: Array, g_out: Array, start: Any = None
-) -> tuple[Array, tuple[Array, Array, tuple[Array, ...]]]:
-    """Gradients by these keys, float32 or wider: of query [B, G, R, T, K], and of (key, value, the bias's constants),
-    the first two as [B, G, K, S], with the width before the keys as their products come out (`turned` mends that).
+    o: Options, x: Inputs, passed: Array, log_sum: Array, g_out: Array, start: Gradients | None = None
+) -> Gradients:
+    """Gradients by these keys.
 
     Args:
       o, x: of `prepare`.
       passed: [B, T, H], sum over K' of output and its gradient: what each query's weights together pass back.
-      log_sums: [blocks, B, H, t], of `finish`, over all keys of the query (those of other calls as well).
-      g_out: [B, T, H, K'], gradient of the output.
-      start: what to add the latter three to; None: zeros.
+      log_sum: [B, H, T], of `finish`, over all keys of the query (those of other calls as well).
+      g_out: [B, G, R, T, K'], gradient of the output, heads first.
+      start: what to add to; None: `zeros(x)`.
     """
     groups = x.query.shape[1]
     wide = jnp.promote_types(x.query.dtype, jnp.float32)
     key_blocks = x.key.shape[2] // o.key_block
-    passed, g_out = passed.swapaxes(1, 2), heads_first(g_out, groups)
+    passed = passed.swapaxes(1, 2)
 
-    def query_block(grads, part):
-        i, log_sum = part
+    def query_block(grads, i):
         query, g = _queries(o, x.query, i), rows(_queries(o, g_out, i))
-        row = jax.lax.dynamic_slice_in_dim(passed, i * o.query_block, o.query_block, 2)[..., None]
+        row, log = (_cut(a, 2, i * o.query_block, o.query_block)[..., None] for a in (passed, log_sum))
 
         def key_block(j, carry):
             allowed = _allowed(o, x.mask, i, j)
 
             def visit(carry):
-                d_query, (d_key, d_value, d_bias) = carry
+                d_query, d_key, d_value, d_bias = carry
                 key, value = rows(_keys(o, x.key, j)), rows(_keys(o, x.value, j))
                 scores, squashed = _scores(o, x, query, i, j, allowed)
-                weights = jnp.exp(scores - log_sum[..., None])
+                weights = jnp.exp(scores - log)
                 kept = _kept(o, x, i, j, weights.shape, wide)
                 d_weights = head_product("GTK,GSK->GTS", g, value, wide).reshape(weights.shape)
                 used = weights if kept is None else weights * kept
@@ -204,28 +211,27 @@ def gradients(
                 d_scores = _grouped(d_scores, groups).astype(query.dtype)
                 d_query = d_query + head_product("GTS,GSK->GTK", d_scores, key, wide).reshape(query.shape)
                 d_key = _add(d_key, transposed_products(rows(query), d_scores, wide), j * o.key_block)
-                return d_query, (d_key, d_value, d_bias)
+                return Gradients(d_query, d_key, d_value, d_bias)
 
             return jax.lax.cond(jnp.any(allowed), visit, lambda carry: carry, carry)
 
-        nothing = jnp.zeros(query.shape, wide)
-        d_query, grads = jax.lax.fori_loop(*_bounds(o, i, key_blocks), key_block, (nothing, grads))
-        return grads, d_query
+        one = grads._replace(query=_queries(o, grads.query, i))
+        one = jax.lax.fori_loop(*_bounds(o, i, key_blocks), key_block, one)
+        whole = jax.lax.dynamic_update_slice_in_dim(grads.query, one.query, i * o.query_block, 3)
+        return one._replace(query=whole), None
 
-    if start is None:
-        start = zeros(x)
-    d_query: Array
-    grads, d_query = jax.lax.scan(query_block, start, (jnp.arange(len(log_sums)), log_sums))
-    return jnp.moveaxis(d_query, 0, 3).reshape(x.query.shape), grads
+    start = zeros(x) if start is None else start
+    return jax.lax.scan(query_block, start, jnp.arange(x.query.shape[3] // o.query_block))[0]
 
 
-def zeros(x: Inputs) -> tuple[Array, Array, tuple[Array, ...]]:
-    """Gradients of key, value and the bias's constants, before anything is added to them, as in `gradients`."""
+def zeros(x: Inputs) -> Gradients:
+    """Gradients before anything is added to them."""
 
     def zero(a: Array) -> Array:
         return jnp.zeros(a.shape, jnp.promote_types(a.dtype, jnp.float32))
 
-    return zero(x.key.swapaxes(2, 3)), zero(x.value.swapaxes(2, 3)), tuple(zero(a) for a in x.bias)
+    key, value = (zero(a.swapaxes(2, 3)) for a in (x.key, x.value))
+    return Gradients(zero(x.query), key, value, tuple(zero(a) for a in x.bias))
 
 
 def turned(grad: Array) -> Array:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from jaxformer.kernels import block_problem, blocks
 from jaxformer.kernels.block_problem import Inputs, Options
+from jaxformer.kernels.blocked import heads_first
 from jaxformer.kernels.xla import Bias
 from jaxformer.masks import Mask
 from jaxformer.types import Array
@@ -47,19 +48,21 @@ def _forward(o: Options, *arrays):
     batch, groups, per_group, length, _ = x.query.shape
 
     def query_block(_, i):
-        return None, blocks.finish(blocks.visit_keys(o, x, i, blocks.nothing(o, x)), x.value.dtype)
+        return None, blocks.finish(blocks.visit_keys(o, x, i, blocks.nothing(x, o.query_block)), x.value.dtype)
 
     _, (out, log_sum) = jax.lax.scan(query_block, None, jnp.arange(length // o.query_block))
     out = jnp.moveaxis(out, 0, 1).reshape(batch, length, groups * per_group, -1)
-    return out, (arrays, out, log_sum)  # log_sum: [blocks, B, H, t]
+    log_sum = jnp.moveaxis(log_sum, 0, 2).reshape(batch, groups * per_group, length)
+    return out, (arrays, out, log_sum)
 
 
 def _backward(o: Options, saved, g_out):
-    arrays, out, log_sums = saved
+    arrays, out, log_sum = saved
     wide = jnp.promote_types(out.dtype, jnp.float32)
     passed = jnp.sum(g_out.astype(wide) * out.astype(wide), axis=-1)
-    d_query, (d_key, d_value, d_bias) = blocks.gradients(o, Inputs(*arrays), passed, log_sums, g_out)
-    grads = d_query, blocks.turned(d_key), blocks.turned(d_value), d_bias
+    x = Inputs(*arrays)
+    d = blocks.gradients(o, x, passed, log_sum, heads_first(g_out, x.query.shape[1]))
+    grads = d.query, blocks.turned(d.key), blocks.turned(d.value), d.bias
     return *jax.tree.map(lambda grad, a: grad.astype(a.dtype), grads, tuple(arrays[:4])), None, None
 
 

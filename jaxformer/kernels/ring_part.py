@@ -8,10 +8,15 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer.kernels import block_problem, blocks
+from jaxformer.kernels.again import again
+from jaxformer.kernels.blocked import heads_first
 from jaxformer.masks import Mask
 from jaxformer.types import Array
 
 AXIS = "context"
+# A part's keys go round in this many pieces, one after the other, as far as these are whole blocks: what is on its way,
+# twice over keys, values and their gradients, is then a piece of each.
+PIECES = 8
 
 
 class Options(NamedTuple):
@@ -79,36 +84,65 @@ def _around(o: Options, offsets: range, moving: Any, carry: Any, visit: Callable
     return carry, _shifted(added, -offsets[-1], o.parts)
 
 
-def _problem(o: Options, bias, x: Operands, key: Array, value: Array, source: Array) -> tuple[Any, Any]:
-    """The queries of this device and the keys of part `source`, in blocks."""
+def piece_length(o: Options, length: int) -> int:
+    """How many of a part's keys go round at once.
+
+    >>> piece_length(Options(1.0, None, 0.0, 8, (), (), indexed=True), 4096)
+    512
+    """
+    if o.parts == 1:
+        return length
+    return next(length // n for n in range(PIECES, 0, -1) if n == 1 or length % (n * block_problem.KEY_BLOCK) == 0)
+
+
+def _pieces(o: Options, length: int) -> Array:
+    """The first key of each piece, within its part."""
+    return jnp.arange(0, length, piece_length(o, length))
+
+
+def _piece(o: Options, x: Operands, first: Array | int) -> tuple[Array, Array]:
+    """Keys and values of this device from `first` on."""
+    size = piece_length(o, x.key.shape[1])
+    return _cut(x.key, first, size, 1), _cut(x.value, first, size, 1)
+
+
+def _cut(x: Array, first: Array | int, size: int, axis: int) -> Array:
+    return jax.lax.dynamic_slice_in_dim(x, first, size, axis)
+
+
+def _put(x: Array, part: Array, first: Array, axis: int) -> Array:
+    return jax.lax.dynamic_update_slice_in_dim(x, part.astype(x.dtype), first, axis)
+
+
+def _problem(o: Options, bias, x: Operands, key: Array, value: Array, first_key: Array | int) -> tuple[Any, Any]:
+    """The queries of this device and these keys, which are those from `first_key` on of all parts', in blocks."""
     length, mask = x.query.shape[1], x.mask
     own = jax.lax.axis_index(AXIS) if o.parts > 1 else jnp.zeros((), jnp.int32)
     if mask.dense is not None:
         dense = mask.dense.reshape((1,) * (4 - mask.dense.ndim) + mask.dense.shape)
         mask = replace(mask, dense=_own_rows_and_heads(o, dense, x))
     if o.parts > 1:
+        queries, keys = (own * length, length), (first_key, key.shape[1])
 
-        def cut(field: Array | None, part: Array, axis: int = -1) -> Array | None:
-            if field is None or field.shape[axis] == 1:
-                return field
-            return jax.lax.dynamic_slice_in_dim(field, part * length, length, axis % field.ndim)
+        def cut(field: Array | None, tokens: tuple[Array | int, int], axis: int = -1) -> Array | None:
+            return field if field is None or field.shape[axis] == 1 else _cut(field, *tokens, axis % field.ndim)
 
-        def index(field: Array | None, part: Array) -> Array | None:
-            return part * length + jnp.arange(length) if field is None else cut(field, part)
+        def index(field: Array | None, tokens: tuple[Array | int, int]) -> Array | None:
+            return tokens[0] + jnp.arange(tokens[1]) if field is None else cut(field, tokens)
 
         mask = replace(
             mask,
-            keys=cut(mask.keys, source),
-            query_segments=cut(mask.query_segments, own),
-            key_segments=cut(mask.key_segments, source),
-            query_index=index(mask.query_index, own),
-            key_index=index(mask.key_index, source),
-            dense=cut(cut(mask.dense, own, -2), source),
+            keys=cut(mask.keys, keys),
+            query_segments=cut(mask.query_segments, queries),
+            key_segments=cut(mask.key_segments, keys),
+            query_index=index(mask.query_index, queries),
+            key_index=index(mask.key_index, keys),
+            dense=cut(cut(mask.dense, queries, -2), keys),
             parts=1,
         )
-    rng = None if x.rng is None else jax.random.fold_in(x.rng, source)
+    rng = None if x.rng is None else jax.random.fold_in(x.rng, first_key)
     return block_problem.prepare(
-        x.query, key, value, mask, _bias_of_parts(o, bias, x, own * length, source * length), x.bias,
+        x.query, key, value, mask, _bias_of_parts(o, bias, x, own * length, first_key), x.bias,
         scale=o.scale, soft_cap=o.soft_cap, dropout_rate=o.dropout_rate, rng=rng,
     )  # fmt: skip
 
@@ -134,45 +168,61 @@ def _own_rows_and_heads(o: Options, found: Array, x: Operands) -> Array:
 
 
 def visit_all(o: Options, bias, x: Operands) -> tuple[Array, Array]:
-    """Output and the log of the sum [blocks, B, H, t] of this device's queries."""
+    """Output [B, T, H, K'] and the log of the sum [B, H, T] of this device's queries, the latter in whole blocks."""
     length = x.query.shape[1]
-    options, inputs = _problem(o, bias, x, x.key, x.value, jnp.zeros((), jnp.int32))
-    count = inputs.query.shape[3] // options.query_block
-    start = jax.tree.map(lambda c: jnp.broadcast_to(c, (count, *c.shape)), blocks.nothing(options, inputs))
+    offsets = offsets_to_visit(o, x.mask, length)
+    _, at_first = _problem(o, bias, x, *_piece(o, x, 0), 0)
+    query = at_first.query
 
-    def visit(carry, read, added, source):
-        options, inputs = _problem(o, bias, x, read[0], read[1], source)
+    def piece(carry, first):
+        def visit(carry, read, added, source):
+            options, inputs = _problem(o, bias, x, read[0], read[1], source * length + first)
+            inputs, size = inputs._replace(query=query), options.query_block
 
-        def query_block(_, part):
-            return None, blocks.visit_keys(options, inputs, *part)
+            def query_block(i, carry):
+                one = tuple(_cut(c, i * size, size, 2) for c in carry)
+                one = blocks.visit_keys(options, inputs, i, one)
+                return tuple(_put(c, new, i * size, 2) for c, new in zip(carry, one, strict=True))
 
-        return jax.lax.scan(query_block, None, (jnp.arange(count), carry))[1], added
+            return jax.lax.fori_loop(0, query.shape[3] // size, query_block, carry), added
 
-    carry, _ = _around(o, offsets_to_visit(o, x.mask, length), ((x.key, x.value), ()), start, visit)
-    out, log_sum = jax.vmap(lambda carry: blocks.finish(carry, x.value.dtype))(carry)
-    out = jnp.moveaxis(out, 0, 1)  # [B, blocks, t, H, K']
-    return out.reshape(out.shape[0], -1, *out.shape[3:])[:, :length], log_sum
+        return _around(o, offsets, (_piece(o, x, first), ()), carry, visit)[0], None
+
+    carry, _ = jax.lax.scan(piece, blocks.nothing(at_first, query.shape[3]), _pieces(o, length))
+    out, log_sum = blocks.finish(carry, x.value.dtype)
+    return out[:, :length], log_sum
 
 
 def gradients(o: Options, bias, x: Operands, passed: Array, log_sum: Array, g_out: Array) -> tuple[Any, ...]:
     """Gradients of this device's query, key and value (the latter two from all devices), and of all the constants."""
     length = x.query.shape[1]
-    _, inputs = _problem(o, bias, x, x.key, x.value, jnp.zeros((), jnp.int32))
-    wide = log_sum.dtype
-    more = ((0, 0), (0, inputs.query.shape[3] - length), (0, 0))
-    passed, g_out = jnp.pad(passed, more), jnp.pad(g_out, (*more, (0, 0)))
+    offsets = offsets_to_visit(o, x.mask, length)
+    _, at_first = _problem(o, bias, x, *_piece(o, x, 0), 0)
+    query = at_first.query
+    more = ((0, 0), (0, query.shape[3] - length), (0, 0))
+    passed = jnp.pad(passed, more)
+    g_out = heads_first(jnp.pad(g_out, (*more, (0, 0))), query.shape[1])
 
-    def visit(carry, read, added, source):
-        options, inputs = _problem(o, bias, x, read[0], read[1], source)
-        d_query, d_bias = carry
-        more, (*added, d_bias) = blocks.gradients(options, inputs, passed, log_sum, g_out, (*added, d_bias))
-        return (d_query + more, d_bias), tuple(added)
+    def piece(carry, first):
+        def visit(staying, read, added, source):
+            options, inputs = _problem(o, bias, x, read[0], read[1], source * length + first)
+            start = blocks.Gradients(staying[0], added[0], added[1], staying[1])
+            d = blocks.gradients(options, inputs._replace(query=query), passed, log_sum, g_out, start)
+            return (d.query, d.bias), (d.key, d.value)
 
-    *zeros, no_bias = blocks.zeros(inputs)
-    start = jnp.zeros(inputs.query.shape, wide), no_bias
-    moving = (x.key, x.value), tuple(zeros)
-    (d_query, d_bias), (d_key, d_value) = _around(o, offsets_to_visit(o, x.mask, length), moving, start, visit)
+        staying, *whole = carry
+        moving = _piece(o, x, first), (zeros.key, zeros.value)
+        staying, added = _around(o, offsets, moving, staying, visit)
+        return (staying, *(put(d, part, first) for d, part in zip(whole, added, strict=True))), None
+
+    def put(whole: Array, part: Array, first: Array) -> Array:
+        return _put(whole, blocks.turned(part).swapaxes(1, 2)[:, : piece_length(o, length)], first, 1)
+
+    # Else XLA on CPU makes the zeros before the forward pass, and keeps them through it.
+    zeros, d_key, d_value = jax.tree.map(
+        lambda a: again(a, passed.ravel()[0]), (blocks.zeros(at_first), jnp.zeros_like(x.key), jnp.zeros_like(x.value))
+    )
+    carry, _ = jax.lax.scan(piece, ((zeros.query, zeros.bias), d_key, d_value), _pieces(o, length))
+    (d_query, d_bias), d_key, d_value = carry
     d_query = o.scale * d_query.transpose(0, 3, 1, 2, 4)[:, :length].reshape(x.query.shape)
-    keys = x.key.shape[1]
-    d_key, d_value = (blocks.turned(d).swapaxes(1, 2)[:, :keys] for d in (d_key, d_value))
     return d_query, d_key, d_value, d_bias

@@ -156,24 +156,26 @@ def test_dropped_weights_keep_their_mean():
 
 @pytest.mark.slow
 def test_memory_falls_with_the_axis(monkeypatch):
-    """Peak bytes of a device, forward and backward, at 32k tokens; the scores alone would be 4 GiB a head."""
+    """Bytes of a device, forward and backward, at 32k tokens, fall as the axis grows; the scores alone would be 4 GiB
+    a head. Blocks are short because a pair's scores are the same for every axis."""
     for name in ("QUERY_BLOCK", "KEY_BLOCK"):
         monkeypatch.setattr(block_problem, name, 256)
 
     def peak(number):
         mesh = make_mesh(MeshConfig(1, 1, 1, number), jax.devices()[:number])
 
-        def loss(x):
+        def loss(q, k, v):
             cut = parts.cut(2**15, zigzag=True)
             m = masks.Mask(causal=True, parts=cut.parts, query_index=cut.order, key_index=cut.order)
-            return jnp.sum(attention(x, x, x, m, implementation="chunked"))
+            return jnp.sum(attention(q, k, v, m, implementation="chunked"))
 
         with jax.set_mesh(mesh):
             rows = jax.ShapeDtypeStruct(
                 (number, 2**15 // number, 4, 64), jnp.float32, sharding=jax.NamedSharding(mesh, P("context"))
             )
-            found = jax.jit(jax.grad(loss)).lower(rows).compile().memory_analysis()
+            found = jax.jit(jax.grad(loss, (0, 1, 2))).lower(rows, rows, rows).compile().memory_analysis()
         return found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes
 
-    one, four, eight = peak(1), peak(4), peak(8)
-    assert eight < 0.56 * four and eight < 0.4 * one, (one, four, eight)
+    one = peak(1)
+    for number in (2, 4, 8):
+        assert number * peak(number) < 1.1 * one, (number, peak(number), one)
