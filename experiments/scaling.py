@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jaxformer.command_line import Parsed, parse_config, parser
 from jaxformer.config import Config, ConfigError, from_mapping
-from jaxformer.process import program
+from jaxformer.process import a_device_for_each_core, program
 from jaxformer.scaling import bootstrap, plotting
 from jaxformer.scaling.ladder import StudyConfig
 from jaxformer.scaling.law_fit import Settings
@@ -42,6 +42,7 @@ def main() -> int:
         from jaxformer import study
         from jaxformer.training.sweep import Interrupted
 
+        a_device_for_each_core()
         assert isinstance(parsed.config, StudyConfig)
         opened = study.open_study(parsed.config)
         if stage == "plan":

@@ -11,6 +11,8 @@ import jax
 from jaxformer.allocator import keep_freed_memory
 from jaxformer.config import ConfigError
 
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of work and of time
+
 
 class ProgramError(RuntimeError):
     """Something a user can mend; the message is one line."""
@@ -33,6 +35,27 @@ def keep_compiled_programs(folder: Path | None = None) -> None:
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def a_device_for_each_core() -> None:
+    """On CPU: as many devices as this process may use cores, so that each can do work of its own.
+
+    To be called before the first device is used. Does nothing where the user chose (JAX_NUM_CPU_DEVICES, XLA_FLAGS).
+    """
+    number = "jax_num_cpu_devices"
+    chosen = getattr(jax.config, number) != -1 or "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if not chosen:
+        jax.config.update(number, usable_cores())
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: those it may run on, and no more than its container's share of time."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = CPU_QUOTA.read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
 def program(function: Callable[[], int | None]) -> None:

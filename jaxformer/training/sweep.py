@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -133,13 +134,9 @@ class _Sweep:
             settle_heap()
         way = self.ways[shape]
         for group in alike.values():
-            for start in range(0, len(group), way.program.count):
-                part = group[start : start + way.program.count]
-                if 2 * len(part) > way.program.count or way.one is None:
-                    self.train_group(way.program, part)
-                else:  # too few to train several at once
-                    for trunk in part:
-                        self.train_group(way.one, [trunk])
+            left = iter(group)
+            for program, count in way.split(len(group)):
+                self.train_group(program, list(islice(left, count)))
 
     def train_group(self, program: Program, group: list[Trunk]) -> None:
         """Trains trunks of equal branches in step, and every member that has no file yet."""

@@ -1,12 +1,14 @@
 """What a sweep compiles: the train step of one shape for some members at once, their numbers being arrays.
 
-Members of one shape differ only in what `optim.Knobs` holds and in the seed; `shape_of` tells which do. One member at a
-time runs the plain step; several run it under `vmap`, whole members to a device.
+Members of one shape differ only in what `optim.Knobs` holds and in the seed; `shape_of` tells which do. A member that
+has a device to itself runs the plain step; several on one device run it under `vmap`. Devices have nothing to tell each
+other. On CPU every core is a device (`process.a_device_for_each_core`): two members on a core each are done sooner than
+one after the other on both.
 """
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,7 +35,9 @@ class Program:
 
     Attributes:
       count: M.
-      compile_seconds: that compiling the train step took.
+      each: how many of them a device has.
+      compiled: the train step.
+      compile_seconds: that compiling it took.
       bytes_per_member: that training one takes on a device, state, temporaries and batches.
     """
 
@@ -43,17 +47,18 @@ class Program:
         Args:
           model: of this shape.
           config: of any of the members.
-          count: members at once; over several devices a multiple of their number, or 1.
+          count: members at once; rounded up to as many on every device that has any.
           batch: any batch, for its shapes.
         """
-        self.model, self.config, self.count = model, config, count
+        self.each = -(-count // len(_devices()))
+        used = _devices()[: -(-count // self.each)]
+        self.model, self.config, self.count = model, config, self.each * len(used)
         self._ema = config.optimizer.ema_decay is not None
         self._capacity = config.train.steps_per_dispatch
-        mesh = jax.make_mesh((len(jax.devices()),), ("members",), axis_types=(AxisType.Auto,), devices=jax.devices())
-        spread = count > 1 and mesh.size > 1
-        one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        self._where = NamedSharding(mesh, P("members")) if spread else one
-        self._everywhere = NamedSharding(mesh, P()) if spread else one
+        self._mesh = jax.make_mesh((len(used),), ("members",), axis_types=(AxisType.Auto,), devices=used)
+        one = jax.sharding.SingleDeviceSharding(used[0])
+        self._where = NamedSharding(self._mesh, P("members")) if len(used) > 1 else one
+        self._everywhere = NamedSharding(self._mesh, P()) if len(used) > 1 else one
         self._init = jax.jit(
             self._mapped(self._fresh, (0,)),
             out_shardings=self._where,
@@ -64,15 +69,15 @@ class Program:
         train = jax.jit(self._mapped(self._advance, (0, 0, 0, None)), donate_argnums=0, out_shardings=self._where)
         arguments = (
             self.abstract_states(),
-            jax.tree.map(lambda x: self._leaf((count,), x.dtype), self._numbers([config] * count)),
-            jax.tree.map(lambda x: self._leaf((count, self._capacity, *np.shape(x)), np.asarray(x).dtype), batch),
+            jax.tree.map(lambda x: self._leaf(x.shape, x.dtype), self._numbers([config] * self.count)),
+            jax.tree.map(lambda x: self._leaf((self.count, self._capacity, *np.shape(x)), np.asarray(x).dtype), batch),
             jax.ShapeDtypeStruct((), np.int32, sharding=self._everywhere),
         )
         began = time.perf_counter()
-        compiled = train.lower(*arguments).compile()
+        self.compiled = train.lower(*arguments).compile()
         self.compile_seconds = time.perf_counter() - began
-        self.bytes_per_member = _bytes(compiled, arguments) / max(1, count if not spread else count // mesh.size)
-        self._train = one_at_a_time(compiled)
+        self.bytes_per_member = _bytes(self.compiled, arguments) / self.each
+        self._train = one_at_a_time(self.compiled)
 
     def init(self, configs: Sequence[Config]) -> TrainState:
         """The states [M] of step 0, each that of its config's seed."""
@@ -139,15 +144,17 @@ class Program:
         )
 
     def _mapped(self, function: Any, axes: tuple[int | None, ...]) -> Any:
-        """`function` of one member as a function of M: as it is for one, under vmap for several."""
-        if self.count > 1:
-            return jax.vmap(function, axes)
+        """`function` of one member as a function of M: on each device as it is for one, under vmap for several."""
 
         def single(*args: Any) -> Any:
             mine = [x if axis is None else jax.tree.map(lambda y: y[0], x) for x, axis in zip(args, axes, strict=True)]
             return jax.tree.map(lambda x: x[None], function(*mine))
 
-        return single
+        local = jax.vmap(function, axes) if self.each > 1 else single
+        if self._mesh.size == 1:
+            return local
+        specs = tuple(P() if axis is None else P("members") for axis in axes)
+        return jax.shard_map(local, mesh=self._mesh, in_specs=specs, out_specs=P("members"), check_vma=False)
 
     def _numbers(self, configs: Sequence[Config]) -> Knobs:
         knobs = [Knobs.of(config.optimizer, config.train.steps) for config in configs]
@@ -161,19 +168,30 @@ class Program:
 
 
 class Way(NamedTuple):
-    """How members of a shape train: `program.count` at a time, or by `one`; and the line that says why."""
+    """How the members of a shape train.
 
-    program: Program
-    one: Program | None
+    Attributes:
+      programs: for fewer and fewer members, the last for one; each is faster for a member than the next.
+      why: the line that says so.
+    """
+
+    programs: list[Program]
     why: str
+
+    def split(self, members: int) -> Iterator[tuple[Program, int]]:
+        """The programs that train so many members one after another, and how many each trains: none is half empty."""
+        while members:
+            program = next((p for p in self.programs if 2 * min(members, p.count) > p.count), self.programs[-1])
+            yield program, min(members, program.count)
+            members -= min(members, program.count)
 
 
 def choose(model: Model, config: Config, members: int, steps: int, batch: Batch, *, at_once: int | None = None) -> Way:
     """How `members` of one shape, of `steps` updates each, train fastest here, by a short trial.
 
-    The plain step is compiled and timed. Where compiling the step of several members would take more than a tenth of
-    what the plain step needs for all of them, or only one fits in memory, they take turns; otherwise as many as there
-    are (at most as many as fit) are timed as well, and the faster way is taken.
+    The plain step is compiled and timed; then, where there are several devices, that of one member on each, and that of
+    as many members as there are (at most as many as fit in memory), unless compiling it would take more than a
+    tenth of what all members need as far as is known.
 
     Args:
       model, config: of the shape.
@@ -182,29 +200,35 @@ def choose(model: Model, config: Config, members: int, steps: int, batch: Batch,
       batch: any of its batches.
       at_once: so many at once, untried; None: try.
     """
-    devices = len(jax.devices())
     if at_once is not None:
         count = min(at_once, members)
-        return Way(Program(model, config, _whole(count, devices), batch), None, f"{count} at once, as asked")
+        return Way([Program(model, config, count, batch)], f"{count} at once, as asked")
     one = Program(model, config, 1, batch)
     if members == 1:
-        return Way(one, one, "one member")
-    seconds = _step_seconds(one, batch)
-    fitting = max(1, int(MEMORY_SHARE * free_memory() * devices / one.bytes_per_member))
-    count = _balanced(members, min(members, fitting))
-    if count == 1:
-        return Way(one, one, f"in turns: memory for one at a time ({one.bytes_per_member / 1e9:.2g} GB each)")
-    if max(one.compile_seconds, COMPILE_SECONDS) > TRIAL_SHARE * seconds * members * steps:
-        return Way(one, one, f"in turns: compiling for {count} at once would cost more than it can save")
-    several = Program(model, config, _whole(count, devices), batch)
-    together = _step_seconds(several, batch) / count
-    ratio = f"a step of a member takes {1e3 * seconds:.3g} ms in turns, {1e3 * together:.3g} ms with {count} at once"
-    return Way(several, one, f"{count} at once: {ratio}") if together < seconds else Way(one, one, f"in turns: {ratio}")
+        return Way([one], "one member")
+    best = _step_seconds(one, batch)
+    programs, told = [one], [f"a step of a member takes {1e3 * best:.3g} ms in turns"]
+    pools = 1 if _devices()[0].platform == "cpu" else len(_devices())  # of memory
+    fitting = max(1, int(MEMORY_SHARE * free_memory() * pools / one.bytes_per_member))
+    for most in sorted({min(fitting, len(_devices())), fitting}):
+        count = _balanced(members, min(members, most))
+        if count <= programs[0].count:
+            continue
+        if max(one.compile_seconds, COMPILE_SECONDS) > TRIAL_SHARE * best * members * steps:
+            told.append(f"compiling for {count} at once would cost more than it can save")
+            break
+        tried = Program(model, config, count, batch)
+        seconds = _step_seconds(tried, batch) / tried.count
+        told.append(f"{1e3 * seconds:.3g} ms with {count} at once, {tried.each} on a device")
+        if seconds < best:
+            best, programs = seconds, [tried, *programs]
+    if fitting == 1:
+        told.append(f"memory for one at a time ({one.bytes_per_member / 1e9:.2g} GB each)")
+    return Way(programs, f"{programs[0].count} at once: {', '.join(told)}")
 
 
-def _whole(count: int, devices: int) -> int:
-    """`count` rounded up to whole devices, where members are spread over several."""
-    return count if count == 1 or devices == 1 else -(-count // devices) * devices
+def _devices() -> list[jax.Device]:
+    return jax.devices()
 
 
 def _balanced(members: int, most: int) -> int:

@@ -12,6 +12,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -21,7 +22,7 @@ from toy import ToyBatches, make_config, make_model
 from jaxformer import records
 from jaxformer.config import ConfigError
 from jaxformer.sharding import make_mesh
-from jaxformer.training import loop, sweep
+from jaxformer.training import loop, sweep, sweep_program
 from jaxformer.training.sweep_files import run_path, write_run
 from jaxformer.training.sweep_plan import Member, shapes, trunks
 
@@ -50,6 +51,12 @@ def swept(members, workdir, at_once=None, ask=None):
     return sweep.run(
         ask or (lambda found: members), workdir, SOURCES, at_once=at_once, log=lambda line: None, bar=False
     )
+
+
+def program_of(count):
+    """What trains so many members of the toy's shape."""
+    config = member().config
+    return sweep_program.Program(MODEL, config, count, batches_of(config)[0])
 
 
 @functools.cache
@@ -161,28 +168,56 @@ def test_a_diverged_member_is_frozen_and_touches_nobody(tmp_path, at_once):
 
 
 @pytest.mark.slow
-def test_members_over_eight_devices(tmp_path):
-    """The tests' eight CPU devices: 5 members at once become 8 places, whole members to a device."""
-    assert len(jax.devices()) == 8
+@pytest.mark.parametrize(("number", "devices", "each"), [(5, 8, 1), (5, 4, 2), (5, 2, 3)])
+def test_members_over_devices(tmp_path, monkeypatch, number, devices, each):
+    """Whole members to a device, and no more places than that needs: 5 of 8 devices, 3 of 4, both of 2."""
+    monkeypatch.setattr(sweep_program, "_devices", lambda: jax.devices()[:devices])
     members = different()
-    found = swept(members, tmp_path, at_once=5)
-    check_alone(found, members, tmp_path)
+    program = program_of(number)
+    assert (program.each, program.count) == (each, -(-number // each) * each)
+    check_alone(swept(members, tmp_path, at_once=number), members, tmp_path)
+
+
+def test_devices_that_train_members_tell_each_other_nothing():
+    program = program_of(8)
+    text = program.compiled.as_text()
+    assert program.each == 1 and not re.search(
+        "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter", text
+    )
 
 
 @pytest.mark.slow
-def test_a_trial_chooses_and_says_why(tmp_path, monkeypatch):
-    from jaxformer.training import sweep_program
-
-    lines = []
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_trial_chooses_and_says_why(tmp_path, monkeypatch, devices):
+    monkeypatch.setattr(sweep_program, "_devices", lambda: jax.devices()[:devices])
     members = different()
+
+    def first_line(name):
+        (tmp_path / name).mkdir()
+        lines = []
+        sweep.run(lambda found: members, tmp_path / name, SOURCES, log=lines.append, bar=False)
+        return lines[0].split(": ", 1)[1]
+
+    turns, ms = "a step of a member takes .* ms in turns", "[0-9.e+]+ ms with"
+    costs = "would cost more than it can save"
+    assert re.fullmatch(
+        f"1 at once: {turns}, compiling for {5 if devices == 1 else 2} at once {costs}", first_line("a")
+    )
     monkeypatch.setattr(sweep_program, "TRIAL_SHARE", 1e9)
-    sweep.run(lambda found: members, tmp_path, SOURCES, log=lines.append, bar=False)
-    assert re.search(r"(5 at once|in turns): a step of a member takes .* ms in turns, .* ms with 5 at once", lines[0])
+    each = "" if devices == 1 else f", {ms} 2 at once, 1 on a device"
+    together = f"{ms} 5 at once, {5 if devices == 1 else 3} on a device"
+    assert re.fullmatch(f"[1256] at once: {turns}{each}, {together}", first_line("b"))
     monkeypatch.setattr(sweep_program, "free_memory", lambda: 1.0)
-    (tmp_path / "again").mkdir()
-    lines.clear()
-    sweep.run(lambda found: members, tmp_path / "again", SOURCES, log=lines.append, bar=False)
-    assert "in turns: memory for one at a time" in lines[0]
+    assert re.fullmatch(f"1 at once: {turns}, memory for one at a time .*", first_line("c"))
+
+
+def test_how_members_are_split_among_programs():
+    one, few, several = (SimpleNamespace(count=count) for count in (1, 2, 8))
+    way = sweep_program.Way([several, few, one], "")
+    assert list(way.split(15)) == [(several, 8), (several, 7)]
+    assert list(way.split(11)) == [(several, 8), (few, 2), (one, 1)]
+    # With nothing smaller, places stay empty.
+    assert list(sweep_program.Way([several], "").split(3)) == [(several, 3)]
 
 
 def test_a_finished_sweep_of_many_rounds_is_not_run_again(tmp_path):

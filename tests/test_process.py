@@ -1,0 +1,39 @@
+"""Cores as devices: all that the process may use, unless the user chose."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from jaxformer import process
+
+SCRIPT = "import jax; from jaxformer.process import a_device_for_each_core as f; f(); print(len(jax.devices()))"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "devices"),
+    [
+        ({}, process.usable_cores()),
+        ({"JAX_NUM_CPU_DEVICES": "3"}, 3),
+        ({"XLA_FLAGS": "--xla_force_host_platform_device_count=5"}, 5),
+    ],
+    ids=["nothing", "jax", "xla"],
+)
+def test_a_device_for_each_core(chosen, devices):
+    kept = {k: v for k, v in os.environ.items() if k not in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS")}
+    run = [sys.executable, "-c", SCRIPT]
+    told = subprocess.run(run, env=kept | {"JAX_PLATFORMS": "cpu"} | chosen, capture_output=True, text=True, check=True)
+    assert int(told.stdout) == devices
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"), [("max 100000", 16), ("250000 100000", 2), ("50000 100000", 1), ("9900000 100000", 16)]
+)
+def test_a_container_s_share_of_the_cores(monkeypatch, tmp_path, quota, cores):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
+    file = tmp_path / "cpu.max"
+    monkeypatch.setattr(process, "CPU_QUOTA", file)
+    assert process.usable_cores() == 16
+    file.write_text(quota + "\n")
+    assert process.usable_cores() == cores
