@@ -42,6 +42,7 @@ def bytes_of_a_layer(layer, params, x) -> float:
 
 @pytest.mark.parametrize("activation", ["gelu_tanh", "gelu", "swiglu"])
 @pytest.mark.parametrize("norm", [layer_norm, rms_norm], ids=lambda norm: norm.__name__)
+@pytest.mark.optimized
 def test_mlp_keeps_what_goes_into_the_activation_and_no_weights(activation, norm):
     """Of a layer: its input, the norm's result turned for the weight's gradient, the hidden numbers before the
     activation; and the weights' gradients until they are stacked."""
@@ -58,6 +59,7 @@ def test_mlp_keeps_what_goes_into_the_activation_and_no_weights(activation, norm
     assert bytes_of_a_layer(layer, params, jax.ShapeDtypeStruct((n, d), jnp.float32)) < 1.1 * kept
 
 
+@pytest.mark.optimized
 def test_attention_keeps_no_pieces_of_keys_and_values():
     """Of a layer: its input, turned too; queries, keys and values; the weights, of which causality spares half."""
     t, heads, width = 1024, 16, 64

@@ -120,6 +120,7 @@ def test_dropout_keeps_the_mean_and_its_gradient_is_that_of_the_same_draw():
 
 
 @pytest.mark.slow
+@pytest.mark.optimized
 def test_memory_is_linear(monkeypatch):
     """Bytes of temporaries of forward and backward grow as T, where the reference's grow as T squared."""
     for name in ("QUERY_BLOCK", "KEY_BLOCK"):

@@ -155,6 +155,7 @@ def test_dropped_weights_keep_their_mean():
 
 
 @pytest.mark.slow
+@pytest.mark.optimized
 def test_memory_falls_with_the_axis(monkeypatch):
     """Bytes of a device, forward and backward, at 32k tokens, fall as the axis grows; the scores alone would be 4 GiB
     a head. Blocks are short because a pair's scores are the same for every axis."""

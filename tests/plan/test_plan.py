@@ -167,6 +167,7 @@ def test_search_ranks(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.optimized
 def test_predicted_memory_is_within_a_tenth_of_a_real_runs_peak():
     config = {
         "model": {"num_layers": 4, "width": 512, "num_heads": 8, "context_length": 512, "vocab_size": 4096,

@@ -211,6 +211,7 @@ def test_adam_is_optax_adam():
     assert jax.tree.structure(states[0]) == jax.tree.structure(states[1])
 
 
+@pytest.mark.optimized
 def test_the_moments_are_updated_in_place():
     """A loop of updates holds one array more than its state, the gradient; a copy of a moment would be another."""
     adam = scale_by_adam(0.9, 0.99, 1e-8)
