@@ -15,6 +15,7 @@ FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all",
     "partition-id", "replica-id", "iota", "opt-barrier", "domain", "async-start", "async-done", "async-update",
 }  # fmt: skip
+NAMES_OPERANDS = {"slice-start", "dynamic-slice-start", "collective-permute-start", "all-gather-start"}
 SLICES = {"dynamic-slice", "slice", "gather"}
 THROUGH = {"bitcast", "reshape", "transpose", "copy", "convert"}
 
@@ -54,17 +55,29 @@ def traffic(program: Program) -> float:
 
 def _moved(program: Program, computation: Computation, instruction: Instruction) -> float:
     operands = [computation.instructions.get(o) for o in instruction.operands]
-    written = _main(instruction.shapes)
+    results = _results(instruction)
+    written = _main(results)
     if instruction.opcode == "fusion" and program.called(instruction):
         inner = program.computations[program.called(instruction)[0]]
         reads, updated = _fusion(inner)
         read = sum(min(_main(o.shapes), reads.get(i, math.inf)) if o else 0.0 for i, o in enumerate(operands))
         return read + (min(written, updated) if updated is not None else written)
-    if instruction.opcode in SLICES:
-        return 2 * written
+    if instruction.opcode.removesuffix("-start") in SLICES:
+        elsewhere = operands and operands[0] and not any(s.main_memory for s in operands[0].shapes)
+        return written + (0.0 if elsewhere else sum(s.bytes for s in results))
     if instruction.opcode == "dynamic-update-slice" and len(operands) > 1 and operands[1]:
         return 2 * _main(operands[1].shapes)
     return written + sum(_main(o.shapes) for o in operands if o)
+
+
+def _results(instruction: Instruction) -> tuple[Shape, ...]:
+    """What it writes: the first half of a pair names what it reads as well."""
+    if instruction.opcode == "copy-start":
+        return instruction.shapes[:1]
+    if instruction.opcode in NAMES_OPERANDS:
+        number = len(instruction.operands)
+        return instruction.shapes[number : 2 * number]
+    return instruction.shapes
 
 
 def _fusion(inner: Computation) -> tuple[dict[int, float], float | None]:

@@ -218,7 +218,7 @@ def choose(model: Model, config: Config, members: int, steps: int, batch: Batch,
             told.append(f"compiling for {count} at once would cost more than it can save")
             break
         tried = Program(model, config, count, batch)
-        seconds = _step_seconds(tried, batch) / tried.count
+        seconds = _step_seconds(tried, batch) / count  # of those that are wanted
         told.append(f"{1e3 * seconds:.3g} ms with {count} at once, {tried.each} on a device")
         if seconds < best:
             best, programs = seconds, [tried, *programs]

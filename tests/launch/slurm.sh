@@ -147,7 +147,10 @@ while :; do
         phase=$((phase + 1))
         last=$((step + 20)) # beyond what is saved because of this
     fi
-    if [ "$now" = PENDING ] && ((phase > 0)); then # SLURM lets a requeued job wait for two minutes
+    # SLURM lets a requeued job wait for two minutes, which none has here; one that starts within the second in which it
+    # was taken away is refused ("Job credential revoked"), and ends as FAILED.
+    if [ "$now" = PENDING ] && ((phase > 0)); then
+        sleep 2
         scontrol update "JobId=$job" StartTime=now 2>/dev/null || true
     fi
     if ((SECONDS > limit)); then tell; echo "not finished in $limit s"; exit 1; fi

@@ -140,6 +140,25 @@ def test_flops_and_traffic_of_a_loop_of_products():
     assert 6 * 3 * one <= costs.traffic(program) <= 6 * 8 * one
 
 
+def test_traffic_of_the_first_halves_of_pairs():
+    """Their results name what they read, too. S(1) is a TPU's memory beside the product: a slice comes in from the main
+    memory, is cut there at no cost, goes out again, and is sent to the neighbour."""
+    text = """
+ENTRY %main (a: bf16[64,32]) -> bf16[16,32] {
+  %a = bf16[64,32]{1,0} parameter(0)
+  %in = ((bf16[64,32]{1,0}), bf16[16,32]{1,0:S(1)}, s32[]{:S(2)}) slice-start(%a), slice={[16:32], [0:32]}
+  %part = bf16[16,32]{1,0:S(1)} slice-done(%in)
+  %less = bf16[8,32]{1,0:S(1)} slice(%part), slice={[0:8], [0:32]}
+  %out = (bf16[16,32]{1,0}, bf16[16,32]{1,0:S(1)}, u32[]{:S(2)}) copy-start(%part)
+  %there = bf16[16,32]{1,0} copy-done(%out)
+  %sent = (bf16[16,32]{1,0}, bf16[16,32]{1,0}, u32[]{:S(2)}, u32[]{:S(2)}) collective-permute-start(%there)
+  ROOT %got = bf16[16,32]{1,0} collective-permute-done(%sent)
+}
+"""
+    part = 16 * 32 * 2
+    assert costs.traffic(hlo.read(text)) == part + part + 2 * part
+
+
 def test_a_product_written_as_a_convolution():
     """A TPU's way: heads as a window that reaches into padding, where nothing is multiplied."""
     window = "window={size=1x6 pad=0_0x5_5 rhs_reversal=0x1}, dim_labels=0bf1_1oi0->0b1f"
