@@ -9,6 +9,7 @@ from jaxformer import layout, parts, sharding
 from jaxformer.config import MeshConfig
 from jaxformer.functional.attention import attention
 from jaxformer.masks import Mask
+from jaxformer.specs import ParamSpec, zeros
 
 
 def mesh(*sizes):
@@ -36,6 +37,24 @@ def test_the_table():
     with layout.shard_norms(True):
         assert laid_out(m, (8, 4, 3), "rows", "tokens", None) == (2, 2, 3)
     assert laid_out(m, (6, 3), "rows", "mlp") == (6, 3)  # what does not divide stays whole
+
+
+def test_parameters_are_pinned_as_the_matrices_of_products():
+    """Heads and their width are one axis there; the gradient of a projection comes back split as the parameter is."""
+    specs = {
+        "w_query": ParamSpec((8, 4, 3), ("embed", "heads", "head_width"), zeros),
+        "w_out": ParamSpec((4, 3, 8), ("heads", "head_width", "embed"), zeros),
+        "w_key": ParamSpec((8, 1, 3), ("embed", "kv_heads", "head_width"), zeros),  # one head: on every device
+        "scale": ParamSpec((3,), ("head_width",), zeros),
+    }
+    params = {name: jnp.arange(np.prod(s.shape), dtype=jnp.float32).reshape(s.shape) for name, s in specs.items()}
+    with jax.set_mesh(mesh(1, 2, 2)):
+        pinned = jax.jit(lambda params: layout.pin_params(params, specs))(params)
+    assert {name: x.sharding.shard_shape(x.shape) for name, x in pinned.items()} == {
+        "w_query": (4, 2, 3), "w_out": (2, 3, 4), "w_key": (4, 1, 3), "scale": (3,)
+    }  # fmt: skip
+    for name, x in params.items():
+        np.testing.assert_array_equal(pinned[name], x)
 
 
 def test_inside_a_users_shard_map_the_axes_are_the_users():

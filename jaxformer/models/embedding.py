@@ -11,6 +11,7 @@ from jaxformer import masks, parts
 from jaxformer.config import ModelConfig
 from jaxformer.functional import layers
 from jaxformer.functional import positions as pos
+from jaxformer.functional.lookup import look_up
 from jaxformer.kernels.xla import Bias
 from jaxformer.layout import pin
 from jaxformer.specs import Initializer, ParamSpec, normal
@@ -68,17 +69,25 @@ def embed(
     Returns:
       [B, T, D] in the compute dtype.
     """
-    x = layers.embed(tokens, params["tokens"])
+    x = look_up(tokens, params["tokens"], "vocab")
     if cfg.positions == "learned":
-        x = x + jnp.broadcast_to(pos.learned(params["positions"], positions), x.shape)
+        x = x + _learned(params["positions"], positions, x)
     elif cfg.positions == "sinusoidal":
         # Source: Vaswani et al. 2017, section 3.4: the table is scaled up so that positions do not drown it.
         x = x * math.sqrt(cfg.width) + jnp.broadcast_to(pos.sinusoidal(positions, cfg.width), x.shape)
     if cfg.token_types:
-        x = x + layers.embed(jnp.zeros_like(tokens) if types is None else types, params["types"])
+        x = x + look_up(jnp.zeros_like(tokens) if types is None else types, params["types"], "types")
     # Every device looks up its part of the width for the rows of its group, then rows and widths change places.
     x = pin(x.astype(cfg.dtype), "looked_up_rows", None, "looked_up_width")
     return layers.dropout(pin(x, "rows", None, None), cfg.dropout, rng)
+
+
+def _learned(table: Array, positions: Array, x: Array) -> Array:
+    """The learned positions of `x`, [B, T, D], laid out like it."""
+    if positions.ndim == 2:
+        return look_up(positions, table, "positions")
+    of_a_row = pin(pos.learned(table, positions), None, "looked_up_width")
+    return pin(jnp.broadcast_to(of_a_row, x.shape), "looked_up_rows", None, "looked_up_width")
 
 
 def row_positions(tokens: Array, cfg: ModelConfig) -> Array:

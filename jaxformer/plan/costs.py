@@ -144,11 +144,12 @@ def _library_product(computation: Computation, instruction: Instruction) -> floa
 
 
 def _kernel(computation: Computation, instruction: Instruction) -> float:
-    """The TPU's attention kernel; its operands of four dimensions are query [B, H, T, K], key [B, G, S, K], value."""
+    """The TPU's attention kernel; the first of its floating-point operands are query [B, H, T, K] and key [B, G, S, K],
+    without the dimensions that are 1."""
     operands = [computation.instructions.get(o) for o in instruction.operands]
-    arrays = [o.shapes[0].sizes for o in operands if o is not None and len(o.shapes[0].sizes) == 4]
+    query, key = [o.shapes[0] for o in operands if o is not None and "f" in o.shapes[0].dtype][:2]
     products = next(n for name, n in KERNEL_PRODUCTS.items() if instruction.name.startswith(name))
-    return products * 2.0 * math.prod(arrays[0]) * arrays[1][2]
+    return products * 2.0 * math.prod(query.sizes) * key.sizes[-2]
 
 
 def _convolution(computation: Computation, instruction: Instruction) -> float:

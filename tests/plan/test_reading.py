@@ -170,3 +170,18 @@ ENTRY %main (a: bf16[16,1024,96,1], b: bf16[6,64,96,1]) -> bf16[16,1024,6,64] {{
 }}
 """
     assert costs.flops(hlo.read(text)) == 2 * 16 * 1024 * 96 * 6 * 64
+
+
+@pytest.mark.parametrize("rows", ["", "2,"], ids=["one row", "two"])
+def test_products_of_the_tpus_attention_kernel(rows):
+    """Scores and their product with the values, whether or not a device has more than one row."""
+    text = f"""HloModule attention, is_scheduled=true
+
+ENTRY %main (a: s8[1,2,2], q: bf16[{rows}12,1024,64], k: bf16[{rows}4,512,64]) -> bf16[{rows}12,1024,64] {{
+  %a = s8[1,2,2]{{2,1,0}} parameter(0)
+  %q = bf16[{rows}12,1024,64]{{2,1,0}} parameter(1)
+  %k = bf16[{rows}4,512,64]{{2,1,0}} parameter(2)
+  ROOT %splash_mha_fwd.1 = bf16[{rows}12,1024,64]{{2,1,0}} custom-call(%a, %q, %k), custom_call_target="tpu_custom_call"
+}}
+"""
+    assert costs.flops(hlo.read(text), visited=0.5) == 0.5 * 2 * (2 if rows else 1) * 12 * 2 * 1024 * 512 * 64
