@@ -103,11 +103,12 @@ def pin_params(params: Any, specs: Any) -> Any:
 
 
 def _pin_matrix(x: Array, axes: tuple[str | None, ...]) -> Array:
-    """A parameter pinned as the matrix that products see, heads and their width as one axis: of a gradient of
-    [D, H, K] libtpu's compiler makes an all-reduce (K = 64), of one of [D, HK] a reduce-scatter."""
-    if "head_width" not in axes[1:]:
+    """A parameter pinned; where heads do not fill a TPU's lanes, as the matrix that products see, heads and their width
+    one axis: of a gradient of [D, H, 64] libtpu's compiler makes an all-reduce, of one of [D, H * 64] a reduce-scatter.
+    With heads of 128 it does of either, and fills the matrix up first."""
+    width = axes.index("head_width") if "head_width" in axes else 0
+    if width == 0 or x.shape[width] % LANES == 0:
         return _pin(x, axes, RULES)
-    width = axes.index("head_width")
     merged = entries(x.shape, axes, RULES)
     del merged[width]
     flat = x.reshape(*x.shape[: width - 1], -1, *x.shape[width + 1 :])
