@@ -113,6 +113,18 @@ def test_long_causal_attention_never_holds_a_square_of_scores():
     assert widest(masks.causal() & masks.window(17))[block] == block + 16
 
 
+@pytest.mark.parametrize(
+    ("length", "window", "number"), [(100, None, 1), (1024, None, 8), (4096, None, 8), (4100, None, 8), (4096, 64, 32)]
+)
+def test_blocks_of_queries_cover_the_row_and_are_few(length, window, number):
+    """Each adds to the gradients of all the keys it reads; with a window those are few, so blocks stay small."""
+    spans = xla.causal_spans(length, window)
+    assert len(spans) == number
+    assert [q for (start, end), _ in spans for q in range(start, end)] == list(range(length))
+    for (start, end), keys in spans:
+        assert keys == (0 if window is None else max(0, start - window + 1), end)
+
+
 @pytest.mark.parametrize("queries, keys", [(1, 6), (5, 3), (3, 7)])
 def test_cross_attention(queries, keys):
     rng = np.random.default_rng(0)
