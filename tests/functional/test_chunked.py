@@ -119,6 +119,17 @@ def test_dropout_keeps_the_mean_and_its_gradient_is_that_of_the_same_draw():
         np.testing.assert_allclose(jnp.vdot(jax.grad(total)(x), step), slope, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("shape", "wanted"),
+    [((1, 100, 12, 64), (100, 100)), ((1, 4096, 12, 64), (256, 512)), ((32, 4096, 12, 64), (256, 256))],
+    ids=["short", "long", "many"],
+)
+def test_sizes_of_blocks(shape, wanted, monkeypatch):
+    monkeypatch.undo()
+    x = jax.ShapeDtypeStruct(shape, jnp.float32)
+    assert block_problem.sizes(x, x) == wanted
+
+
 @pytest.mark.slow
 @pytest.mark.optimized
 def test_memory_is_linear(monkeypatch):
