@@ -14,12 +14,13 @@ _WORTH_IT = 2**20  # bytes; smaller arrays stay in the caches, and are few
 _NARROW = 2
 
 
-def again(x: Array, gradient: Array) -> Array:
+def again(x: Array, gradient: Array, kept_bytes: int | None = None) -> Array:
     """`x`, where that is worth it made anew once `gradient` is known: what is computed from it is no older than that.
 
     Args:
       x: of any shape.
       gradient: broadcasts to x. Where it is NaN, so is the result.
+      kept_bytes: of what would be kept otherwise; None: x.
 
     Returns:
       An array equal to x.
@@ -28,6 +29,7 @@ def again(x: Array, gradient: Array) -> Array:
     def on_cpu(x, gradient):
         return x + jnp.minimum(jnp.abs(gradient), 0).astype(x.dtype)
 
-    if x.dtype.itemsize <= _NARROW or x.size * x.dtype.itemsize < _WORTH_IT:
+    kept_bytes = x.size * x.dtype.itemsize if kept_bytes is None else kept_bytes
+    if x.dtype.itemsize <= _NARROW or kept_bytes < _WORTH_IT:
         return x
     return jax.lax.platform_dependent(x, gradient, cpu=on_cpu, default=lambda x, gradient: x)

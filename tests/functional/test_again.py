@@ -11,7 +11,7 @@ from jaxformer.functional.layers import layer_norm, linear, mlp, rms_norm
 from jaxformer.kernels.again import again
 from jaxformer.masks import causal
 
-FOUR = 4  # bytes of a float32
+FOUR, TWO = 4, 2  # bytes of a float32 and of a bfloat16
 
 
 def test_again_is_the_same():
@@ -57,6 +57,21 @@ def test_mlp_keeps_what_goes_into_the_activation_and_no_weights(activation, norm
     hidden = 2 if activation == "swiglu" else 1
     kept = (2 * n * d + hidden * n * f) * FOUR
     assert bytes_of_a_layer(layer, params, jax.ShapeDtypeStruct((n, d), jnp.float32)) < 1.1 * kept
+
+
+@pytest.mark.parametrize("norm", [layer_norm, rms_norm], ids=lambda norm: norm.__name__)
+@pytest.mark.optimized
+def test_norms_of_bfloat16_keep_neither_what_is_centred_nor_what_is_normed(norm):
+    """Of a layer: its input, in float32 too, and the norm's result turned for the weight's gradient. Before, one
+    float32 array of that size more."""
+    n, d = 4096, 512
+    params = {"w": jax.ShapeDtypeStruct((d, d), jnp.float32), "scale": jax.ShapeDtypeStruct((d,), jnp.float32)}
+
+    def layer(p, x):
+        return linear(norm(x, p["scale"]), p["w"])
+
+    kept = 2 * n * d * TWO + (n + d) * d * FOUR
+    assert bytes_of_a_layer(layer, params, jax.ShapeDtypeStruct((n, d), jnp.bfloat16)) < 1.2 * kept
 
 
 @pytest.mark.optimized

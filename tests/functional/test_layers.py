@@ -140,6 +140,23 @@ def test_gradients_of_norms(norm, arrays):
         check_grads(jax.jit(norm), tuple(map(jnp.array, arrays)), order=2, modes=["rev"], atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("norm", [layers.layer_norm, layers.rms_norm])
+def test_norms_reduce_no_axis_of_one(norm):
+    """XLA shares a reduction out by its first axis; one row is normed as its tokens are, bit for bit."""
+    x, g = (jnp.array(RNG.normal(size=(1, 6, 12)), jnp.float32) for _ in range(2))
+
+    def gradients(x, scale, g):
+        return jax.vjp(norm, x, scale)[1](g)
+
+    program = str(jax.make_jaxpr(gradients)(x, jnp.ones(12), g))
+    shapes = re.findall(r"f32\[([\d,]*)\] = reduce_sum", program)
+    assert shapes and not [shape for shape in shapes if shape.startswith("1,")]
+    one, scale = gradients(x, jnp.ones(12), g)
+    tokens, same = gradients(x[0], jnp.ones(12), g[0])
+    np.testing.assert_array_equal(one[0], tokens)
+    np.testing.assert_array_equal(scale, same)
+
+
 def test_norms_forget_scale_and_layer_norm_forgets_the_mean():
     x = jnp.array(X, jnp.float32)
     ones = jnp.ones(12)
