@@ -28,6 +28,7 @@ class Options(NamedTuple):
     key_block: int
     window: int | None  # these two only where indices are 0, 1, 2, ..., so that blocks can be ruled out unseen
     causal: bool
+    places_tell: bool  # causality and window are all there is to the mask; keys added to fill a block are behind them
     bias: Callable[..., Array] | None  # (query index, key index, *constants) -> bias of a pair of blocks
 
 
@@ -67,6 +68,7 @@ def prepare(
     query_block, key_block = sizes(query, key)
     plain = mask.query_index is None and mask.key_index is None
     to_query, to_key = -queries % query_block, -keys % key_block
+    others = mask.prefix, mask.keys, mask.query_segments, mask.key_segments, mask.dense
     if bias is None and constants:
         constants = (_pad(_pad(constants[0], 2, to_query), 3, to_key),)
     options = Options(
@@ -76,6 +78,7 @@ def prepare(
         key_block=key_block,
         window=mask.window if plain else None,
         causal=mask.causal and plain,
+        places_tell=plain and (mask.causal or to_key == 0) and all(x is None for x in others),
         bias=bias,
     )
     inputs = Inputs(

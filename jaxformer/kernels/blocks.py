@@ -1,14 +1,17 @@
 """Online softmax over pairs of blocks: what `chunked` and `ring` are made of.
 
 A block of queries visits blocks of keys and keeps a running maximum, sum and weighted value. The gradients visit the
-same pairs and compute their weights again from the log of the sum. Pairs that the mask rules out are skipped. Heads
-come first, so that a block is in one piece for its products.
+same pairs and compute their weights again from the log of the sum. Pairs that the mask rules out are skipped, and so is
+the second half of a block of keys where causality rules that out. Heads come first, so that a block is in one piece for
+its products.
 
 Source: Rabe and Staats 2021, section 3; Dao et al. 2022, algorithms 1 and 4.
 """
 
+import functools
+from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -71,19 +74,21 @@ def _bounds(o: Options, i: Array, key_blocks: int) -> tuple[Array, Array]:
 
 
 def _bias_block(o: Options, bias: tuple[Array, ...], i: Array, j: Array, shape: tuple[int, ...]) -> Array:
-    """The bias of a pair of blocks as [B, H, t, s]."""
+    """The bias of a pair of blocks as [B, H, t, s], of the first s of its keys."""
     if o.bias is not None:
         q = i * o.query_block + jnp.arange(o.query_block)
         found = o.bias(q, j * o.key_block + jnp.arange(o.key_block), *bias)
     else:
         found = _cut(_cut(bias[0], 2, i * o.query_block, o.query_block), 3, j * o.key_block, o.key_block)
-    return jnp.broadcast_to(found.reshape((1,) * (4 - found.ndim) + found.shape), shape)
+    found = found.reshape((1,) * (4 - found.ndim) + found.shape)
+    return jnp.broadcast_to(found[..., : shape[3]], shape)
 
 
-def _scores(o: Options, x: Inputs, query: Array, i: Array, j: Array, allowed: Array) -> tuple[Array, Array | None]:
+def _scores(
+    o: Options, x: Inputs, query: Array, key: Array, i: Array, j: Array, allowed: Array | None
+) -> tuple[Array, Array | None]:
     """Scores [B, H, t, s] of a pair of blocks, -inf where not allowed; and tanh of the capped ones, if capped."""
     wide = jnp.promote_types(query.dtype, jnp.float32)
-    key = _keys(o, x.key, j)
     scores = head_product("GTK,GSK->GTS", rows(query), rows(key), wide)
     scores = scores.reshape(query.shape[0], -1, query.shape[3], key.shape[2])
     squashed = None
@@ -92,7 +97,7 @@ def _scores(o: Options, x: Inputs, query: Array, i: Array, j: Array, allowed: Ar
         scores = o.soft_cap * squashed
     if x.bias or o.bias is not None:
         scores = scores + _bias_block(o, x.bias, i, j, scores.shape).astype(wide)
-    return jnp.where(allowed, scores, -jnp.inf), squashed
+    return scores if allowed is None else jnp.where(allowed, scores, -jnp.inf), squashed
 
 
 def _kept(o: Options, x: Inputs, i: Array, j: Array, shape: tuple[int, ...], dtype) -> Array | None:
@@ -113,9 +118,43 @@ def _queries(o: Options, x: Array, i: Array) -> Array:
     return jax.lax.dynamic_slice_in_dim(x, i * o.query_block, o.query_block, 3)
 
 
-def _keys(o: Options, x: Array, j: Array) -> Array:
-    """Block j of [B, G, S, K]."""
-    return jax.lax.dynamic_slice_in_dim(x, j * o.key_block, o.key_block, 2)
+def _keys(o: Options, x: Array, j: Array, size: int) -> Array:
+    """The first keys of block j of [B, G, S, K]."""
+    return jax.lax.dynamic_slice_in_dim(x, j * o.key_block, size, 2)
+
+
+def _each_block(o: Options, x: Inputs, i: Array, part: Callable, add: Callable, carry: Any) -> Any:
+    """add(carry, part(carry, j, number of keys, which pairs may meet), j) of every key block j that i may see.
+
+    Which pairs may meet is None where all do: no mask is applied. Where a block of keys holds whole blocks of queries,
+    causality cuts only the one that holds the queries' own places, if there is one, and of it no more keys are visited
+    than they may see. How many follows from i, which is no data: under `vmap` it stays a choice and does not become
+    all of its branches.
+    """
+    key_blocks, whole = x.key.shape[2] // o.key_block, o.key_block
+    low, high = _bounds(o, i, key_blocks)
+    at_end = o.causal and whole % o.query_block == 0 and x.query.shape[3] <= key_blocks * whole
+    open_before = o.places_tell and o.window is None and (at_end or not o.causal)
+
+    def key_block(j, carry):
+        if open_before:
+            return add(carry, part(carry, j, whole, None), j)
+        allowed = _allowed(o, x.mask, i, j)
+
+        def visit(carry):
+            return add(carry, part(carry, j, whole, allowed), j)
+
+        return visit(carry) if o.places_tell else jax.lax.cond(jnp.any(allowed), visit, lambda carry: carry, carry)
+
+    if not at_end:
+        return jax.lax.fori_loop(low, high, key_block, carry)
+    if key_blocks > 1:  # of one block, XLA would take the products out of the loop, and do them though it never turns
+        carry = jax.lax.fori_loop(low, high - 1, key_block, carry)
+    allowed = _allowed(o, x.mask, i, high - 1)
+    sizes = range(o.query_block, whole + 1, o.query_block)
+    branches = [functools.partial(part, carry, high - 1, size, allowed[..., :size]) for size in sizes]
+    # Added outside of the choice: inside, XLA on CPU copies the gradients of all keys.
+    return add(carry, jax.lax.switch(i % len(branches), branches), high - 1)
 
 
 def visit_keys(o: Options, x: Inputs, i: Array, carry: Carry) -> Carry:
@@ -130,26 +169,21 @@ def visit_keys(o: Options, x: Inputs, i: Array, carry: Carry) -> Carry:
     groups = x.query.shape[1]
     query = _queries(o, x.query, i)
 
-    def key_block(j, carry):
-        allowed = _allowed(o, x.mask, i, j)
+    def part(carry, j, size, allowed):
+        top, total, out = carry
+        scores, _ = _scores(o, x, query, _keys(o, x.key, j, size), i, j, allowed)
+        new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
+        safe = jnp.where(jnp.isfinite(new_top), new_top, 0.0)
+        shrink = jnp.exp(top - safe)
+        weights = jnp.exp(scores - safe[..., None])
+        total = shrink * total + jnp.sum(weights, axis=-1)
+        kept = _kept(o, x, i, j, weights.shape, wide)
+        weights = weights if kept is None else weights * kept
+        value = rows(_keys(o, x.value, j, size))
+        new = head_product("GTS,GSK->GTK", _grouped(weights, groups).astype(value.dtype), value, wide)
+        return new_top, total, shrink[..., None] * out + new.reshape(out.shape)
 
-        def visit(carry):
-            top, total, out = carry
-            scores, _ = _scores(o, x, query, i, j, allowed)
-            new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
-            safe = jnp.where(jnp.isfinite(new_top), new_top, 0.0)
-            shrink = jnp.exp(top - safe)
-            weights = jnp.exp(scores - safe[..., None])
-            total = shrink * total + jnp.sum(weights, axis=-1)
-            kept = _kept(o, x, i, j, weights.shape, wide)
-            weights = weights if kept is None else weights * kept
-            value = rows(_keys(o, x.value, j))
-            new = head_product("GTS,GSK->GTK", _grouped(weights, groups).astype(value.dtype), value, wide)
-            return new_top, total, shrink[..., None] * out + new.reshape(out.shape)
-
-        return jax.lax.cond(jnp.any(allowed), visit, lambda carry: carry, carry)
-
-    return jax.lax.fori_loop(*_bounds(o, i, x.key.shape[2] // o.key_block), key_block, carry)
+    return _each_block(o, x, i, part, lambda _, new, j: new, carry)
 
 
 def nothing(x: Inputs, queries: int) -> Carry:
@@ -183,40 +217,39 @@ def gradients(
     """
     groups = x.query.shape[1]
     wide = jnp.promote_types(x.query.dtype, jnp.float32)
-    key_blocks = x.key.shape[2] // o.key_block
     passed = passed.swapaxes(1, 2)
 
     def query_block(grads, i):
         query, g = _queries(o, x.query, i), rows(_queries(o, g_out, i))
         row, log = (_cut(a, 2, i * o.query_block, o.query_block)[..., None] for a in (passed, log_sum))
 
-        def key_block(j, carry):
-            allowed = _allowed(o, x.mask, i, j)
+        def part(_, j, size, allowed):
+            key, value = _keys(o, x.key, j, size), rows(_keys(o, x.value, j, size))
+            scores, squashed = _scores(o, x, query, key, i, j, allowed)
+            weights = jnp.exp(scores - log)
+            kept = _kept(o, x, i, j, weights.shape, wide)
+            d_weights = head_product("GTK,GSK->GTS", g, value, wide).reshape(weights.shape)
+            used = weights if kept is None else weights * kept
+            d_weights = d_weights if kept is None else d_weights * kept
+            used = _grouped(used, groups).astype(g.dtype)
+            d_value = transposed_products(g, used, wide)
+            d_scores = weights * (d_weights - row)
+            d_bias = (filled(d_scores),) if x.bias else ()
+            if squashed is not None:
+                d_scores = d_scores * (1 - squashed * squashed)
+            d_scores = _grouped(d_scores, groups).astype(query.dtype)
+            d_query = head_product("GTS,GSK->GTK", d_scores, rows(key), wide).reshape(query.shape)
+            d_key = transposed_products(rows(query), d_scores, wide)
+            return Gradients(d_query, filled(d_key), filled(d_value), d_bias)
 
-            def visit(carry):
-                d_query, d_key, d_value, d_bias = carry
-                key, value = rows(_keys(o, x.key, j)), rows(_keys(o, x.value, j))
-                scores, squashed = _scores(o, x, query, i, j, allowed)
-                weights = jnp.exp(scores - log)
-                kept = _kept(o, x, i, j, weights.shape, wide)
-                d_weights = head_product("GTK,GSK->GTS", g, value, wide).reshape(weights.shape)
-                used = weights if kept is None else weights * kept
-                d_weights = d_weights if kept is None else d_weights * kept
-                used = _grouped(used, groups).astype(g.dtype)
-                d_value = _add(d_value, transposed_products(g, used, wide), j * o.key_block)
-                d_scores = weights * (d_weights - row)
-                d_bias = _add_bias(o, x.bias, d_bias, d_scores, i, j)
-                if squashed is not None:
-                    d_scores = d_scores * (1 - squashed * squashed)
-                d_scores = _grouped(d_scores, groups).astype(query.dtype)
-                d_query = d_query + head_product("GTS,GSK->GTK", d_scores, key, wide).reshape(query.shape)
-                d_key = _add(d_key, transposed_products(rows(query), d_scores, wide), j * o.key_block)
-                return Gradients(d_query, d_key, d_value, d_bias)
+        def filled(grad):  # [..., keys of a part] -> [..., keys of a block]
+            return jnp.pad(grad, [(0, 0)] * (grad.ndim - 1) + [(0, o.key_block - grad.shape[-1])])
 
-            return jax.lax.cond(jnp.any(allowed), visit, lambda carry: carry, carry)
+        def add(total, parts, j):
+            key, value = (_add(t, p, j * o.key_block) for t, p in ((total.key, parts.key), (total.value, parts.value)))
+            return Gradients(total.query + parts.query, key, value, _add_bias(o, x.bias, total.bias, parts.bias, i, j))
 
-        one = grads._replace(query=_queries(o, grads.query, i))
-        one = jax.lax.fori_loop(*_bounds(o, i, key_blocks), key_block, one)
+        one = _each_block(o, x, i, part, add, grads._replace(query=_queries(o, grads.query, i)))
         whole = jax.lax.dynamic_update_slice_in_dim(grads.query, one.query, i * o.query_block, 3)
         return one._replace(query=whole), None
 
@@ -246,22 +279,19 @@ def _add(total: Array, part: Array, start: Array) -> Array:
     return jax.lax.dynamic_update_slice_in_dim(total, old + part, start, 3)
 
 
-def _add_bias(o: Options, bias: tuple[Array, ...], total: tuple[Array, ...], d_scores: Array, i: Array, j: Array):
-    """The gradient of the bias's constants, or of the bias array's block, added to what came before."""
+def _add_bias(
+    o: Options, bias: tuple[Array, ...], total: tuple[Array, ...], found: tuple[Array, ...], i: Array, j: Array
+) -> tuple[Array, ...]:
+    """The gradient of the bias's constants or array by what scores of a pair of blocks got, () without bias; added."""
     if not bias:
         return total
+    (d_scores,) = found
     if o.bias is not None:
-        _, pull = jax.vjp(lambda constants: _bias_block(o, constants, i, j, d_scores.shape), bias)
-        return jax.tree.map(lambda t, p: t + p.astype(t.dtype), total, pull(d_scores.astype(_dtype(o, bias)))[0])
+        block, pull = jax.vjp(lambda constants: _bias_block(o, constants, i, j, d_scores.shape), bias)
+        return jax.tree.map(lambda t, p: t + p.astype(t.dtype), total, pull(d_scores.astype(block.dtype))[0])
     shape = bias[0].shape
     summed = tuple(axis for axis, size in enumerate(shape) if size == 1)
     part = jnp.sum(d_scores, axis=summed, keepdims=True).astype(total[0].dtype)
     start = [0, 0, 0 if shape[2] == 1 else i * o.query_block, 0 if shape[3] == 1 else j * o.key_block]
     old = jax.lax.dynamic_slice(total[0], start, part.shape)
     return (jax.lax.dynamic_update_slice(total[0], old + part, start),)
-
-
-def _dtype(o: Options, bias: tuple[Array, ...]):
-    """Dtype of what the bias function returns."""
-    assert o.bias is not None
-    return jax.eval_shape(o.bias, jnp.arange(o.query_block), jnp.arange(o.key_block), *bias).dtype

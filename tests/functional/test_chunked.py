@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 from jaxformer import masks
 from jaxformer.functional.attention import attention
@@ -83,6 +84,93 @@ def test_cross_attention_of_other_lengths():
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), reference, found)
 
 
+HALVED = {  # of a length; with blocks of 4 queries and 8 keys: whole, half and unmasked ones occur
+    "none": lambda length: None,
+    "causal": lambda length: masks.causal(),
+    "window": lambda length: masks.window(15),
+    "causal_window": lambda length: masks.causal() & masks.window(15),
+    "causal_segments": lambda length: masks.causal() & masks.segments(jnp.arange(length)[None] // 10),
+}
+
+
+def halved(monkeypatch):
+    monkeypatch.setattr(block_problem, "QUERY_BLOCK", 4)
+    monkeypatch.setattr(block_problem, "KEY_BLOCK", 8)
+
+
+LENGTHS = (7, 21, 24)  # one block of keys, a last one that is filled up, whole ones
+
+
+@pytest.mark.parametrize(
+    "mask, bias, length",
+    [
+        *itertools.product(HALVED, [None], LENGTHS),
+        *itertools.product(["causal_segments"], ["array", "t5"], LENGTHS[1:]),
+    ],
+)
+def test_parts_of_blocks(mask, bias, length, monkeypatch):
+    halved(monkeypatch)
+    with jax.enable_x64(True):
+        array = None if bias is None else cases.bias_cases(length)[bias][0]
+        reference, found = both(HALVED[mask](length), array, queries=length, keys=length, soft_cap=2.0)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), reference, found)
+
+
+@pytest.mark.parametrize("queries, keys", [(21, 8), (8, 21)])
+def test_causal_blocks_of_other_lengths(queries, keys, monkeypatch):
+    """More queries than keys: some have no block of keys of their own places."""
+    halved(monkeypatch)
+    with jax.enable_x64(True):
+        reference, found = both(masks.causal(), None, queries=queries, keys=keys)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), reference, found)
+
+
+@pytest.mark.parametrize("mask", ["causal", "causal_window", "causal_segments"])
+def test_the_half_of_a_block_behind_causality_is_not_read(mask, monkeypatch):
+    """Not even with weight 0: NaN in the second half of the last block of keys does not reach the queries before it."""
+    halved(monkeypatch)
+    x = jax.random.normal(jax.random.key(0), (1, 24, 2, 4))
+    unseen = jnp.where(jnp.arange(24)[:, None, None] >= 20, jnp.nan, x)
+
+    def result(q, k):
+        out, pull = jax.vjp(lambda q: attention(q, k, k, HALVED[mask](24), implementation="chunked"), q)
+        return out[:, :20], pull(jnp.ones_like(out))[0][:, :20]
+
+    for found, wanted in zip(result(x, unseen), result(x, x), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def equations(jaxpr):
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jaxprs_in_params(equation.params):
+            yield from equations(inner)
+
+
+def choices(mask, **more):
+    """In a vmapped forward and backward pass, the numbers of branches of every choice between ways to weigh keys."""
+    x = jnp.zeros((3, 1, 24, 2, 4))
+
+    def grads(x, more):
+        used = mask if not more else mask & masks.segments(**more)
+        return jax.grad(lambda x: attention(x, x, x, used, implementation="chunked").sum())(x)
+
+    return [
+        len(e.params["branches"])
+        for e in equations(jax.make_jaxpr(jax.vmap(grads))(x, more).jaxpr)
+        if e.primitive.name == "cond"
+        and "exp" in {i.primitive.name for b in e.params["branches"] for i in equations(b)}
+    ]
+
+
+def test_what_places_tell_stays_a_choice_under_vmap(monkeypatch):
+    """Half or whole of the last block, once in each direction; whether any pair meets is data, all of that is done."""
+    halved(monkeypatch)
+    assert choices(masks.causal()) == [2, 2]
+    assert choices(masks.causal(), query_segments=jnp.zeros((3, 1, 24), int)) == [2, 2]
+    assert choices(None) == choices(masks.window(15)) == []
+
+
 def test_what_is_not_seen_has_exactly_zero_gradient():
     """Causality, window and segments, in float32: not small, zero."""
     segments = jnp.repeat(jnp.arange(2), LENGTH // 2)[None]
@@ -102,7 +190,9 @@ def test_what_is_not_seen_has_exactly_zero_gradient():
 
 
 @pytest.mark.slow
-def test_dropout_keeps_the_mean_and_its_gradient_is_that_of_the_same_draw():
+@pytest.mark.parametrize("blocks", [lambda monkeypatch: None, halved], ids=["odd", "halved"])
+def test_dropout_keeps_the_mean_and_its_gradient_is_that_of_the_same_draw(blocks, monkeypatch):
+    blocks(monkeypatch)
     with jax.enable_x64(True):
         x = jnp.asarray(np.random.default_rng(1).normal(size=(1, 12, 1, 4)))
         v = jnp.ones((1, 12, 1, 1))
