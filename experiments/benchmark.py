@@ -4,6 +4,7 @@
     python -m experiments.benchmark --suite=train --shape=gpt2_1_5b --dtype=bfloat16 --rows=8    (on a GPU: see gpu.sh)
     python -m experiments.benchmark --suite=memory --shape=gpt2    (as well)
     python -m experiments.benchmark --suite=shakespeare --text=tinyshakespeare.txt    (as well)
+    python -m experiments.benchmark --suite=pretrain --shape=gpt2 --pairs=1
     python -m experiments.benchmark --suite=attention --tokens=1024
     python -m experiments.benchmark --suite=data
     python -m experiments.benchmark --suite=import
@@ -29,7 +30,18 @@ from jaxformer.command_line import parser
 from jaxformer.config import ConfigError
 from jaxformer.process import program
 
-SUITES = ("attention", "data", "decode", "decode_lengths", "import", "memory", "shakespeare", "sweep", "train")
+SUITES = (
+    "attention",
+    "data",
+    "decode",
+    "decode_lengths",
+    "import",
+    "memory",
+    "pretrain",
+    "shakespeare",
+    "sweep",
+    "train",
+)
 
 
 def main() -> None:
@@ -37,9 +49,9 @@ def main() -> None:
     arguments = parser(__doc__, "benchmark")
     arguments.add_argument("--suite", required=True, choices=SUITES)
     arguments.add_argument("--pairs", type=int, default=7, metavar="N", help="rounds of alternating runs (default 7)")
-    arguments.add_argument("--shape", default="tiny", choices=SHAPES, help="train, memory, decode: the model")
+    arguments.add_argument("--shape", default="tiny", choices=SHAPES, help="train, pretrain, memory, decode: the model")
     arguments.add_argument(
-        "--dtype", default="float32", choices=("float32", "bfloat16"), help="train, memory, attention, decode"
+        "--dtype", default="float32", choices=("float32", "bfloat16"), help="train, pretrain, memory, attention, decode"
     )
     arguments.add_argument("--tokens", type=int, default=1024, help="attention: length of the row")
     arguments.add_argument(
@@ -56,7 +68,7 @@ def main() -> None:
     # Only the suite that is asked for is imported: others may need what is not installed.
     name = {"import": "imports"}.get(options.suite, options.suite)
     suite: Suite = importlib.import_module(f"experiments.benchmarks.{name}").contestants(options)
-    measured = alternate(suite.contestants, options.pairs)
+    measured = alternate(suite.contestants, options.pairs, warm_up=0 if suite.whole else 1)
     for line in lines(suite, measured):
         print(line)
     if options.out is not None:
@@ -67,16 +79,18 @@ def main() -> None:
                 file.write(json.dumps({**asked, **record, "flop": suite.flop.get(name)}) + "\n")
 
 
-def alternate(contestants: Mapping[str, Callable[[], float | None]], rounds: int) -> dict[str, tuple[str, list[float]]]:
-    """Unit and value of each contestant in every round, after one round that only warms up: seconds, or the MiB that
-    it returned."""
+def alternate(
+    contestants: Mapping[str, Callable[[], float | None]], rounds: int, warm_up: int = 1
+) -> dict[str, tuple[str, list[float]]]:
+    """Unit and value of each contestant in every round, after so many that only warm up: seconds, or the MiB that it
+    returned."""
     found: dict[str, tuple[str, list[float]]] = {}
-    for number in range(rounds + 1):
+    for number in range(warm_up + rounds):
         for name, run in contestants.items():
             began = time.perf_counter()
             said = run()
             seconds = time.perf_counter() - began
-            if number:
+            if number >= warm_up:
                 found.setdefault(name, ("s" if said is None else "MiB", []))[1].append(
                     seconds if said is None else said
                 )

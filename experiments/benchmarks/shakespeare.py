@@ -4,14 +4,13 @@ written out in torch after nanoGPT's own train.py and model.py (github.com/karpa
 
 import math
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
-from experiments.benchmarks.suite import Suite
+from experiments.benchmarks.suite import Suite, process
 from jaxformer.config import ConfigError
 
 LAYERS, HEADS, WIDTH, LENGTH, ROWS, STEPS = 4, 4, 128, 64, 12, 2000
@@ -37,12 +36,7 @@ def contestants(options) -> Suite:
         said = process("-m", "experiments.benchmarks.shakespeare", str(options.text))
         print("torch: held out", said.strip())
 
-    return Suite({"nanoGPT's run in torch": peer, "jaxformer": ours}, "tokens", STEPS * ROWS * LENGTH)
-
-
-def process(*arguments: str) -> str:
-    """Its standard output."""
-    return subprocess.run([sys.executable, *arguments], check=True, capture_output=True, text=True).stdout
+    return Suite({"nanoGPT's run in torch": peer, "jaxformer": ours}, "tokens", STEPS * ROWS * LENGTH, whole=True)
 
 
 def torch_run(path: Path) -> float:

@@ -24,6 +24,7 @@ class Suite(NamedTuple):
       work: what one run gets done; 0: nothing that could be counted.
       flop: name -> FLOP of one run; RULER among them: rates are also said as a fraction of its rate.
       peak: FLOP/s that the chip's maker states; 0: not known.
+      whole: whole processes are measured, so that no round is needed to warm up.
     """
 
     contestants: Mapping[str, Callable[[], float | None]]
@@ -31,6 +32,7 @@ class Suite(NamedTuple):
     work: float = 0
     flop: Mapping[str, float] = MappingProxyType({})
     peak: float = 0
+    whole: bool = False
 
 
 def ruler(dtype: str, size: int = 2048) -> tuple[Callable[[], None], float]:
@@ -51,6 +53,20 @@ def need_peers(suite: str) -> None:
     """Raises ConfigError if torch or transformers is not installed."""
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
         raise ConfigError(f"--suite={suite} needs torch and transformers: pip install 'jaxformer[peers]'")
+
+
+def process(*arguments: str) -> str:
+    """Standard output of `python arguments`, a whole process.
+
+    Raises:
+      ProgramError: it failed; with the last line that it said.
+    """
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise ProgramError(
+            f"{' '.join(arguments)} ended with exit code {done.returncode}: {done.stderr.strip()[-400:]}"
+        )
+    return done.stdout
 
 
 def in_process(module: str, *arguments: str) -> Callable[[], None]:

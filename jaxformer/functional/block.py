@@ -297,17 +297,17 @@ def stack(
             layer_rng = None if rng is None else jax.random.fold_in(rng, number)
             return block(layer_params, x, cfg, mask, rotate=rotate, bias=bias, rng=layer_rng)
 
-        x, _ = jax.lax.scan(_remat(layer, cfg.remat, scanned=True), x, (jnp.arange(cfg.num_layers), params))
-        return x, None
+        return jax.lax.scan(_remat(layer, cfg.remat, scanned=True), x, (jnp.arange(cfg.num_layers), params))[0], None
 
     @functools.partial(_remat, policy=cfg.remat, scanned=False)
     def unrolled(x, number, layer_params, layer_memory):
         layer_rng = None if rng is None else jax.random.fold_in(rng, number)
         return block(layer_params, x, cfg, mask, rotate=rotate, bias=bias, rng=layer_rng, memory=layer_memory)
 
-    layers = params if isinstance(params, list) else unstack(params, cfg.num_layers)
+    if isinstance(x, jax.core.Tracer):  # traced and lowered once, not once for each layer; XLA puts it in place
+        unrolled = jax.jit(unrolled)
     memories = []
-    for number, layer_params in enumerate(layers):
+    for number, layer_params in enumerate(params if isinstance(params, list) else unstack(params, cfg.num_layers)):
         x, layer_memory = unrolled(x, number, layer_params, None if memory is None else memory[number])
         memories.append(layer_memory)
     return x, None if memory is None else memories

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from experiments import benchmark
-from experiments.benchmarks import decode_lengths, memory, suite
-from experiments.benchmarks.suite import RULER, Suite, in_process
-from jaxformer.config import ConfigError
+from experiments.benchmarks import decode_lengths, memory, pretrain, suite
+from experiments.benchmarks.suite import RULER, Suite, in_process, process
+from experiments.benchmarks.train import SHAPES, model_config
+from jaxformer.config import ConfigError, from_mapping
 from jaxformer.plan.hardware import chip_of
 from jaxformer.process import ProgramError
 
@@ -21,6 +22,25 @@ def test_contestants_alternate_and_the_first_round_only_warms_up():
     assert seen == ["a", "b"] * 3
     assert found["a"][0] == "s" and len(found["a"][1]) == 2
     assert found["b"] == ("MiB", [7.0, 7.0])
+
+
+def test_whole_processes_have_nothing_to_warm_up():
+    seen = []
+    found = benchmark.alternate({"a": lambda: seen.append("a")}, rounds=2, warm_up=0)
+    assert seen == ["a"] * 2 and len(found["a"][1]) == 2
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_what_pretrain_is_given_is_the_model_of_the_bare_step(name):
+    config = from_mapping(pretrain.our_config(SHAPES[name], "bfloat16", 20, "/nowhere"))
+    assert config.model == model_config(SHAPES[name], "bfloat16")
+    assert config.train.steps * config.train.batch_rows * config.model.context_length == config.data.language_tokens
+
+
+def test_a_whole_process_that_fails_is_a_line_with_what_it_said():
+    assert process("-c", "print('done')") == "done\n"
+    with pytest.raises(ProgramError, match="ended with exit code 3: no such shape"):
+        process("-c", "import sys; sys.stderr.write('no such shape'); sys.exit(3)")
 
 
 def test_lines_say_rates_the_share_of_a_product_and_the_ratio_to_the_first():

@@ -139,6 +139,33 @@ def test_a_list_of_blocks_is_the_stack_of_them():
     np.testing.assert_allclose(out, wanted, rtol=1e-12)
 
 
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_unrolled_layers_are_traced_once_and_are_a_loop_over_blocks(remat):
+    cfg, seen = change(layers="unroll", remat=remat, dropout=0.3), []
+
+    def bias(query, key):
+        seen.append(1)
+        return -0.1 * jnp.abs(query[:, None] - key[None])
+
+    def loop(params, x, rng):
+        for number, layer in enumerate(blocks.unstack(params, L)):
+            x, _ = blocks.block(layer, x, cfg, masks.causal(), bias=bias, rng=jax.random.fold_in(rng, number))
+        return jnp.sum(jnp.sin(x))
+
+    def stack(params, x, rng):
+        return jnp.sum(jnp.sin(blocks.stack(params, x, cfg, masks.causal(), bias=bias, rng=rng)[0]))
+
+    with jax.enable_x64(True):
+        params, x = jax.tree.map(jnp.array, reference_run(0.0)[:2])
+        wanted = jax.jit(jax.grad(loop, (0, 1)))(params, x, jax.random.key(1))
+        each = len(seen) // L
+        seen.clear()
+        found = jax.jit(jax.grad(stack, (0, 1)))(params, x, jax.random.key(1))
+        assert len(seen) == each
+    for a, b in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)
+
+
 def test_dropout_drops_and_differs_by_rng():
     params, x, (plain, _) = reference_run(0.0)
     dropped = reference_run(0.3)[2][0]
