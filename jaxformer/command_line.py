@@ -8,6 +8,7 @@ misspelt field with a traceback.
 import argparse
 import difflib
 import importlib.util
+import logging
 import re
 import sys
 from dataclasses import replace
@@ -36,13 +37,34 @@ class Parsed(NamedTuple):
 
 
 def parser(doc: str | None, name: str) -> argparse.ArgumentParser:
-    """An argument parser of `python -m experiments.NAME` whose help is the program's own docstring."""
-    return argparse.ArgumentParser(
+    """An argument parser of `python -m experiments.NAME` whose help is the program's own docstring, with `--log`."""
+    made = argparse.ArgumentParser(
         prog=f"python -m experiments.{name}",
         description=doc,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    made.add_argument("--log", action=_Log, nargs=0, help="say on standard error what it chooses by itself, and why")
+    return made
+
+
+class _Log(argparse.Action):
+    """Sends what the logger "jaxformer" is told to standard error, every line once."""
+
+    def __call__(self, parser, namespace, values, option_string=None) -> None:
+        seen: set[str] = set()
+
+        def new(record: logging.LogRecord) -> bool:  # what is traced twice says the same twice
+            line = record.getMessage()
+            told = line in seen
+            seen.add(line)
+            return not told
+
+        handler = logging.StreamHandler()
+        handler.addFilter(new)
+        logger = logging.getLogger("jaxformer")
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
 
 
 def parse_config(parser: argparse.ArgumentParser, argv: list[str] | None = None, cls: type[Config] = Config) -> Parsed:

@@ -1,10 +1,16 @@
-"""The same weights in `transformers` (on torch) and here give the same numbers: GPT-2, Llama, BERT, positions."""
+"""The same weights in `transformers` (on torch) and here give the same numbers: GPT-2, Llama, BERT, positions.
+
+Torch's own attention is there to be measured.
+"""
+
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.benchmarks import attention
 from jaxformer.config import ModelConfig
 from jaxformer.functional import positions as pos
 from jaxformer.models import bert, gpt
@@ -212,3 +218,13 @@ def test_alibi_slopes(heads):
 
     by_key = build_alibi_tensor(torch.ones((1, 2)), heads, torch.float32)  # slope * key position
     np.testing.assert_allclose(by_key[:, 0, 1].numpy(), pos.alibi_slopes(heads), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_attention_is_measured_beside_torchs_and_flaxs(dtype):
+    """Every contestant gets done what it is asked for; torch's in its own process."""
+    found = attention.contestants(SimpleNamespace(tokens=64, dtype=dtype)).contestants
+    assert {"xla", "chunked", "jax.nn.dot_product_attention", "flax.linen.dot_product_attention"} < found.keys()
+    assert "torch's scaled_dot_product_attention" in found
+    for run in found.values():
+        assert run() is None

@@ -1,5 +1,6 @@
 """Cores as devices: all that the process may use, unless the user chose."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import sys
 import pytest
 
 from jaxformer import process
+from jaxformer.command_line import parser
 
 SCRIPT = "import jax; from jaxformer.process import a_device_for_each_core as f; f(); print(len(jax.devices()))"
 
@@ -37,3 +39,17 @@ def test_a_container_s_share_of_the_cores(monkeypatch, tmp_path, quota, cores):
     assert process.usable_cores() == 16
     file.write_text(quota + "\n")
     assert process.usable_cores() == cores
+
+
+def test_with_log_programs_say_each_choice_once(capsys, monkeypatch):
+    logger = logging.getLogger("jaxformer")
+    monkeypatch.setattr(logger, "handlers", [])
+    level = logger.level
+    try:
+        for argv, times in ([], 0), (["--log"], 1):
+            parser("", "pretrain").parse_args(argv)
+            for _ in range(2):
+                logging.getLogger("jaxformer.functional.attention").info("attention: auto is %s", "xla")
+            assert capsys.readouterr().err == "attention: auto is xla\n" * times
+    finally:
+        logger.setLevel(level)

@@ -12,26 +12,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks.suite import Suite, need_peers, process
+from experiments.benchmarks.suite import Suite, need_peers, process, torch_device
 from experiments.benchmarks.train import SHAPES, Shape, model_config, steps
 
-UPDATES = {"tiny": 2000, "baby": 60}  # of a run; a minute or so of ours on two cores
-OTHERS = 20
+UPDATES = {"tiny": 3000, "baby": 150}  # of a run; one to three minutes of ours on two cores
+OTHERS = 60
 
 
 def contestants(options) -> Suite:
     """So many updates of one shape, each contestant's process from its start to its end.
 
     Raises:
-      ConfigError: torch or transformers is not installed.
+      ConfigError: torch or transformers is not installed, or torch sees no GPU where JAX does.
     """
-    import jax
-
     need_peers("pretrain")
     shape = SHAPES[options.shape]
     updates = UPDATES.get(options.shape, OTHERS)
-    device = "cuda" if jax.default_backend() == "gpu" else "cpu"
-    about = [options.shape, options.dtype, device, str(updates)]
+    about = [options.shape, options.dtype, torch_device(), str(updates)]
 
     def torch(whose: str) -> Callable[[], None]:
         def run() -> None:

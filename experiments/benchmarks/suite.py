@@ -55,6 +55,23 @@ def need_peers(suite: str) -> None:
         raise ConfigError(f"--suite={suite} needs torch and transformers: pip install 'jaxformer[peers]'")
 
 
+def torch_device() -> str:
+    """Where torch is to work: "cuda" where JAX is on a GPU, else "cpu".
+
+    Raises:
+      ConfigError: torch sees no GPU where JAX does.
+    """
+    import jax
+
+    if jax.default_backend() != "gpu":
+        return "cpu"
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigError("JAX sees a GPU and torch does not; install torch with CUDA")
+    return "cuda"
+
+
 def process(*arguments: str) -> str:
     """Standard output of `python arguments`, a whole process.
 

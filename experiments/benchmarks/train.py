@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.benchmarks.suite import RULER, Suite, in_process, need_peers, ruler, take_turns
+from experiments.benchmarks.suite import RULER, Suite, in_process, need_peers, ruler, take_turns, torch_device
 from jaxformer.allocator import keep_freed_memory, one_at_a_time, settle_heap
-from jaxformer.config import Config, ConfigError, LossConfig, ModelConfig, OptimizerConfig, from_mapping
+from jaxformer.config import Config, LossConfig, ModelConfig, OptimizerConfig, from_mapping
 from jaxformer.plan.hardware import chip_of
 from jaxformer.types import Batch
 
@@ -53,12 +53,9 @@ def contestants(options) -> Suite:
     need_peers("train")
     shape = SHAPES[options.shape]
     shape = shape._replace(rows=options.rows or shape.rows)
-    on_gpu = jax.default_backend() == "gpu"
+    device = torch_device()
+    on_gpu = device == "cuda"
     if on_gpu:
-        import torch
-
-        if not torch.cuda.is_available():
-            raise ConfigError("--suite=train: JAX sees a GPU and torch does not; install torch with CUDA")
         shape = shape._replace(steps=max(10, shape.steps))  # a step is too short to be timed alone
     product, flop = ruler(options.dtype, 8192 if on_gpu else 2048)
     chip = chip_of(jax.devices()[0].device_kind)
@@ -67,7 +64,7 @@ def contestants(options) -> Suite:
     if shutil.which("g++"):
         whose["transformers on torch, compiled"] = "compiled"
     whose["jaxformer"] = "ours"
-    about = [json.dumps(shape), options.dtype, "cuda" if on_gpu else "cpu"]
+    about = [json.dumps(shape), options.dtype, device]
     found = {name: in_process("experiments.benchmarks.train", who, *about) for name, who in whose.items()}
     tokens = shape.steps * shape.rows * shape.context
     each = tokens * flop_per_token(shape)

@@ -1,6 +1,7 @@
 """attention(): the one front door. Describes the arguments, checks them, and picks an implementation."""
 
 import functools
+import logging
 import math
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -12,6 +13,8 @@ import jax.numpy as jnp
 from jaxformer import layout, masks, parts
 from jaxformer.kernels import chunked, cudnn, ring, splash, xla
 from jaxformer.types import Array
+
+LOG = logging.getLogger(__name__)  # tells what "auto" is; `--log` of the programs shows it
 
 
 class Kernel(NamedTuple):
@@ -69,11 +72,11 @@ def attention(
       soft_cap: scores become soft_cap * tanh(scores / soft_cap); None: no cap.
       dropout_rate: share of the attention weights dropped; needs `rng` to act.
       rng: PRNG key of the dropout; None: no dropout.
-      implementation: "auto" (see `choose`), or a name in `IMPLEMENTATIONS`. Where a mesh is in use, "chunked" runs
-        on each device's own rows and heads; where its `context` axis cuts the rows (`mask.parts` > 1: all arrays are
-        then [parts * B, T / parts, ...]) keys and values go round (`kernels.ring`); "xla" brings them together.
-        "splash" (TPUs) and "cudnn" (NVIDIA GPUs, 16-bit floats) refuse what they would not do exactly: `refusal` in
-        `kernels.splash` and `kernels.cudnn`.
+      implementation: "auto" (see `choose`; what it was is logged), or a name in `IMPLEMENTATIONS`. Where a mesh is in
+        use, "chunked" runs on each device's own rows and heads; where its `context` axis cuts the rows (`mask.parts`
+        > 1: all arrays are then [parts * B, T / parts, ...]) keys and values go round (`kernels.ring`); "xla" brings
+        them together. "splash" (TPUs) and "cudnn" (NVIDIA GPUs, 16-bit floats) refuse what they would not do
+        exactly: `refusal` in `kernels.splash` and `kernels.cudnn`.
       return_weights: also return the weights after softmax and dropout, [B, H, T, S] float32 (of whole rows).
 
     Returns:
@@ -98,12 +101,10 @@ def attention(
     _check(query, key, value, mask, bias, soft_cap, dropout_rate)
     number = 1 if mask is None else mask.parts
     if implementation == "auto":
-        able = [
-            name
-            for name in KERNELS
-            if _refusal(name, query, key, value, mask, bias, soft_cap, dropout_rate, rng) is None
-        ]
+        refusals = {n: _refusal(n, query, key, value, mask, bias, soft_cap, dropout_rate, rng) for n in KERNELS}
+        able = [name for name, why in refusals.items() if why is None]
         implementation = choose(query.shape[1], key.shape[1], number, able=able)
+        _tell(implementation, query, key, number, refusals)
     if return_weights:
         implementation = "xla"
     if implementation not in IMPLEMENTATIONS:
@@ -165,6 +166,21 @@ def choose(queries: int, keys: int, number: int = 1, platform: str | None = None
             return name
     limit = 2048 if platform == "cpu" else 8192
     return "chunked" if number > 1 or queries * keys >= limit * limit else "xla"
+
+
+def _tell(chosen: str, query: Array, key: Array, number: int, refusals: dict[str, str | None]) -> None:
+    """Logs what "auto" is, and why not the platform's own kernel."""
+    if not LOG.isEnabledFor(logging.INFO):
+        return
+    platform, (_, queries, heads, width) = _platform(), query.shape
+    cut = f", rows in {number} parts" if number > 1 else ""
+    why = [
+        f"{name} {f'cannot do {no}' if (no := refusals[name]) else f'is taken from {kernel.least} queries on'}"
+        for name, kernel in KERNELS.items()
+        if kernel.platform == platform and name != chosen
+    ]
+    asked = f"{queries} queries x {key.shape[1]} keys, {heads} heads of {width}, {query.dtype}{cut}, on {platform}"
+    LOG.info("; ".join([f"attention: auto is {chosen} for {asked}", *why]))
 
 
 def missing(name: str) -> str | None:

@@ -1,6 +1,8 @@
 """Attention: peers, the blocked path, returned weights, dropout, dtypes, and what is refused."""
 
 import functools
+import re
+import sys
 
 import attention_cases as cases
 import jax
@@ -253,3 +255,25 @@ def test_wrong_arguments_are_named(change, message):
 def test_a_mask_that_is_not_bool_is_refused():
     with pytest.raises(TypeError, match="mask has dtype float32; accepted: bool, or a Mask"):
         attention(X, X, X, jnp.ones((3, 3)))
+
+
+@pytest.mark.parametrize(
+    ("platform", "length", "added", "said"),
+    [
+        ("cpu", 8, None, "auto is xla for 8 queries x 8 keys, 2 heads of 64, float32, on cpu$"),
+        ("tpu", 256, None, "auto is xla for .*, on tpu; splash is taken from 1024 queries on$"),
+        ("tpu", 1024, jnp.zeros(1024), "auto is xla for .*, on tpu; splash cannot do a bias$"),
+        ("cuda", 512, None, r"auto is xla for .*, on cuda; cudnn cannot do float32 \(float16 and bfloat16\)$"),
+    ],
+)
+def test_auto_says_what_it_is_and_why_not_the_platforms_own(platform, length, added, said, monkeypatch, caplog):
+    """The module of this name is hidden by its function."""
+    module = sys.modules["jaxformer.functional.attention"]
+    monkeypatch.setattr(module, "_platform", lambda: platform)
+    x = jnp.ones((1, length, 2, 64))
+    with caplog.at_level("INFO", "jaxformer"):
+        attention(x, x, x, masks.causal(), bias=added, implementation="xla")
+        assert not caplog.messages
+        attention(x, x, x, masks.causal(), bias=added)
+    (line,) = caplog.messages
+    assert re.search(said, line), line
