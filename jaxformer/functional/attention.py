@@ -150,7 +150,7 @@ def choose(queries: int, keys: int, number: int = 1, platform: str | None = None
     """What "auto" stands for.
 
     All of them honour everything that is asked of them, so only speed and memory decide. On CPU (two Zen 5 cores),
-    forward and backward, "chunked" takes 1.1 to 1.2 of the time of "xla" for one row of 1024 to 4096 causal tokens, up
+    forward and backward, "chunked" takes 1.05 to 1.2 of the time of "xla" for one row of 1024 to 4096 causal tokens, up
     to 1.35 for eight, but linear memory. A platform's own kernel, whose scores never leave the chip, comes first; not
     measured here.
 
