@@ -1,0 +1,97 @@
+"""Files written whole or not at all, and nothing of anybody else's touched: no link is followed, no folder removed that
+does not lie where it should.
+
+>>> import tempfile
+>>> folder = Path(tempfile.mkdtemp())
+>>> write_atomically(folder / "note.txt", "to be")
+>>> (folder / "link.txt").symlink_to(folder / "note.txt")
+>>> open_to_append(folder / "link.txt")
+Traceback (most recent call last):
+...
+OSError: [Errno 40] is a symbolic link, which is not followed: ...link.txt'
+"""
+
+import errno
+import os
+import secrets
+import shutil
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+
+def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
+    """Replaces a file, durably: after a kill or a loss of power there is the old content or the new, never a part.
+
+    A link of that name is replaced by the file; what it points to stays as it is.
+
+    Args:
+      path: its folder exists.
+      content: text is written as UTF-8.
+
+    Raises:
+      OSError: it cannot be written; the old content is untouched and no temporary file is left.
+    """
+    path = Path(path)
+    half = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        with open(half, "xb") as file:  # x: refuses whatever is there already, links included
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(half, path)
+    except BaseException:
+        half.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames inside a folder durable; does nothing where a file system cannot."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)
+
+
+def open_to_append(path: str | os.PathLike) -> BinaryIO:
+    """Opens a file for reading and appending; makes it if it is not there.
+
+    Raises:
+      OSError: it is a link, a folder, a pipe or a device, or it cannot be written.
+    """
+    path = Path(path)
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "is a symbolic link, which is not followed", str(path))
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    handle = os.open(path, flags, 0o666)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
+    return os.fdopen(handle, "ab+")
+
+
+def remove_folder(path: str | os.PathLike, inside: str | os.PathLike) -> None:
+    """Removes a folder and all in it; links in it are removed, not followed.
+
+    Args:
+      path: the folder; nothing happens if it is not there.
+      inside: the folder that it must lie in, directly.
+
+    Raises:
+      OSError: `path` is a link, or lies elsewhere, whatever its name says ("..", an absolute path).
+    """
+    path, inside = Path(path), Path(inside)
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "is a symbolic link, which is not followed", str(path))
+    if not path.exists():
+        return
+    if path.resolve().parent != inside.resolve() or path.name in ("", ".", ".."):
+        raise OSError(errno.EPERM, f"does not lie in {inside} and is not removed", str(path))
+    shutil.rmtree(path)
