@@ -7,61 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from bad_input_cases import TINY, Place, expected, place, provoked
 
-from jaxformer.process import program
-
-TABLE = Path(__file__).parent / "bad_input.md"
-TINY = [
-    "--config.model.num_layers=1", "--config.model.width=16", "--config.model.num_heads=2",
-    "--config.model.context_length=16", "--config.data.tokenizer=bytes", "--config.train.steps=4",
-    "--config.train.batch_rows=8", "--config.train.steps_per_dispatch=2", "--config.optimizer.warmup_steps=0",
-    "--config.compilation_cache=false",
-]  # fmt: skip
-
-
-def expected() -> dict[str, str]:
-    """case -> line, from the table."""
-    rows = re.findall(r"^\| ([^|]+?) \| `(.+)` \|$", TABLE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(rows) > 20
-    return dict(rows)
-
-
-class Place:
-    """A folder with a text file, and the programs run inside it."""
-
-    def __init__(self, folder: Path, monkeypatch, capsys):
-        self.folder, self.monkeypatch, self.capsys = folder, monkeypatch, capsys
-        self.text = folder / "text.txt"
-        self.text.write_text("All happy families are alike. " * 100)
-        self.config = folder / "config.py"
-        self.config.write_text(
-            "from ml_collections import ConfigDict\ndef get_config():\n    return ConfigDict({'data': {}})\n"
-        )
-
-    def run(self, name: str, *flags: str) -> tuple[int, str]:
-        """Runs experiments/NAME.py; its exit code and the last line of standard error, the folder's name left out."""
-        module = __import__(f"experiments.{name}", fromlist=["main"])
-        self.monkeypatch.setattr("sys.argv", [f"{name}.py", *flags])
-        with pytest.raises(SystemExit) as end:
-            program(module.main)
-        captured = self.capsys.readouterr()
-        lines = [line for line in captured.err.splitlines() if line.startswith("error:")]
-        assert len(lines) <= 1 and "Traceback" not in captured.err
-        line = (lines or [""])[0].replace(str(self.folder), "DIR").replace(str(Path.cwd()), "HERE")
-        return int(end.value.code or 0), line.replace(str(Path.home()), "HOME")
-
-    def pretrain(self, *flags: str, workdir: str = "run") -> tuple[int, str]:
-        """Runs pretrain on the folder's text in a tiny size."""
-        given = any("data.files" in flag or "data.source" in flag for flag in flags)
-        files = [] if given else [f"--config.data.files={self.text}"]
-        cache = f"--config.data.cache_dir={self.folder / 'cache'}"
-        base = [f"--config={self.config}", f"--config.workdir={self.folder / workdir}", cache, *files, *TINY]
-        return self.run("pretrain", *base, *flags)
-
-
-@pytest.fixture
-def place(tmp_path, monkeypatch, capsys):
-    return Place(tmp_path, monkeypatch, capsys)
+__all__ = ["place"]
 
 
 def write(place: Place, name: str, content: bytes) -> str:
@@ -225,7 +173,30 @@ def test_diff_of_nothing(place):
     )
 
 
+def test_what_counts_as_provoked(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "test_bad_input_planted.py"
+    file.write_text(
+        """import pytest
+# "in a comment"
+UNUSED = {"in data no test takes": []}
+def test_a(place):
+    "in a docstring"
+    assert place.run("x") == (2, expected()["in a test"])
+@pytest.mark.parametrize("case", {"a parameter": [], "another": []})
+def test_b(place, case):
+    assert place.run("x") == (2, expected()[case])
+@pytest.mark.skip
+def test_c(place):
+    assert place.run("x") == (2, expected()["in a test that never runs"])
+def test_d(place):
+    assert place.run("x") == (2, "in a test that asks the table for nothing")
+"""
+    )
+    assert provoked(file) == {"x", "in a test", "a parameter", "another"}
+
+
 def test_table_is_complete():
-    """Every row of the table is asserted by a test here."""
-    source = Path(__file__).read_text(encoding="utf-8")
-    assert [case for case in expected() if f'"{case}"' not in source] == []
+    """Every row of the table is asserted by a test in one of the files of bad input."""
+    files = sorted(Path(__file__).parent.glob("test_bad_input*.py"))
+    assert set(expected()) - set().union(*map(provoked, files)) == set()
