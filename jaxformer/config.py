@@ -13,21 +13,31 @@ jaxformer.config.ConfigError: config.model.num_layer: no such field; did you mea
 """
 
 import dataclasses
-import difflib
 import json
-import types
+import math
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from jaxformer.fields import ConfigError, Section, convert, from_text, is_section, kinds, nearest, shown
 
-class ConfigError(ValueError):
-    """Bad configuration; the message is one line, ready to print."""
+__all__ = [
+    "CheckpointConfig", "Config", "ConfigError", "DataConfig", "DistributedConfig", "LossConfig", "MeshConfig",
+    "ModelConfig", "OptimizerConfig", "TrainConfig", "diff", "from_mapping", "to_dict",
+]  # fmt: skip
+
+
+# The largest that are accepted; what does not fit the memory of the machine is said before anything compiles.
+SIZES = {
+    "num_layers": 10_000, "width": 2**24, "head_width": 2**24, "mlp_width": 2**26, "context_length": 2**26,
+    "window": 2**30, "vocab_size": 2**30,
+}  # fmt: skip
+PATHS = ("files", "validation_files", "tfds_dir", "tokenizer_file", "cache_dir")
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Section, name="model", most=SIZES):
     """One Transformer. GPT-2, Llama and BERT are settings of this."""
 
     family: Literal["gpt", "bert"] = "gpt"
@@ -90,7 +100,7 @@ class ModelConfig:
         """True if a token sees only those before it."""
         return self.family == "gpt"
 
-    def __post_init__(self):
+    def _check(self):
         for name in ("num_layers", "width", "num_heads", "context_length"):
             _at_least(f"model.{name}", getattr(self, name), 1)
         for name in ("num_kv_heads", "head_width", "mlp_width", "vocab_size", "window", "rotary_original_length"):
@@ -136,14 +146,14 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
-class LossConfig:
+class LossConfig(Section, name="loss"):
     """The loss on top of the model's last hidden states."""
 
     label_smoothing: float = 0.0
     z_loss: float = 0.0
     chunk_tokens: int | None = None  # tokens whose float32 logits exist at once; None: chosen from the vocabulary
 
-    def __post_init__(self):
+    def _check(self):
         _between("loss.label_smoothing", self.label_smoothing, 0.0, 0.999)
         _at_least("loss.z_loss", self.z_loss, 0.0)
         if self.chunk_tokens is not None:
@@ -151,7 +161,7 @@ class LossConfig:
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Section, name="data", most={"max_train_bytes": 2**62, "tokenizer_vocab": 2**22}, paths=PATHS):
     """Where text comes from, how it becomes tokens, and the objective."""
 
     source: Literal["stdlib", "files", "tfds", "markov", "hierarchy"] = "stdlib"
@@ -185,7 +195,7 @@ class DataConfig:
     whole_word: bool = False
     pairs: bool = False  # rows of two spans with BERT's next-sentence label
 
-    def __post_init__(self):
+    def _check(self):
         for name in ("mask_rate", "mask_token_rate", "mask_random_rate"):
             _between(f"data.{name}", getattr(self, name), 0.0, 1.0)
         if self.mask_token_rate + self.mask_random_rate > 1 + 1e-9:
@@ -241,7 +251,7 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
+class OptimizerConfig(Section, name="optimizer"):
     """The update rule and its schedule."""
 
     name: Literal["adamw", "lion", "adafactor", "muon"] = "adamw"
@@ -257,7 +267,7 @@ class OptimizerConfig:
     clip_norm: float | None = 1.0  # global gradient norm; None: no clipping
     ema_decay: float | None = None  # exponential moving average of the weights, used for evaluation; None: none
 
-    def __post_init__(self):
+    def _check(self):
         _above("optimizer.learning_rate", self.learning_rate, 0)
         _at_least("optimizer.warmup_steps", self.warmup_steps, 0)
         if self.decay_steps is not None:
@@ -274,7 +284,7 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True)
-class MeshConfig:
+class MeshConfig(Section, name="mesh", most=dict.fromkeys(("data", "fsdp", "tensor", "context"), 2**20)):
     """How many devices along each axis; None fills with what is left (one axis at most)."""
 
     data: int | None = None
@@ -283,7 +293,7 @@ class MeshConfig:
     context: int | None = 1  # parts of each row
     shard_norms: bool = False  # split what lies between the layers over the tensor axis, by tokens
 
-    def __post_init__(self):
+    def _check(self):
         axes = ("data", "fsdp", "tensor", "context")
         for name in axes:
             if getattr(self, name) is not None:
@@ -293,7 +303,7 @@ class MeshConfig:
 
 
 @dataclass(frozen=True)
-class DistributedConfig:
+class DistributedConfig(Section, name="distributed"):
     """How the processes of one run find each other, and how long they wait for one another.
 
     The three fields of the coordinator are for machines whose environment says nothing; they are given together.
@@ -307,7 +317,7 @@ class DistributedConfig:
     heartbeat_timeout_seconds: int = 60  # a process that is dead or frozen ends the others after this
     stall_timeout_seconds: int = 1800  # a process that alone or with others gets nowhere ends itself after this
 
-    def __post_init__(self):
+    def _check(self):
         given = {name: getattr(self, name) for name in ("coordinator_address", "num_processes", "process_id")}
         missing = [name for name, value in given.items() if value is None]
         if 0 < len(missing) < len(given):
@@ -329,7 +339,7 @@ class DistributedConfig:
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Section, name="train", most={"batch_rows": 2**24}):
     """The loop: how long, how often, when to stop."""
 
     steps: int = 1000
@@ -342,7 +352,7 @@ class TrainConfig:
     max_bad_steps: int = 20  # in a row, not finite: skipped each, then the run stops
     early_stop_evals: int | None = None  # stop after so many evaluations without a better loss; None: never
 
-    def __post_init__(self):
+    def _check(self):
         for name in (
             "steps", "batch_rows", "micro_batches", "steps_per_dispatch", "log_every_steps", "eval_every_steps",
             "max_bad_steps",
@@ -358,7 +368,7 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
-class CheckpointConfig:
+class CheckpointConfig(Section, name="checkpoint"):
     """What is saved, and when."""
 
     save_every_steps: int | None = None  # None: only by the clock, and at the end
@@ -366,7 +376,7 @@ class CheckpointConfig:
     keep: int = 2  # newest checkpoints kept
     keep_every_steps: int | None = None  # multiples of this are kept for good; None: none
 
-    def __post_init__(self):
+    def _check(self):
         for name in ("save_every_steps", "keep", "keep_every_steps"):
             if getattr(self, name) is not None:
                 _at_least(f"checkpoint.{name}", getattr(self, name), 1)
@@ -375,7 +385,7 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Section, name="", most={"seed": math.inf}, paths=("workdir",)):
     """Everything a run is made of. Its JSON form is written into the run's manifest."""
 
     workdir: str = "runs/default"
@@ -391,7 +401,7 @@ class Config:
     tensorboard: bool = False  # needs the `tensorboard` extra
     compilation_cache: bool = True  # keep compiled programs on disk between runs
 
-    def __post_init__(self):
+    def _check(self):
         wanted = {"gpt": "next_token", "bert": "masked"}[self.model.family]
         if self.data.objective != wanted:
             raise ConfigError(
@@ -403,7 +413,7 @@ class Config:
                 "and the two must agree"
             )
         if not 0 <= self.seed < 2**31:
-            raise ConfigError(f"config.seed: {self.seed}; accepted: 0 to 2147483647")
+            raise ConfigError(f"config.seed: {shown(self.seed)}; accepted: 0 to 2147483647")
         if self.optimizer.warmup_steps > self.train.steps:
             raise ConfigError(
                 f"config.optimizer.warmup_steps: {self.optimizer.warmup_steps} is more than "
@@ -487,113 +497,37 @@ def _place(tree: dict[str, Any], dotted: str, text: str, cls: Any) -> None:
     *sections, name = dotted.split(".")
     where = "config"
     for section in sections:
-        cls = typing.get_type_hints(cls).get(section) or _unknown(cls, section, where)
+        cls = kinds(cls).get(section) or _unknown(cls, section, where)
         where += f".{section}"
-        if not dataclasses.is_dataclass(cls):
+        if not is_section(cls):
             raise ConfigError(f"{where}: is a value, not a section; there is nothing inside it to set")
         tree = tree.setdefault(section, {})
         if not isinstance(tree, dict):
             raise ConfigError(f"{where}: {tree!r} is not a section of fields")
-    kind = typing.get_type_hints(cls).get(name) or _unknown(cls, name, where)
-    if dataclasses.is_dataclass(kind):
-        inside = ", ".join(typing.get_type_hints(kind))
+    kind = kinds(cls).get(name) or _unknown(cls, name, where)
+    if is_section(kind):
+        inside = ", ".join(kinds(kind))
         raise ConfigError(f"{where}.{name}: is a section; set one of {inside} inside it")
-    tree[name] = _from_text(text, kind, f"{where}.{name}")
-
-
-def _from_text(text: str, kind: Any, where: str) -> Any:
-    options = _options(kind)
-    if type(None) in options and text.lower() in ("none", "null"):
-        return None
-    for option in options:
-        if typing.get_origin(option) is tuple:
-            parts = [part.strip().strip("'\"") for part in text.strip("()[]").split(",") if part.strip()]
-            each = typing.get_args(option)[0]
-            try:
-                return tuple(part if each is str else each(part.replace("_", "")) for part in parts)
-            except ValueError:
-                pass
-        if option is bool:
-            if text.lower() in ("true", "1", "yes", "false", "0", "no"):
-                return text.lower() in ("true", "1", "yes")
-        elif option in (int, float):
-            try:
-                return option(text.replace("_", ""))
-            except ValueError:
-                pass
-        elif option is not type(None):
-            return _unescaped(text, where) if where.endswith(".separator") else text
-    raise ConfigError(f"{where}: {text!r} is not {_describe(kind)}")
-
-
-def _unescaped(text: str, where: str) -> str:
-    r"""`text` with escapes such as \n read, which are hard to type on a command line."""
-    try:
-        return text.encode("raw_unicode_escape").decode("unicode_escape")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{where}: {text!r} has a broken escape ({error.reason})") from None
+    tree[name] = from_text(text, kind, f"{where}.{name}")
 
 
 def _build(cls: Any, tree: Mapping[str, Any], where: str) -> Any:
-    kinds = typing.get_type_hints(cls)
     values = {}
     for name, value in tree.items():
-        if name not in kinds:
+        if name not in kinds(cls):
             _unknown(cls, name, where)
-        kind = kinds[name]
-        if dataclasses.is_dataclass(kind):
+        kind = kinds(cls)[name]
+        if is_section(kind):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{where}.{name}: {value!r} is not a section of fields")
             values[name] = _build(kind, value, f"{where}.{name}")
         else:
-            values[name] = _convert(value, kind, f"{where}.{name}")
+            values[name] = convert(value, kind, f"{where}.{name}")
     return cls(**values)
 
 
-def _convert(value: Any, kind: Any, where: str) -> Any:
-    for option in _options(kind):
-        if typing.get_origin(option) is Literal:
-            if isinstance(value, str) and value in typing.get_args(option):
-                return value
-        elif typing.get_origin(option) is tuple:
-            each = typing.get_args(option)[0]
-            if isinstance(value, list | tuple) and all(_is_a(v, each) for v in value):
-                return tuple(each(v) for v in value)
-            if _is_a(value, each):
-                return (each(value),)
-        elif option in (int, float) and _is_a(value, option):
-            return option(value)
-        elif option in (str, bool, type(None)) and isinstance(value, option):
-            return value
-    raise ConfigError(f"{where}: {value!r} is not {_describe(kind)}")
-
-
-def _is_a(value: Any, kind: type) -> bool:
-    """Whether a plain value is one of a kind: a float may be written as an integer, a bool is no number."""
-    if kind in (int, float):
-        return isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-    return isinstance(value, kind)
-
-
-def _options(kind: Any) -> tuple[Any, ...]:
-    return typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-
-
-def _describe(kind: Any) -> str:
-    names = []
-    for option in _options(kind):
-        if typing.get_origin(option) is Literal:
-            names.append("one of " + ", ".join(typing.get_args(option)))
-        elif typing.get_origin(option) is tuple:
-            each = typing.get_args(option)[0]
-            names.append("a comma-separated list" + {int: " of integers", float: " of numbers"}.get(each, ""))
-        else:
-            names.append({int: "an integer", float: "a number", bool: "true or false", str: "text"}.get(option, "none"))
-    return " or ".join(names)
-
-
 def _unknown(cls: Any, name: str, where: str) -> typing.NoReturn:
-    known = list(typing.get_type_hints(cls))
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"accepted: {', '.join(known)}"
+    known = list(kinds(cls))
+    near = nearest(name, known)
+    hint = f"did you mean {near}?" if near else f"accepted: {', '.join(known)}"
     raise ConfigError(f"{where}.{name}: no such field; {hint}")

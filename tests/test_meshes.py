@@ -22,7 +22,7 @@ SHAPES = [
 WITH_GRADIENT = [(2, 2, 2, 1), (1, 1, 1, 8), (1, 1, 2, 4), (1, 2, 2, 2)]
 FAMILIES = {
     "gpt": {"norm": "rms_norm", "activation": "swiglu", "num_kv_heads": 2, "use_bias": False, "qk_norm": True},
-    "gpt_window": {"window": 7, "positions": "alibi", "layers": "unrolled"},
+    "gpt_window": {"window": 7, "positions": "alibi", "layers": "unroll"},
     "bert": {"family": "bert", "block": "post_norm", "positions": "t5"},
 }
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
 from jaxformer.config import Config, ConfigError, ModelConfig, from_mapping
+from jaxformer.fields import Section
 from jaxformer.scaling.flops import count_parameters, training_flops
 
 __all__ = [
@@ -33,7 +34,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class LadderConfig:
+class LadderConfig(Section, name="ladder", most={"widths": 2**24, "tokens": 2**62}):
     """Sizes, budgets, learning rates and seeds of a study."""
 
     widths: tuple[int, ...] = (64, 96, 128, 192, 256)  # the sizes
@@ -53,7 +54,7 @@ class LadderConfig:
     seeded_sizes: int = 2  # the smallest sizes have all the seeds, the others one
     max_epochs: float = 1.0  # a run that reads its text more often is refused
 
-    def __post_init__(self):
+    def _check(self):
         for name in ("head_width", "layer_width", "min_layers", "min_steps", "seeds", "searched_sizes"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
