@@ -33,6 +33,15 @@ SIZES = {
     "num_layers": 10_000, "width": 2**24, "head_width": 2**24, "mlp_width": 2**26, "context_length": 2**26,
     "window": 2**30, "vocab_size": 2**30,
 }  # fmt: skip
+# Fields that choose the source where nothing else does, and the sources that read a field, where not all do.
+SELECTS = {"files": "files", "tfds_name": "tfds", "tfds_dir": "tfds"}
+READ_BY = {
+    "files": ("files",), "validation_files": ("files",), "separator": ("files",), "text_field": ("files", "tfds"),
+    "tfds_name": ("tfds",), "tfds_dir": ("tfds",), "tfds_train_split": ("tfds",), "tfds_validation_split": ("tfds",),
+    "language_order": ("markov",), "language_zipf": ("markov",), "language_depth": ("hierarchy",),
+    "language_branching": ("hierarchy",), "language_synonyms": ("hierarchy",), "language_rule_zipf": ("hierarchy",),
+    **dict.fromkeys(("language_symbols", "language_tokens", "language_seed"), ("markov", "hierarchy")),
+}  # fmt: skip
 PATHS = ("files", "validation_files", "tfds_dir", "tokenizer_file", "cache_dir")
 
 
@@ -164,8 +173,9 @@ class LossConfig(Section, name="loss"):
 class DataConfig(Section, name="data", most={"max_train_bytes": 2**62, "tokenizer_vocab": 2**22}, paths=PATHS):
     """Where text comes from, how it becomes tokens, and the objective."""
 
-    source: Literal["stdlib", "files", "tfds", "markov", "hierarchy"] = "stdlib"
-    files: tuple[str, ...] = ()  # globs of .txt .jsonl, plain or .gz .xz .zst; setting it selects source=files
+    # None: files or tfds where their fields are given, else stdlib; never None in an object.
+    source: Literal["stdlib", "files", "tfds", "markov", "hierarchy"] | None = None
+    files: tuple[str, ...] = ()  # globs of .txt .jsonl, plain or .gz .xz .zst
     validation_files: tuple[str, ...] = ()  # None given: the held-out part is cut off the end of `files`
     validation_fraction: float = 0.1  # of the documents (of the bytes when there is one document)
     separator: str | None = None  # text between documents in a .txt file; None: one file is one document
@@ -196,6 +206,7 @@ class DataConfig(Section, name="data", most={"max_train_bytes": 2**62, "tokenize
     pairs: bool = False  # rows of two spans with BERT's next-sentence label
 
     def _check(self):
+        self._settle_source()
         for name in ("mask_rate", "mask_token_rate", "mask_random_rate"):
             _between(f"data.{name}", getattr(self, name), 0.0, 1.0)
         if self.mask_token_rate + self.mask_random_rate > 1 + 1e-9:
@@ -214,6 +225,19 @@ class DataConfig(Section, name="data", most={"max_train_bytes": 2**62, "tokenize
             raise ConfigError("config.data.tfds_name: None; data.source=tfds needs a name or data.tfds_dir")
         if self.source in ("markov", "hierarchy"):
             self._check_language()
+
+    def _settle_source(self):
+        given = {name: source for name, source in SELECTS.items() if getattr(self, name)}
+        if self.source is None:
+            if len(set(given.values())) > 1:
+                raise ConfigError(
+                    f"config.data.source: None, and {' and '.join(f'data.{name}' for name in given)} are given; "
+                    f"accepted: {' or '.join(dict.fromkeys(given.values()))}"
+                )
+            object.__setattr__(self, "source", next(iter(given.values()), "stdlib"))
+        elif self.source == "stdlib" and given:
+            name = next(iter(given))
+            raise ConfigError(_unread(name, getattr(self, name), self.source))
 
     def _check_language(self):
         symbols, order, branching = self.language_symbols, self.language_order, self.language_branching
@@ -465,10 +489,43 @@ def from_mapping(
     tree = _plain(mapping)
     for dotted, text in (overrides or {}).items():
         _place(tree, dotted, text, cls)
-    data = tree.get("data")
-    if isinstance(data, Mapping) and data.get("files") and data.get("source", "stdlib") == "stdlib":
-        tree["data"] = {**data, "source": "files"}
+    given = [dotted.removeprefix("data.") for dotted in overrides or () if dotted.startswith("data.")]
+    if given and isinstance(tree.get("data"), dict):
+        _settle_source(tree["data"], given)
     return _build(cls, tree, "config")
+
+
+def _settle_source(data: dict[str, Any], given: list[str]) -> None:
+    """Makes the source what the command line says, which wins over the config file.
+
+    Args:
+      data: the section; changed in place.
+      given: fields of it that the command line sets, all of which `data` holds.
+
+    Raises:
+      ConfigError: the command line sets a field that the source does not read.
+    """
+    wanted = {SELECTS[name] for name in given if name in SELECTS and data[name]}
+    if "source" in given:
+        wanted = {data["source"]} & {"stdlib"}
+    elif wanted:
+        data["source"] = None
+    for name, source in SELECTS.items():  # what the config file chose by
+        if wanted and source not in wanted and name not in given:
+            data.pop(name, None)
+    convert(data.get("source"), kinds(DataConfig)["source"], "config.data.source")
+    chosen = {data["source"]} if data.get("source") else {kind for name, kind in SELECTS.items() if data.get(name)}
+    if len(chosen) > 1:
+        return  # refused by the section itself
+    source = next(iter(chosen), "stdlib")
+    for each in dataclasses.fields(DataConfig):
+        if each.name in given and source not in READ_BY.get(each.name, (source,)) and data[each.name] != each.default:
+            raise ConfigError(_unread(each.name, data[each.name], source))
+
+
+def _unread(name: str, value: Any, source: str) -> str:
+    accepted = " or ".join(f"data.source={kind}" for kind in READ_BY[name])
+    return f"config.data.{name}: {shown(value)}; data.source={source} does not read it; accepted with {accepted}"
 
 
 def to_dict(config: Any) -> dict[str, Any]:

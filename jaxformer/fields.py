@@ -200,7 +200,7 @@ def is_section(kind: Any) -> bool:
 
 def options(kind: Any) -> tuple[Any, ...]:
     """The types of a union, or the type alone."""
-    return typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    return typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
 
 
 def describe(kind: Any) -> str:

@@ -264,7 +264,8 @@ def test_an_override_inside_something_that_is_no_section():
 
 @pytest.mark.parametrize("name, text, value", TEXT)
 def test_overrides_are_read_by_the_type_of_their_field(name, text, value):
-    got = field(from_mapping({}, {name: text}), name)
+    reading = {"data": {"files": ["a.txt"]}} if name == "data.separator" else {}  # which the library's text has none of
+    got = field(from_mapping(reading, {name: text}), name)
     assert got == value and type(got) is type(value)
 
 
@@ -286,6 +287,89 @@ def test_files_select_their_source(files):
     assert (data.files, data.source) == (("a.txt",), "files")
     mapping = {"data": {"files": files, "source": "tfds", "tfds_name": "lm1b"}}
     assert from_mapping(mapping).data.source == "tfds"
+
+
+@pytest.mark.parametrize("name", ["tfds_name", "tfds_dir"])
+def test_tfds_fields_select_their_source(name):
+    """They trained on the standard library."""
+    for made in (from_mapping({"data": {name: "lm1b"}}).data, from_mapping({}, {f"data.{name}": "lm1b"}).data):
+        assert (getattr(made, name), made.source) == ("lm1b", "tfds")
+    assert configs.DataConfig(**{name: "lm1b"}) == made
+
+
+# (config file's data, overrides of data, what is trained on: source, files, tfds_name)
+COMMAND_LINE_WINS = [
+    ({"files": ["a.txt"]}, {"source": "stdlib"}, ("stdlib", (), None)),
+    ({"source": "files", "files": ["a.txt"]}, {"source": "stdlib"}, ("stdlib", (), None)),
+    ({"source": "tfds", "tfds_name": "lm1b"}, {"source": "stdlib"}, ("stdlib", (), None)),
+    ({"source": "files", "files": ["a.txt"]}, {"tfds_name": "lm1b"}, ("tfds", (), "lm1b")),
+    ({"files": ["a.txt"]}, {"tfds_name": "lm1b"}, ("tfds", (), "lm1b")),
+    ({"source": "tfds", "tfds_name": "lm1b"}, {"files": "a.txt"}, ("files", ("a.txt",), None)),
+    ({"source": "stdlib"}, {"files": "a.txt"}, ("files", ("a.txt",), None)),
+    ({"source": "markov"}, {"files": "a.txt"}, ("files", ("a.txt",), None)),
+    ({"source": "tfds", "tfds_name": "lm1b"}, {"tfds_dir": "d"}, ("tfds", (), "lm1b")),
+    ({"files": ["a.txt"]}, {"source": "tfds", "tfds_name": "lm1b"}, ("tfds", ("a.txt",), "lm1b")),
+    ({"files": ["a.txt"]}, {"files": "()"}, ("stdlib", (), None)),
+    ({}, {"files": "a.txt", "validation_files": "b.txt", "separator": "-"}, ("files", ("a.txt",), None)),
+    ({}, {"source": "markov", "language_symbols": "3"}, ("markov", (), None)),
+    ({}, {"language_symbols": "32"}, ("stdlib", (), None)),  # the default, said
+]
+
+
+@pytest.mark.parametrize("mapping, overrides, wanted", COMMAND_LINE_WINS)
+def test_the_command_line_s_source_wins(mapping, overrides, wanted):
+    base = from_mapping({"data": mapping})
+    config = from_mapping({"data": mapping}, {f"data.{name}": text for name, text in overrides.items()})
+    assert (config.data.source, config.data.files, config.data.tfds_name) == wanted
+    lines = configs.diff(configs.to_dict(base), configs.to_dict(config))
+    if base.data.source != wanted[0]:
+        assert f"data.source: {base.data.source!r} -> {wanted[0]!r}" in lines
+    if base.data.files != wanted[1]:
+        assert f"data.files: {list(base.data.files)} -> {list(wanted[1])}" in lines
+
+
+UNREAD = [
+    ({"source": "stdlib", "files": "a.txt"}, "files: ('a.txt',); data.source=stdlib", "files"),
+    ({"source": "stdlib", "tfds_name": "a"}, "tfds_name: 'a'; data.source=stdlib", "tfds"),
+    ({"source": "tfds", "tfds_name": "a", "files": "a.txt"}, "files: ('a.txt',); data.source=tfds", "files"),
+    ({"source": "files", "files": "a.txt", "tfds_name": "a"}, "tfds_name: 'a'; data.source=files", "tfds"),
+    ({"validation_files": "a.txt"}, "validation_files: ('a.txt',); data.source=stdlib", "files"),
+    ({"separator": "-"}, "separator: '-'; data.source=stdlib", "files"),
+    ({"text_field": "body"}, "text_field: 'body'; data.source=stdlib", "files or data.source=tfds"),
+    ({"language_symbols": "3"}, "language_symbols: 3; data.source=stdlib", "markov or data.source=hierarchy"),
+    ({"source": "markov", "language_depth": "3"}, "language_depth: 3; data.source=markov", "hierarchy"),
+    ({"source": "hierarchy", "language_order": "3"}, "language_order: 3; data.source=hierarchy", "markov"),
+    (
+        {"files": "a.txt", "language_seed": "3"},
+        "language_seed: 3; data.source=files",
+        "markov or data.source=hierarchy",
+    ),
+    ({"files": "a", "tfds_train_split": "x"}, "tfds_train_split: 'x'; data.source=files", "tfds"),
+]
+
+
+@pytest.mark.parametrize("overrides, says, accepted", UNREAD)
+def test_what_the_source_does_not_read_is_one_line(overrides, says, accepted):
+    with pytest.raises(ConfigError) as caught:
+        from_mapping({}, {f"data.{name}": text for name, text in overrides.items()})
+    assert str(caught.value) == f"config.data.{says} does not read it; accepted with data.source={accepted}"
+
+
+def test_two_sources_at_once():
+    line = r"^config.data.source: None, and data.files and data.tfds_name are given; accepted: files or tfds$"
+    for mapping, overrides in (
+        ({"files": ["a"], "tfds_name": "b"}, {}),
+        ({}, {"data.files": "a", "data.tfds_name": "b"}),
+        ({"source": "stdlib"}, {"data.files": "a", "data.tfds_name": "b"}),
+    ):
+        with pytest.raises(ConfigError, match=line):
+            from_mapping({"data": mapping}, overrides)
+    with pytest.raises(ConfigError, match=r"^config.data.files: \('a',\); data.source=stdlib does not read it"):
+        dataclasses.replace(configs.DataConfig(), files=("a",))  # the source has been chosen
+    with pytest.raises(
+        ConfigError, match=r"^config.data.source: 'file' is not one of .* or none; did you mean files\?$"
+    ):
+        from_mapping({}, {"data.source": "file", "data.files": "a"})
 
 
 def test_a_config_dict_with_references_and_placeholders():
