@@ -95,4 +95,4 @@ def title(about: dict) -> str:
 
 
 if __name__ == "__main__":
-    program(main)
+    program(main, printing=False)

@@ -6,16 +6,27 @@ misspelt field with a traceback.
 """
 
 import argparse
-import difflib
+import contextlib
 import importlib.util
 import logging
+import math
 import re
 import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
-from jaxformer.config import Config, ConfigError, diff, from_mapping, to_dict
+from jaxformer.config import Config, ConfigError, diff, from_mapping, plain, to_dict
+from jaxformer.fields import MOST_INTEGER, at_home, from_text, nearest, shown
+
+FIELD = r"--config\.[\w.]+"
+CONFIG_HELP = """fields of the config:
+  --config.section.field=VALUE   none: absent; 1e6, 1_000_000: integers; ~/a: in the home folder
+  --config.data.files=a.txt,'b/*.gz'   lists are separated by commas
+  --config.data.files='"a,b.txt",c'    what holds a comma or begins with ( [ " or ' in quotation marks, as in CSV
+"""
 
 
 class Parsed(NamedTuple):
@@ -36,16 +47,111 @@ class Parsed(NamedTuple):
     options: argparse.Namespace
 
 
-def parser(doc: str | None, name: str) -> argparse.ArgumentParser:
-    """An argument parser of `python -m experiments.NAME` whose help is the program's own docstring, with `--log`."""
-    made = argparse.ArgumentParser(
+class Parser(argparse.ArgumentParser):
+    """argparse's, whose errors are one line: ConfigError with the flag, the value and what is accepted."""
+
+    def __init__(self, **settings: Any):
+        self.flags: list[str] = []
+        super().__init__(**settings)
+
+    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
+        """As argparse's; flags are remembered, to name the nearest of a misspelt one."""
+        action = super().add_argument(*names, **settings)
+        self.flags += action.option_strings
+        return action
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
+        """As argparse's, but only fields of a config may be unknown. Raises ConfigError."""
+        words = list(sys.argv[1:] if args is None else args)
+        for word in words[: words.index("--") if "--" in words else None]:
+            name = word.split("=")[0]
+            field = "--config" in self.flags and re.fullmatch(FIELD, name)
+            if word.startswith("--") and name not in self.flags and not field:
+                self._unknown(name)
+        return super().parse_known_args(words, namespace)
+
+    def parse_args(self, args=None, namespace=None):  # type: ignore[override]
+        """As argparse's. Raises ConfigError."""
+        found, rest = self.parse_known_args(args, namespace)
+        if rest:
+            self._unknown(rest[0])
+        return found
+
+    def error(self, message: str) -> NoReturn:
+        """Raises ConfigError, instead of printing the usage and leaving."""
+        message = re.sub(r"^argument (-[^:/ ]*)[^:]*: ", r"\1: ", " ".join(message.split()))
+        message = re.sub(r": expected (one|at least one) argument$", ": needs a value", message)
+        message = re.sub(r": ignored explicit argument .*$", ": takes no value", message)
+        message = re.sub(r": invalid int value: (.*)$", r": \1 is not an integer", message)
+        message = re.sub(r": invalid float value: (.*)$", r": \1 is not a number", message)
+        message = re.sub(r"^the following arguments are required: ([^ ,]+).*$", r"\1: is needed; see --help", message)
+        choice = re.search(r": invalid choice: '?(.*?)'? \(choose from (.*)\)$", message)
+        if choice is not None:
+            accepted = [each.strip("' ") for each in choice[2].split(",")]
+            near = nearest(choice[1], accepted, 0.6)
+            hint = f"; did you mean {near}?" if near else ""
+            message = f"{message[: choice.start()]}: {choice[1]!r}; accepted: {', '.join(accepted)}{hint}"
+        raise ConfigError(message)
+
+    def _unknown(self, name: str) -> NoReturn:
+        near = nearest(name, self.flags, 0.6) if name.startswith("-") else ""
+        hint = f"did you mean {near}?" if near else "see --help"
+        if not near and "--config" in self.flags:
+            hint += ", and --config.section.field=value for config fields"
+        raise ConfigError(f"{shown(name)[1:-1]}: no such flag; {hint}")
+
+
+def parser(doc: str | None, name: str) -> Parser:
+    """A parser of `python -m experiments.NAME` whose help is its own docstring, with `--log` and `--debug`."""
+    made = Parser(
         prog=f"python -m experiments.{name}",
         description=doc,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     made.add_argument("--log", action=_Log, nargs=0, help="say on standard error what it chooses by itself, and why")
+    # Read by `process.program`, which must know where nothing could be parsed.
+    made.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return made
+
+
+def integer(low: int, high: int | None = None) -> Callable[[str], int]:
+    """Reads a flag's integer; says what is accepted where it is less than `low`, or more than `high` (None: as counters
+    hold). For `add_argument(type=...)`."""
+    accepted = f"{low} to {high}" if high is not None else ""
+
+    def read(text: str) -> int:
+        try:
+            value = from_text(text, int, "")
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error).removeprefix(": ")) from None
+        if value < low or value > (MOST_INTEGER if high is None else high):
+            bound = f"at least {low}" if value < low else f"at most {MOST_INTEGER}"
+            raise argparse.ArgumentTypeError(f"{shown(value)}; accepted: {accepted or bound}")
+        return value
+
+    return read
+
+
+def number(text: str) -> float:
+    """Reads a flag's number, which is finite. For `add_argument(type=...)`."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a number") from None
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text}; accepted: a finite number")
+    return value
+
+
+def path(text: str) -> str:
+    """Reads a flag's path: not empty, ~ is the home folder. For `add_argument(type=...)`."""
+    if not text:
+        raise argparse.ArgumentTypeError("'' is empty (an unset variable?); accepted: a path")
+    try:
+        return at_home(text, "")
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix(": ")) from None
 
 
 class _Log(argparse.Action):
@@ -67,7 +173,7 @@ class _Log(argparse.Action):
         logger.setLevel(logging.INFO)
 
 
-def parse_config(parser: argparse.ArgumentParser, argv: list[str] | None = None, cls: type[Config] = Config) -> Parsed:
+def parse_config(parser: Parser, argv: Sequence[str] | None = None, cls: type[Config] = Config) -> Parsed:
     """Reads the config file and the overrides of a command line into a `cls`.
 
     Raises:
@@ -76,66 +182,98 @@ def parse_config(parser: argparse.ArgumentParser, argv: list[str] | None = None,
     parser.add_argument(
         "--config",
         required=True,
+        type=path,
         metavar="FILE[:ARGUMENT]",
         help="a file with get_config(); override its fields with --config.section.field=value",
     )
+    parser.epilog = CONFIG_HELP
     known, rest = parser.parse_known_args(_joined(sys.argv[1:] if argv is None else argv))
     overrides = {}
     for word in rest:
-        match = re.fullmatch(r"--config\.([\w.]+)(?:=(.*))?", word, re.DOTALL)
+        match = re.fullmatch(rf"({FIELD})(?:=(.*))?", word, re.DOTALL)
         if match is None:
             raise ConfigError(f"{word}: no such flag; see --help, and --config.section.field=value for config fields")
         if match[2] is None:
             raise ConfigError(f"{word}: needs a value, as in {word}=VALUE")
-        overrides[match[1]] = match[2]
+        overrides[match[1].removeprefix("--config.")] = match[2]
     mapping = load_file(known.config)
     base = from_mapping(mapping, cls=cls)
     config = from_mapping(mapping, overrides, cls)
     if "workdir" not in mapping:
-        base = replace(base, workdir=f"runs/{Path(known.config.split(':')[0]).stem}")
+        base = replace(base, workdir=f"runs/{_split(known.config)[0].stem}")
         config = config if "workdir" in overrides else replace(config, workdir=base.workdir)
     return Parsed(config, diff(to_dict(base), to_dict(config)), known.config, overrides, known)
 
 
-def _joined(argv: list[str]) -> list[str]:
+def _joined(argv: Sequence[str]) -> list[str]:
     """`--config.a.b VALUE` as `--config.a.b=VALUE`."""
     words: list[str] = []
     for word in argv:
-        if words and re.fullmatch(r"--config\.[\w.]+", words[-1]) and not word.startswith("--"):
+        if words and re.fullmatch(FIELD, words[-1]) and not word.startswith("--"):
             words[-1] += f"={word}"
         else:
             words.append(word)
     return words
 
 
-def load_file(source: str) -> Any:
-    """What get_config of "FILE" or "FILE:ARGUMENT" returns.
+def load_file(source: str) -> dict[str, Any]:
+    """What get_config of "FILE" or "FILE:ARGUMENT" returns, as plain nested dicts.
 
     Raises:
-      ConfigError: no such file, or it defines no get_config, or get_config refuses the argument.
+      ConfigError: no such file, or it defines no get_config, or anything that happens in it; with the line.
     """
-    name, _, argument = source.partition(":")
-    path = Path(name)
-    if not path.is_file():
-        found = path.parent.glob("*.py") if path.parent.is_dir() else []
+    file, argument = _split(source)
+    if not file.is_file():
+        found = file.parent.glob("*.py") if file.parent.is_dir() else []
         others = sorted(str(p) for p in found if p.name != "__init__.py")
-        near = difflib.get_close_matches(name, others, n=1)
-        hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(others)}" if others else ""
-        raise ConfigError(f"--config: no file {name}{hint}")
-    spec = importlib.util.spec_from_file_location(f"config_file_{path.stem}", path)
+        near = nearest(str(file), others, 0.6)
+        hint = f"; did you mean {near}?" if near else f"; there are {', '.join(others)}" if others else ""
+        raise ConfigError(f"--config: no file {file}{hint}")
+    if file.suffix != ".py":
+        raise ConfigError(f"--config: {file}; accepted: a Python file with get_config(), FILE.py or FILE.py:ARGUMENT")
+    spec = importlib.util.spec_from_file_location(f"config_file_{file.stem}", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    try:
+    with _blamed(file):
         spec.loader.exec_module(module)
-    except SyntaxError as error:
-        raise ConfigError(f"--config: {name}:{error.lineno}: {error.msg}") from None
-    if not hasattr(module, "get_config"):
-        raise ConfigError(f"--config: {name} defines no get_config()")
-    try:
+    if not callable(getattr(module, "get_config", None)):
+        raise ConfigError(f"--config: {file} defines no get_config()")
+    with _blamed(file, f" get_config({argument!r}):" if argument else " get_config():"):
         mapping = module.get_config(argument) if argument else module.get_config()
-    except (TypeError, ValueError, KeyError) as error:
-        shown = f"get_config({argument!r})" if argument else "get_config()"
-        raise ConfigError(f"--config: {name}: {shown}: {error}") from None
-    if not hasattr(mapping, "items"):
-        raise ConfigError(f"--config: {name}: get_config() returned {type(mapping).__name__}; accepted: a ConfigDict")
-    return mapping
+        if not hasattr(mapping, "items"):
+            raise TypeError(f"returned {type(mapping).__name__}; accepted: a ConfigDict")
+        return plain(mapping)
+
+
+def _split(source: str) -> tuple[Path, str]:
+    """The file and the argument of "FILE:ARGUMENT"; a file may have a colon in its name."""
+    name, _, argument = source.partition(":")
+    return (Path(source), "") if Path(source).is_file() else (Path(name), argument)
+
+
+@contextlib.contextmanager
+def _blamed(file: Path, call: str = "") -> Iterator[None]:
+    """Turns whatever a config file does wrong, leaving the program included, into a ConfigError of one line.
+
+    The line number is that of the file's own code; where none of it has run, `call` says what was tried.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        where, reason = f"{file}:{call}", f"{type(error).__name__}: {error}"
+        lines = [
+            f.lineno
+            for f in traceback.extract_tb(error.__traceback__)
+            if Path(f.filename).absolute() == file.absolute()
+        ]
+        if isinstance(error, SyntaxError):
+            where, reason = f"{error.filename or file}:{error.lineno or ''}", error.msg
+        elif lines:
+            where = f"{file}:{lines[-1]}:"
+        elif isinstance(error, TypeError | ValueError | KeyError):
+            reason = str(error)
+        if isinstance(error, SystemExit):
+            reason = f"leaves the program (exit code {error.code}); accepted: a file that defines get_config()"
+        raise ConfigError(f"--config: {where.rstrip(':')}: {' '.join(reason.split())[:300]}") from error

@@ -24,7 +24,7 @@ from jaxformer.fields import ConfigError, Section, convert, from_text, is_sectio
 
 __all__ = [
     "CheckpointConfig", "Config", "ConfigError", "DataConfig", "DistributedConfig", "LossConfig", "MeshConfig",
-    "ModelConfig", "OptimizerConfig", "TrainConfig", "diff", "from_mapping", "to_dict",
+    "ModelConfig", "OptimizerConfig", "TrainConfig", "diff", "from_mapping", "plain", "to_dict",
 ]  # fmt: skip
 
 
@@ -486,7 +486,7 @@ def from_mapping(
     Raises:
       ConfigError: an unknown field (names the nearest), a wrong type, a value out of range, an impossible combination.
     """
-    tree = _plain(mapping)
+    tree = plain(mapping)
     for dotted, text in (overrides or {}).items():
         _place(tree, dotted, text, cls)
     given = [dotted.removeprefix("data.") for dotted in overrides or () if dotted.startswith("data.")]
@@ -545,8 +545,15 @@ def diff(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> li
     return lines
 
 
-def _plain(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    return {str(k): _plain(v) if hasattr(v, "items") else v for k, v in mapping.items()}
+def plain(mapping: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
+    """A nested mapping, or ConfigDict, as dicts.
+
+    Raises:
+      ConfigError: it is nested deeper than any config, as one that holds itself is.
+    """
+    if depth > 8:
+        raise ConfigError("config: its sections are nested more than 8 deep; does one hold itself?")
+    return {str(k): plain(v, depth + 1) if hasattr(v, "items") else v for k, v in mapping.items()}
 
 
 def _place(tree: dict[str, Any], dotted: str, text: str, cls: Any) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jax
 
+from jaxformer import console
 from jaxformer.allocator import keep_freed_memory
 from jaxformer.config import ConfigError
 
@@ -58,13 +59,19 @@ def usable_cores() -> int:
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
-def program(function: Callable[[], int | None]) -> None:
+def program(function: Callable[[], int | None], *, printing: bool = True) -> None:
     """Runs a program's main function; what a user can mend ends in one line on standard error and exit code 2.
 
-    Settles the allocator first (`keep_freed_memory`).
+    Settles the allocator first (`keep_freed_memory`), and standard output and error (`console.secure`). With `--debug`
+    among the flags the line comes after the traceback.
 
     What all processes agreed on is told by one of them. A process that fails alone ends at once, so that the others,
     which wait for it, hear of it from the runtime.
+
+    Args:
+      function: returns the exit code, None for 0.
+      printing: the program exists for what it prints, so that it has failed where that could not be written. Others
+        go on, and their exit code is that of their work.
     """
     from jaxformer import agreement
     from jaxformer.records import RecordError
@@ -72,13 +79,17 @@ def program(function: Callable[[], int | None]) -> None:
     from jaxformer.training.report import TrainingDiverged
 
     keep_freed_memory()
+    output = console.secure(None if printing else "note: standard output cannot be written ({reason}) and is lost")
     try:
         code = function()
+        sys.stdout.flush()
+        if printing and not code and output is not None and output.lost:
+            raise ProgramError(f"standard output: cannot be written ({output.lost})")
     except (ConfigError, ProgramError, RecordError, CheckpointError, TrainingDiverged) as error:
         sys.stdout.flush()
         everyones = isinstance(error, TrainingDiverged | ProgramError) and agreement.index() > 0
         if not (everyones or getattr(error, "told_elsewhere", False)):
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            _say(error, str(error))
         code = 3 if isinstance(error, TrainingDiverged) else 2
     except BrokenPipeError:  # the reader of our output went away: `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -86,9 +97,30 @@ def program(function: Callable[[], int | None]) -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         code = 130
-    except Exception:
+    except Exception as error:
         if agreement.num_processes() == 1:
-            raise
+            line = _known(error)
+            if line is None:
+                raise
+            _say(error, line)
+            sys.exit(2)
         traceback.print_exc()
         agreement.leave(1)
     sys.exit(code or 0)
+
+
+def _say(error: BaseException, line: str) -> None:
+    if "--debug" in sys.argv[1:]:
+        traceback.print_exception(error)
+    print(f"error: {line}", file=sys.stderr, flush=True)
+
+
+def _known(error: BaseException) -> str | None:
+    """The line for an error of Python's or JAX's about the environment."""
+    text = " ".join(str(error).split())
+    if isinstance(error, RuntimeError) and "Could not determine home directory" in text:
+        return "HOME: is not set, and this user has no home folder; accepted: HOME=FOLDER, or XDG_CACHE_HOME=FOLDER"
+    if isinstance(error, RuntimeError) and "Unable to initialize backend" in text:
+        asked = os.environ.get("JAX_PLATFORMS", "")
+        return f"JAX_PLATFORMS: {asked!r} ({text[:200]}); accepted: cpu, cuda, tpu as installed, or unset"
+    return None

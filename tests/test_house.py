@@ -18,6 +18,7 @@ PROGRAMS = sorted(
 # A file imports from lower floors, or from its own folder. A new file or folder needs a place here.
 FLOORS = {
     "types": 0, "specs": 0, "masks": 0, "records": 0, "layout": 0, "parts": 0, "allocator": 0, "files": 0, "fields": 0,
+    "console": 0,
     "config": 1, "kernels": 1,
     "functional": 2, "command_line": 2, "manifest": 2, "distributed": 2, "agreement": 2,
     "models": 3, "data": 3, "sharding": 3, "usable": 3,

@@ -1,0 +1,112 @@
+"""Standard streams that cannot stop a program: what they cannot spell is spelt otherwise, what they cannot take is lost
+with one note, and descriptors that were closed lead nowhere.
+
+>>> "0.5 ± 0.1 → é".encode("ascii", errors="jaxformer")
+b'0.5 +- 0.1 -> \\\\xe9'
+"""
+
+import codecs
+import io
+import os
+import select
+import sys
+
+PLAIN = {"±": "+-", "\N{MULTIPLICATION SIGN}": "x", "→": "->", "\N{EN DASH}": "-", "—": "--", "µ": "u", "…": "..."}
+
+
+def _plainly(error: UnicodeError) -> tuple[str | bytes, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end]
+    return "".join(PLAIN.get(c) or c.encode("ascii", "backslashreplace").decode() for c in text), error.end
+
+
+codecs.register_error("jaxformer", _plainly)
+
+
+class Lossy(io.RawIOBase):
+    """Writes to a descriptor until that fails; from then on what is written is dropped. A closed pipe still raises.
+
+    Attributes:
+      lost: why writing failed, or None.
+    """
+
+    def __init__(self, descriptor: int, note: str | None):
+        """`note`: said once on standard error when writing fails, with {reason} in it; None: nothing is said."""
+        super().__init__()
+        self._descriptor, self._note = descriptor, note
+        self.lost: str | None = None
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal."""
+        return os.isatty(self._descriptor)
+
+    def writable(self) -> bool:
+        """True."""
+        return True
+
+    def write(self, data) -> int:  # type: ignore[override]
+        """Takes all or, where the descriptor cannot, says so and takes it nevertheless."""
+        if self.lost is not None:
+            return len(data)
+        try:
+            return os.write(self._descriptor, data)
+        except BrokenPipeError:
+            raise
+        except BlockingIOError:  # somebody else has set a terminal or pipe not to wait
+            select.select([], [self._descriptor], [])
+            return self.write(data)
+        except OSError as error:
+            self.lost = error.strerror or str(error)
+            if self._note is not None:
+                print(self._note.format(reason=self.lost), file=sys.stderr, flush=True)
+            return len(data)
+
+
+def open_closed() -> None:
+    """Leads closed standard descriptors to nowhere, before a file that is opened takes their numbers, and with them
+    whatever libraries print."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        if descriptor < 3:
+            os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+
+
+def secure(note: str | None = None) -> Lossy | None:
+    """Makes standard output and error such as cannot stop a program; leaves alone those that are not the process's own
+    (of tests, notebooks).
+
+    Args:
+      note: said once on standard error where standard output fails; {reason} in it is why.
+
+    Returns:
+      What standard output writes to, or None.
+    """
+    open_closed()
+    out: Lossy | None = None
+    for number, name in (1, "stdout"), (2, "stderr"):
+        stream = getattr(sys, name)
+        if not isinstance(stream, io.TextIOWrapper):
+            continue
+        try:
+            descriptor = stream.fileno()
+        except (OSError, ValueError):
+            continue
+        if descriptor != number:
+            stream.reconfigure(errors="jaxformer")
+            continue
+        stream.flush()
+        raw = Lossy(number, note if number == 1 else None)
+        made = io.TextIOWrapper(
+            io.BufferedWriter(raw), stream.encoding, "jaxformer", line_buffering=stream.line_buffering
+        )
+        setattr(sys, name, made)
+        out = raw if number == 1 else out
+    return out
