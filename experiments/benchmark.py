@@ -20,14 +20,12 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 
 import numpy as np
 
 from experiments.benchmarks.suite import RULER, Suite
 from experiments.benchmarks.train import SHAPES
-from jaxformer.command_line import parser
-from jaxformer.config import ConfigError
+from jaxformer.command_line import file_path, integer, parser
 from jaxformer.process import program
 
 SUITES = (
@@ -48,22 +46,21 @@ def main() -> None:
     """Prints one line per contestant: median, spread, and the ratio to the first."""
     arguments = parser(__doc__, "benchmark")
     arguments.add_argument("--suite", required=True, choices=SUITES)
-    arguments.add_argument("--pairs", type=int, default=7, metavar="N", help="rounds of alternating runs (default 7)")
+    arguments.add_argument(
+        "--pairs", type=integer(1), default=7, metavar="N", help="rounds of alternating runs (default 7)"
+    )
     arguments.add_argument("--shape", default="tiny", choices=SHAPES, help="train, pretrain, memory, decode: the model")
     arguments.add_argument(
         "--dtype", default="float32", choices=("float32", "bfloat16"), help="train, pretrain, memory, attention, decode"
     )
-    arguments.add_argument("--tokens", type=int, default=1024, help="attention: length of the row")
+    arguments.add_argument("--tokens", type=integer(1), default=1024, help="attention: length of the row")
     arguments.add_argument(
-        "--rows", type=int, metavar="N", help="decode: prompts at once (default 1); train: rows of a step"
+        "--rows", type=integer(1), metavar="N", help="decode: prompts at once (default 1); train: rows of a step"
     )
     arguments.add_argument("--size", type=float, default=0.1, choices=(0.1, 0.5, 2.0), help="sweep: million parameters")
-    arguments.add_argument("--text", type=Path, metavar="FILE", help="shakespeare: the text")
-    arguments.add_argument("--out", type=Path, help="JSONL file to append every measurement to")
+    arguments.add_argument("--text", type=file_path, metavar="FILE", help="shakespeare: the text")
+    arguments.add_argument("--out", type=file_path, help="JSONL file to append every measurement to")
     options = arguments.parse_args()
-    for name in ("pairs", "rows"):
-        if getattr(options, name) is not None and getattr(options, name) < 1:
-            raise ConfigError(f"--{name}: {getattr(options, name)}; accepted: at least 1")
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # on a GPU the peers need memory too
     # Only the suite that is asked for is imported: others may need what is not installed.
     name = {"import": "imports"}.get(options.suite, options.suite)

@@ -8,22 +8,25 @@ import math
 from pathlib import Path
 
 from jaxformer import records
-from jaxformer.command_line import parser
+from jaxformer.command_line import parser, path_text
 from jaxformer.config import ConfigError
 from jaxformer.process import program
 
 # Okabe and Ito's colours, told apart by colour-blind readers; the markers tell them apart in black and white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = "osD^vP"
+ENDINGS = (".png", ".svg", ".pdf")
 COMPRESSORS = {"gzip -9": (0, (4, 2)), "xz -9": (0, (1, 1))}
 
 
 def main() -> None:
     """Held-out and training loss against training tokens; bits per byte where the records have them."""
     arguments = parser(__doc__, "curves")
-    arguments.add_argument("--workdir", action="append", required=True, help="directory of a run; may be repeated")
+    arguments.add_argument(
+        "--workdir", action="append", required=True, type=path_text, help="directory of a run; may be repeated"
+    )
     arguments.add_argument("--label", action="append", help="name in the legend, one for each workdir")
-    arguments.add_argument("--out", required=True, type=Path, help="figure to write: .png, .svg or .pdf")
+    arguments.add_argument("--out", required=True, type=path_text, help="figure to write: .png, .svg or .pdf")
     options = arguments.parse_args()
     labels = options.label or [Path(workdir).name for workdir in options.workdir]
     if len(labels) != len(options.workdir):
@@ -33,6 +36,9 @@ def main() -> None:
             raise ConfigError(f"--workdir: {workdir} has no records.jsonl")
     import matplotlib
 
+    out = Path(options.out)
+    if out.suffix not in ENDINGS:
+        raise ConfigError(f"--out: {out}; accepted: a figure to write, of {', '.join(ENDINGS)}")
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
 
@@ -69,9 +75,12 @@ def main() -> None:
     axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
     axes.grid(alpha=0.25)
     axes.legend(frameon=False, fontsize=9)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(options.out, dpi=150)
-    print(options.out)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out, dpi=150)
+    except OSError as error:
+        raise ConfigError(f"--out: {out} cannot be written ({error.strerror or error})") from None
+    print(out)
 
 
 if __name__ == "__main__":

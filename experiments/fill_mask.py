@@ -5,24 +5,22 @@
 A mask stands for one token, which carries the space before it; words of several tokens are not offered.
 """
 
-from jaxformer.command_line import parser
+from jaxformer.command_line import integer, parser, path_text
 from jaxformer.process import keep_compiled_programs, program
 
 
 def main() -> None:
     """Prints, for each mask, the likeliest tokens and their probabilities."""
     arguments = parser(__doc__, "fill_mask")
-    arguments.add_argument("--workdir", required=True, help="directory of the run")
+    arguments.add_argument("--workdir", required=True, type=path_text, help="directory of the run")
     arguments.add_argument("--text", required=True, help="text with [MASK] in it, once or more")
-    arguments.add_argument("--top-k", type=int, default=5, metavar="K", help="tokens shown for each mask")
+    arguments.add_argument("--top-k", type=integer(1), default=5, metavar="K", help="tokens shown for each mask")
     options = arguments.parse_args()
 
     from jaxformer import decoding
     from jaxformer.config import ConfigError
     from jaxformer.main import open_run
 
-    if options.top_k < 1:
-        raise ConfigError(f"--top-k: {options.top_k}; accepted: at least 1")
     run = open_run(options.workdir)
     if run.config.model.family != "bert":
         raise ConfigError(f"--workdir: {options.workdir} holds a {run.config.model.family}; fill_mask needs a bert")

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from jaxformer.command_line import parser
+from jaxformer.command_line import finite, integer, parser, path_text
 from jaxformer.process import keep_compiled_programs, program
 
 if TYPE_CHECKING:
@@ -24,25 +24,23 @@ if TYPE_CHECKING:
 def main() -> None:
     """Prints each sample: the prompt and what follows it."""
     arguments = parser(__doc__, "generate")
-    arguments.add_argument("--workdir", required=True, help="directory of the run")
+    arguments.add_argument("--workdir", required=True, type=path_text, help="directory of the run")
     arguments.add_argument("--prompt", default="", help="text to continue; empty: the beginning of a document")
-    arguments.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
-    arguments.add_argument("--num-samples", type=int, default=1, metavar="N")
-    arguments.add_argument("--seed", type=int, default=0)
-    arguments.add_argument("--temperature", type=float, default=0.8, help="0: always the likeliest token")
-    arguments.add_argument("--top-k", type=int, metavar="K", help="only the K likeliest tokens")
-    arguments.add_argument("--top-p", type=float, metavar="P", help="only the likeliest tokens that make up P")
-    arguments.add_argument("--min-p", type=float, metavar="P", help="only tokens P times as likely as the likeliest")
+    arguments.add_argument("--max-new-tokens", type=integer(1), default=128, metavar="N")
+    arguments.add_argument("--num-samples", type=integer(1), default=1, metavar="N")
+    arguments.add_argument("--seed", type=integer(0, 2**31 - 1), default=0)
+    arguments.add_argument("--temperature", type=finite, help="0: always the likeliest token (default 0.8)")
+    arguments.add_argument("--top-k", type=integer(1), metavar="K", help="only the K likeliest tokens")
+    arguments.add_argument("--top-p", type=finite, metavar="P", help="only the likeliest tokens that make up P")
+    arguments.add_argument("--min-p", type=finite, metavar="P", help="only tokens P times as likely as the likeliest")
     arguments.add_argument(
-        "--repetition-penalty", type=float, default=1.0, metavar="F", help="above 1: against repetition"
+        "--repetition-penalty", type=finite, metavar="F", help="above 1: against repetition (default 1)"
     )
     arguments.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable"
     )
-    arguments.add_argument("--beam", type=int, metavar="N", help="no sampling: the likeliest texts N beams find")
-    arguments.add_argument(
-        "--length-penalty", type=float, default=0.0, help="of the beam search; above 0: longer texts"
-    )
+    arguments.add_argument("--beam", type=integer(1), metavar="N", help="no sampling: the likeliest texts N beams find")
+    arguments.add_argument("--length-penalty", type=finite, help="of the beam search; above 0: longer texts")
     arguments.add_argument("--stream", action="store_true", help="print the text as it comes (one sample)")
     options = arguments.parse_args()
 
@@ -51,11 +49,11 @@ def main() -> None:
 
     check(options)
     sampling = decoding.Sampling(
-        temperature=options.temperature,
+        temperature=0.8 if options.temperature is None else options.temperature,
         top_k=options.top_k,
         top_p=options.top_p,
         min_p=options.min_p,
-        repetition_penalty=options.repetition_penalty,
+        repetition_penalty=1.0 if options.repetition_penalty is None else options.repetition_penalty,
     )
     run = open_run(options.workdir)
     if run.config.compilation_cache:
@@ -82,16 +80,21 @@ def check(options: argparse.Namespace) -> None:
     from jaxformer.config import ConfigError
 
     samples, beam = options.num_samples, options.beam
-    if samples < 1:
-        raise ConfigError(f"--num-samples: {samples}; accepted: at least 1")
     if options.stream and (samples > 1 or beam is not None):
         raise ConfigError("--stream: prints one sample; leave out --num-samples and --beam")
     if beam is not None and beam < samples:
         raise ConfigError(f"--beam: {beam}; accepted: at least --num-samples, {samples}")
     if "" in options.stop:
         raise ConfigError("--stop: ''; accepted: a text")
-    if not 0 <= options.seed < 2**31:
-        raise ConfigError(f"--seed: {options.seed}; accepted: 0 to {2**31 - 1}")
+    # A beam search draws no numbers, and sampling ranks no texts.
+    alone = {False: ("length_penalty",), True: ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
+    for name in alone[beam is not None]:
+        if getattr(options, name) is not None:
+            accepted = "leave out one of them" if beam is not None else "beside --beam"
+            raise ConfigError(
+                f"--{name.replace('_', '-')}: {getattr(options, name):g} means nothing "
+                f"{'with' if beam is not None else 'without'} --beam; accepted: {accepted}"
+            )
 
 
 def generated(run: "Run", sampling: "Sampling", options: argparse.Namespace) -> "Iterator[Generated]":
@@ -102,7 +105,7 @@ def generated(run: "Run", sampling: "Sampling", options: argparse.Namespace) -> 
     """
     import jax
 
-    from jaxformer import decoding
+    from jaxformer import decoding, memory
     from jaxformer.config import ConfigError
 
     tokenizer, cfg = run.tokenizer, run.config.model
@@ -111,6 +114,11 @@ def generated(run: "Run", sampling: "Sampling", options: argparse.Namespace) -> 
     # Documents began with the separator in training, so the prompt does here; the next separator is their end.
     ids = [tokenizer.separator_id, *tokenizer.encode(options.prompt, strict=True).tolist()]
     never = set(tokenizer.special_ids.tolist()) | set(range(tokenizer.vocab_size, cfg.vocab_size or 0))
+    tokens = len(ids) + options.max_new_tokens
+    if cfg.positions == "learned":
+        tokens = min(tokens, cfg.context_length)
+    flags = "--num-samples and --max-new-tokens" if options.beam is None else "--beam and --max-new-tokens"
+    memory.check_decoding(cfg, options.beam or options.num_samples, tokens, flags)
     common = {
         "max_new_tokens": options.max_new_tokens,
         "stop": [tokenizer.separator_id],
@@ -118,7 +126,7 @@ def generated(run: "Run", sampling: "Sampling", options: argparse.Namespace) -> 
     }
     if options.beam is not None:
         found = decoding.beam_search(
-            run.params, [ids], cfg, beams=options.beam, length_penalty=options.length_penalty, **common
+            run.params, [ids], cfg, beams=options.beam, length_penalty=options.length_penalty or 0.0, **common
         )
         first = [x[0, : options.num_samples] for x in (found.tokens, found.lengths, found.log_probs, found.stopped)]
         return iter([decoding.Generated(*first)])

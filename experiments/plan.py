@@ -9,11 +9,13 @@ TPUs need the extra `plan` (libtpu, on any Linux machine), GPUs the extra `cuda`
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
-from jaxformer.command_line import parse_config, parser
+from jaxformer.command_line import integer, parse_config, parser, path_text
 from jaxformer.config import ConfigError
+from jaxformer.files import write_atomically
 from jaxformer.process import program
 
 
@@ -21,15 +23,19 @@ def main() -> int:
     """Exit code: 0 it fits (or nobody knows), 2 refused, or does not fit."""
     arguments = parser(__doc__, "plan")
     arguments.add_argument("--topology", metavar="CHIP:SHAPE", help="v5e:16x16, v5p:4x4x8, h100:4x8, cpu:8, ...")
-    arguments.add_argument("--json", metavar="FILE", help="write the plan there; compare two by --diff")
+    arguments.add_argument("--json", type=path_text, metavar="FILE", help="write the plan there; compare two by --diff")
     arguments.add_argument("--search", action="store_true", help="try meshes and remat policies, rank those that fit")
-    arguments.add_argument("--tries", type=int, default=12, metavar="N", help="programs that --search compiles at most")
+    arguments.add_argument(
+        "--tries", type=integer(1, 10_000), default=12, metavar="N", help="programs that --search compiles at most"
+    )
     if sys.argv[1:2] == ["--diff"]:
-        return difference(sys.argv[2:])
+        return difference([word for word in sys.argv[2:] if word != "--debug"])
     parsed = parse_config(arguments)
     options = parsed.options
     if options.topology is None:
         raise ConfigError("--topology: needs one, such as v5e:16x16, h100:4x8 or cpu:8")
+    if options.json is not None:
+        check_writable(options.json)  # before minutes of compiling
     from jaxformer.plan import report, search, table, topology
 
     topology.prepare(options.topology)
@@ -63,9 +69,27 @@ def difference(files: list[str]) -> int:
     return 0
 
 
+def check_writable(name: str) -> None:
+    """Raises ConfigError if no file of that name can be written; makes none."""
+    path = Path(name)
+    if path.is_dir() or not path.parent.is_dir():
+        what = f"{path} is a folder" if path.is_dir() else f"{path.parent} is no folder"
+        raise ConfigError(f"--json: {what}; accepted: a file to write, in a folder that is there")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"--json: {path} cannot be written to")
+
+
 def _write(name: str | None, value: object) -> None:
-    if name is not None:
-        Path(name).write_text(json.dumps(value, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    if name is None:
+        return
+    content = json.dumps(value, indent=1, sort_keys=True) + "\n"
+    try:
+        if Path(name).exists() and not Path(name).is_file():  # a pipe, /dev/stdout
+            Path(name).write_text(content, encoding="utf-8")
+        else:
+            write_atomically(name, content)
+    except OSError as error:
+        raise ConfigError(f"--json: {name} cannot be written ({error.strerror or error})") from None
 
 
 if __name__ == "__main__":

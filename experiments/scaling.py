@@ -10,11 +10,11 @@ Fit and report need the directory's manifest.json and records.jsonl alone.
 
 from pathlib import Path
 
-from jaxformer.command_line import Parsed, parse_config, parser
+from jaxformer.command_line import Parsed, finite, integer, parse_config, parser
 from jaxformer.config import Config, ConfigError, from_mapping
 from jaxformer.process import a_device_for_each_core, program
 from jaxformer.scaling import bootstrap, plotting
-from jaxformer.scaling.ladder import StudyConfig
+from jaxformer.scaling.ladder import StudyConfig, size_model
 from jaxformer.scaling.law_fit import Settings
 
 STAGES = ("plan", "run", "fit", "report")
@@ -24,14 +24,18 @@ def main() -> int:
     """Exit code: 0 done, 75 interrupted (start again to go on)."""
     arguments = parser(__doc__, "scaling")
     arguments.add_argument("--stage", choices=STAGES, help="one stage alone (default: all)")
-    arguments.add_argument("--at-once", type=int, metavar="M", help="members that train together (default: by trial)")
-    arguments.add_argument("--bootstrap", type=int, default=1000, metavar="R", help="replicates (default 1000)")
-    arguments.add_argument("--holdout", type=int, default=1, metavar="K", help="largest budgets to predict (default 1)")
-    arguments.add_argument("--delta", type=float, default=1e-3, help="of Huber's function (default 0.001)")
+    arguments.add_argument(
+        "--at-once", type=integer(1, 10**6), metavar="M", help="members that train together (default: by trial)"
+    )
+    arguments.add_argument(
+        "--bootstrap", type=integer(0, 10**6), default=1000, metavar="R", help="replicates (default 1000)"
+    )
+    arguments.add_argument(
+        "--holdout", type=integer(0), default=1, metavar="K", help="largest budgets to predict (default 1)"
+    )
+    arguments.add_argument("--delta", type=finite, default=1e-3, help="of Huber's function (default 0.001)")
     parsed = parse_config(arguments, cls=StudyConfig)
     options, stage = parsed.options, parsed.options.stage
-    if options.at_once is not None and options.at_once < 1:
-        raise ConfigError(f"--at-once: {options.at_once}; accepted: at least 1")
     # What the last stages need is asked for before the first one takes hours.
     if stage in (None, "fit", "report"):
         bootstrap.special()
@@ -45,6 +49,7 @@ def main() -> int:
         a_device_for_each_core()
         assert isinstance(parsed.config, StudyConfig)
         opened = study.open_study(parsed.config)
+        check_memory(opened.config)
         if stage == "plan":
             study.print_plan(opened)
             return 0
@@ -57,6 +62,21 @@ def main() -> int:
     if stage != "run":
         conclude(parsed, stage, settings)
     return 0
+
+
+def check_memory(config: StudyConfig) -> None:
+    """Raises ConfigError if a size's training does not fit one device."""
+    import jax
+
+    from jaxformer import memory
+    from jaxformer.config import MeshConfig
+    from jaxformer.modules import make_model
+    from jaxformer.sharding import make_mesh
+
+    mesh = make_mesh(MeshConfig(1), jax.local_devices()[:1])
+    for width in config.ladder.widths:
+        model = size_model(config.model, width, config.ladder)
+        memory.check_training(config, make_model(model, config.loss).specs, mesh)
 
 
 def conclude(parsed: Parsed, stage: str | None, settings: Settings) -> None:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxformer.command_line import load_file, parser
+from jaxformer.command_line import file_path, load_file, parser
 from jaxformer.config import Config, ConfigError, from_mapping
 from jaxformer.plan import topology
 from jaxformer.plan.hardware import CHIPS
@@ -199,7 +199,7 @@ def write(folder: Path) -> dict[str, Path]:
 def main() -> None:
     """Compiles what is missing, then writes the table and the figure."""
     arguments = parser(__doc__, "weak_scaling")
-    arguments.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of plans, table and figure")
+    arguments.add_argument("--out", type=file_path, required=True, metavar="DIR", help="folder of plans and figure")
     arguments.add_argument("--only", default="", metavar="NAME", help="beginning of MODEL:CHIP:SHAPE (default: all)")
     arguments.add_argument("--stage", choices=("plan", "report"), help="one stage alone (default: both)")
     options = arguments.parse_args()

@@ -133,7 +133,7 @@ def integer(low: int, high: int | None = None) -> Callable[[str], int]:
     return read
 
 
-def number(text: str) -> float:
+def finite(text: str) -> float:
     """Reads a flag's number, which is finite. For `add_argument(type=...)`."""
     try:
         value = float(text)
@@ -144,7 +144,7 @@ def number(text: str) -> float:
     return value
 
 
-def path(text: str) -> str:
+def path_text(text: str) -> str:
     """Reads a flag's path: not empty, ~ is the home folder. For `add_argument(type=...)`."""
     if not text:
         raise argparse.ArgumentTypeError("'' is empty (an unset variable?); accepted: a path")
@@ -173,6 +173,11 @@ class _Log(argparse.Action):
         logger.setLevel(logging.INFO)
 
 
+def file_path(text: str) -> Path:
+    """As `path_text`, a Path."""
+    return Path(path_text(text))
+
+
 def parse_config(parser: Parser, argv: Sequence[str] | None = None, cls: type[Config] = Config) -> Parsed:
     """Reads the config file and the overrides of a command line into a `cls`.
 
@@ -182,7 +187,7 @@ def parse_config(parser: Parser, argv: Sequence[str] | None = None, cls: type[Co
     parser.add_argument(
         "--config",
         required=True,
-        type=path,
+        type=path_text,
         metavar="FILE[:ARGUMENT]",
         help="a file with get_config(); override its fields with --config.section.field=value",
     )

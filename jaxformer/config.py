@@ -33,6 +33,7 @@ SIZES = {
     "num_layers": 10_000, "width": 2**24, "head_width": 2**24, "mlp_width": 2**26, "context_length": 2**26,
     "window": 2**30, "vocab_size": 2**30,
 }  # fmt: skip
+MOST_UNROLLED = 512
 # Fields that choose the source where nothing else does, and the sources that read a field, where not all do.
 SELECTS = {"files": "files", "tfds_name": "tfds", "tfds_dir": "tfds"}
 READ_BY = {
@@ -118,6 +119,11 @@ class ModelConfig(Section, name="model", most=SIZES):
         for name in ("dropout", "attention_dropout"):
             _between(f"model.{name}", getattr(self, name), 0.0, 0.999)
         _at_least("model.token_types", self.token_types, 0)
+        if self.layers == "unroll" and self.num_layers > MOST_UNROLLED:
+            raise ConfigError(
+                f"config.model.num_layers: {self.num_layers}; accepted with model.layers=unroll: at most "
+                f"{MOST_UNROLLED}, which take minutes to compile; layers=scan compiles one"
+            )
         if self.head_width is None and self.width % self.num_heads:
             raise ConfigError(f"config.model.num_heads: {self.num_heads} does not divide model.width {self.width}")
         if self.num_heads % self.kv_heads:

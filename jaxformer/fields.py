@@ -84,8 +84,8 @@ class Section:
                 object.__setattr__(self, name, made)
             _bounded(made, f"{where}.{name}", self._most.get(name))
         self._check()
-        for name in kinds(cls):
-            _meaningful(getattr(self, name), f"{where}.{name}")
+        for name, kind in kinds(cls).items():
+            _meaningful(getattr(self, name), kind, f"{where}.{name}")
 
     def _check(self) -> None:
         """The section's own rules."""
@@ -309,7 +309,7 @@ def _bounded(value: Any, where: str, most: float | None) -> None:
                 raise ConfigError(f"{where}: {shown(each)}; accepted: {accepted}")
 
 
-def _meaningful(value: Any, where: str) -> None:
+def _meaningful(value: Any, kind: Any, where: str) -> None:
     """Refuses what no field can mean and no rule of its own has refused: nan, inf, an empty text."""
     for each in value if type(value) is tuple else (value,):
         if type(each) is float and not abs(each) <= MOST_NUMBER:
@@ -317,4 +317,4 @@ def _meaningful(value: Any, where: str) -> None:
         if type(each) is int and each < -MOST_INTEGER:
             raise ConfigError(f"{where}: {shown(each)}; accepted: at least {-MOST_INTEGER}")
         if type(each) is str and not each:
-            raise ConfigError(f"{where}: '' is empty (an unset variable?); accepted: text")
+            raise ConfigError(f"{where}: '' is empty (an unset variable?); accepted: {describe(kind)}")

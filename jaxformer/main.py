@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import jax
 from jax.sharding import Mesh
 
-from jaxformer import agreement, distributed, manifest
+from jaxformer import agreement, distributed, manifest, memory
 from jaxformer.command_line import Parsed
 from jaxformer.config import Config, ConfigError, MeshConfig, to_dict
 from jaxformer.data import excerpt, languages
@@ -25,7 +25,7 @@ from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.modules import make_model
 from jaxformer.process import ProgramError, keep_compiled_programs
 from jaxformer.scaling.flops import count_parameters, six_n, training_flops
-from jaxformer.sharding import check_batch, check_context, host_rows, make_mesh, param_shardings, replicated
+from jaxformer.sharding import check_batch, check_context, host_rows, make_mesh, replicated
 from jaxformer.specs import abstract_params
 from jaxformer.training import loop, metrics
 from jaxformer.training.checkpoint import restore_params
@@ -122,7 +122,7 @@ def _prepare(config: Config, chief: bool) -> tuple[Config, Corpus, Mesh, Model, 
     corpus = open_corpus(config.data, progress=chief)
     config = fit_vocabulary(config, corpus.tokenizer)
     model = make_model(config.model, config.loss)
-    param_shardings(model.specs, mesh)  # refuses what does not divide
+    memory.check_training(config, model.specs, mesh)  # refuses what does not divide as well
     own = host_rows(config.train.batch_rows, mesh)
     shape = {"rows": config.train.batch_rows, "context_length": config.model.context_length}
     batches = Batches(corpus.train, corpus.tokenizer, config.data, **shape, own=own, seed=config.seed)
@@ -218,7 +218,7 @@ def print_overview(config: Config, corpus: Corpus, batches: Batches, mesh, overr
     log(
         f"data: {_short(corpus.train.num_tokens)} training tokens ({_short(corpus.train.num_bytes)}B), "
         f"{_short(corpus.validation.num_tokens)} held out ({_short(corpus.validation.num_bytes)}B), "
-        f"corpus {corpus.fingerprint}"
+        f"corpus {corpus.fingerprint} of {config.data.source}"
     )
     log(
         f"run: {train.steps} steps of {train.batch_rows} x {model.context_length} tokens = {_short(tokens)} tokens, "

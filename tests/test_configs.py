@@ -106,3 +106,31 @@ def test_a_batch_dimension_is_never_a_parameter():
         if config.model.vocab_size is not None:
             assert config.model.vocab_size >= config.data.tokenizer_vocab, path.name
             assert np.remainder(config.model.vocab_size, 64) == 0
+
+
+def test_files_whose_names_hold_signs_of_lists_and_globs(tmp_path, monkeypatch, capsys):
+    from jaxformer.data.sources import inputs
+
+    names = ["a,b.txt", "(draft).txt", "a[1].txt", "it's.txt", "~tilde.txt"]
+    for name in names:
+        (tmp_path / name).write_text("text")
+    monkeypatch.chdir(tmp_path)
+    given = """"a,b.txt",(draft).txt,a[1].txt,it's.txt,./~tilde.txt"""
+    argv = [f"--config={CONFIGS[0].parent}/gpt_tiny.py", f"--config.data.files={given}"]
+    parsed = parse_config(parser("", "test"), argv)
+    config = replace(parsed.config.data, validation_fraction=0.5)
+    assert [each.path.name for each in inputs(config)] == names
+    with pytest.raises(SystemExit):
+        parse_config(parser("", "test"), ["--help"])
+    assert """--config.data.files='"a,b.txt",c'""" in capsys.readouterr().out
+
+
+def test_a_config_file_in_the_home_folder_and_one_with_a_colon(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("a.py", "a:b.py"):
+        (tmp_path / name).write_text(
+            "def get_config(argument=''):\n    return {'data': {'text_field': argument or 'text'}}\n"
+        )
+    parsed = parse_config(parser("", "test"), ["--config=~/a.py:512", "--config.workdir=~/runs/x"])
+    assert (parsed.config.data.text_field, parsed.config.workdir) == ("512", f"{tmp_path}/runs/x")
+    assert parse_config(parser("", "test"), ["--config=~/a:b.py"]).config.data.text_field == "text"

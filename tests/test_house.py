@@ -23,7 +23,7 @@ FLOORS = {
     "functional": 2, "command_line": 2, "manifest": 2, "distributed": 2, "agreement": 2,
     "models": 3, "data": 3, "sharding": 3, "usable": 3,
     "modules": 4, "decoding": 4, "scaling": 4,
-    "training": 5,
+    "training": 5, "memory": 5,
     "plan": 6, "process": 6, "main": 6, "study": 6,
 }  # fmt: skip
 
@@ -64,7 +64,7 @@ PURE_PACKAGES = {"jax", "numpy"}
 
 LINES = 300  # ceiling of a file
 MORE_LINES = {
-    "jaxformer/config.py": 600,  # one table of every field with its checks; cut apart it would be read side by side
+    "jaxformer/config.py": 620,  # one table of every field with its checks; cut apart it would be read side by side
     "jaxformer/fields.py": 330,  # what a value of each type may be, as a value and as text
     "jaxformer/training/step.py": 320,  # the step and what compiles it
     "jaxformer/functional/block.py": 320,  # one block and the stack of them

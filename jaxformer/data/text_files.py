@@ -8,6 +8,7 @@ import glob
 import gzip
 import json
 import lzma
+import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +33,7 @@ def find(patterns: tuple[str, ...], field: str) -> list[Path]:
     """
     found: dict[Path, None] = {}
     for pattern in patterns:
-        path = Path(pattern).expanduser()
+        path = Path(os.path.expanduser(pattern))  # not of ./~name, which Path makes ~name
         names = [str(path)] if path.is_file() else sorted(glob.glob(str(path), recursive=True))
         files = [Path(name) for name in names if Path(name).is_file()]
         if not files:

@@ -17,10 +17,13 @@ from typing import Any
 import jax
 
 from jaxformer.config import ConfigError
+from jaxformer.fields import shown
 from jaxformer.plan.hardware import CHIPS, Chip
 
 TARGETS = Path(__file__).parent / "targets"
 FORMS = "v4:XxYxZ, v5p:XxYxZ, v5e:XxY, v6e:XxY (chips), a100:NxG, h100:NxG, h200:NxG (nodes x GPUs), cpu:N"
+# A process has threads for each of its CPU devices; slices have no more than about 9,000 chips.
+MOST_DEVICES = {"cpu": 1024, "tpu": 65536, "cuda": 65536}
 # What libtpu would otherwise ask the machine it runs on.
 TPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -70,12 +73,15 @@ def parse(name: str) -> tuple[Chip, tuple[int, ...]]:
     chip = CHIPS[kind]
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", sizes):
         raise ConfigError(f"--topology: {name!r} says no shape; accepted: {FORMS}")
-    shape = tuple(int(n) for n in sizes.split("x"))
+    shape = tuple(int(n[:40]) for n in sizes.split("x"))  # more digits are refused below
     if chip.platform == "cuda" and len(shape) == 1:
         shape = (1, *shape)
     wanted = chip.torus or {"cuda": 2, "cpu": 1}[chip.platform]
     if len(shape) != wanted:
         raise ConfigError(f"--topology: {name!r} has {len(shape)} axes, {kind} has {wanted}; accepted: {FORMS}")
+    most = MOST_DEVICES[chip.platform]
+    if math.prod(shape) > most:
+        raise ConfigError(f"--topology: {shown(name)} has too many devices; accepted: at most {most} of {kind}")
     return chip, shape
 
 
