@@ -23,6 +23,8 @@ from jaxformer.config import Config, ConfigError, diff, from_mapping, to_dict
 FILE_NAME = "manifest.json"
 # May change between two starts of one run: they decide where and how it runs, not what it computes.
 OPERATIONAL = ("workdir", "mesh", "distributed", "checkpoint", "tensorboard", "compilation_cache", "data.cache_dir")
+# Which batches a config and a seed give: 2 since the random spans of data.pairs are cut as the true ones are.
+BATCHES = 2
 VERSIONS = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers")
 
 
@@ -43,6 +45,7 @@ def describe(config: Config, overrides: list[str], source: str, fingerprint: str
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "seed": config.seed,
         "data_fingerprint": fingerprint,
+        "batches": BATCHES,
         "git_commit": _git_commit(),
         "versions": {"jaxformer": _version("jaxformer"), "python": platform.python_version()}
         | {name: _version(name) for name in VERSIONS},
@@ -116,7 +119,8 @@ def write_or_check(manifest: Mapping[str, Any], config: Config) -> None:
     """Writes the manifest of a new run; of one that goes on, checks that the data are still the same.
 
     Raises:
-      ConfigError: the corpus is another one, or the manifest cannot be written.
+      ConfigError: the corpus is another one, this version would cut other batches from it, or the manifest cannot be
+        written.
     """
     workdir = Path(config.workdir)
     path = workdir / FILE_NAME
@@ -126,6 +130,11 @@ def write_or_check(manifest: Mapping[str, Any], config: Config) -> None:
             raise ConfigError(
                 f"config.workdir: {workdir} was trained on other text (corpus {stored['data_fingerprint']}, now "
                 f"{manifest['data_fingerprint']}); give this run a --config.workdir of its own"
+            )
+        if config.data.pairs and stored.get("batches", 1) != BATCHES:
+            raise ConfigError(
+                f"config.data.pairs: True; {workdir} holds a run of a version that made other pairs (batches "
+                f"{stored.get('batches', 1)}, now {BATCHES}); accepted: that version, or a --config.workdir of its own"
             )
         if stored["config"]["model"]["vocab_size"] != config.model.vocab_size:
             raise ConfigError(

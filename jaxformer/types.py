@@ -34,7 +34,7 @@ class Batch(NamedTuple):
       segments: [B, T] int32, which document of the row a token belongs to; no token sees another segment.
       token_types: [B, T] int32 or None; BERT's sentence A (0) or B (1).
       pair_labels: [B] int32 or None; BERT's next-sentence label: 0 "B follows A", 1 "B is random",
-        -1 "no pair" (a row that only fills the last batch).
+        -1 "no label" (a row that only fills the last batch, or one for which no other document was drawn).
     """
 
     tokens: Array
