@@ -225,6 +225,8 @@ def print_overview(config: Config, corpus: Corpus, batches: Batches, mesh, overr
         f"{epochs:.2f} epochs, {_short(training_flops(config.model, config.data) * tokens)}FLOP, on "
         f"{mesh.devices.size} x {mesh.devices.flat[0].device_kind}, into {config.workdir}"
     )
+    for line in batches.notes():
+        log(f"note: {line}")
     for line in overrides:
         log(f"override: {line}")
 

@@ -108,6 +108,8 @@ def print_plan(study: Study, log: Callable[[str], None] = print) -> float:
     most = max(cell.tokens for cell in grid) / study.available
     if most > 1:
         log(f"warning: the longest run reads its text {most:.2f} times; the laws are about fresh text")
+    for line in _batches(config, study.corpus).notes():
+        log(f"note: {line}")
     gflop = sum(trunk.steps * gflop_per_step(trunk.members[0]) for trunk in trunks(todo))
     seconds = 1e9 * gflop / (USUAL_SHARE * product_speed(config)) + COMPILE_SECONDS * len(shapes(todo))
     log(f"to do: {gflop / 1e3:.4g} TFLOP, here about {duration(seconds)}, judged by the speed of a large product")

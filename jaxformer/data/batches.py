@@ -33,7 +33,9 @@ class Batches:
     """The training batches of one host.
 
     Each epoch cuts the split into windows of context_length tokens at a fresh random offset and goes through them in a
-    fresh order. Global row `step * rows + r` is row `r` of step `step` over all hosts, and does not depend on who asks.
+    fresh order. Tokens near either end of the text are read less often, and at most context_length at its end never
+    (`WindowRows` says how many). Global row `step * rows + r` is row `r` of step `step` over all hosts, and does not
+    depend on who asks.
 
     Attributes:
       rows_per_epoch: rows in which no token is read twice.
@@ -81,6 +83,10 @@ class Batches:
         index = permuted(index, self.rows_per_epoch, keys(self._seed, _ORDER, epoch))
         return self._rows.batch(index, self._seed, epoch, _noise(self._seed, numbers, self._rows.words))
 
+    def notes(self) -> list[str]:
+        """What these rows leave out, a line each: text that no row reaches, rows without a label; often nothing."""
+        return self._rows.notes()
+
     def epochs(self, steps: int) -> float:
         """How often `steps` steps go through the split."""
         return steps * self._global_rows / self.rows_per_epoch
@@ -127,6 +133,9 @@ class _EvalBatches(Sequence):
 
     def __len__(self) -> int:
         return -(-len(self._chosen) // self._rows)
+
+    def __iter__(self):
+        return (self[number] for number in range(len(self)))  # Sequence's own takes any IndexError for the end
 
     def __getitem__(self, number):
         if isinstance(number, slice):

@@ -15,8 +15,14 @@ _OFFSETS = 1  # stream of `shuffle.keys`
 class WindowRows:
     """Rows that are windows of the tokens of a split, documents packed end to end.
 
+    In each epoch of next-token training, (n - 1) // T - 1 windows of T (at least one) of the n tokens begin at an
+    offset from 0 to T - 1. So the last (n - 1) % T + 1 tokens are never read. Of the others, the i-th is a target in
+    i / T of the epochs (counted from the first, which never is one, or from the last), those from T on in all. Masked
+    rows have n for n - 1 and count i from 1. A text of fewer than two rows is a single window, and read to its end.
+
     Attributes:
       per_epoch: rows of one epoch.
+      unread: tokens at the end of the split that no window reaches in any epoch.
       words: random 64-bit words a row takes.
     """
 
@@ -45,11 +51,19 @@ class WindowRows:
         # One window less than fit leaves room for any offset of the others.
         self.per_epoch = -(-usable // length) if covering else max(whole - 1, 1)
         self._offsets = 1 if covering else min(length, usable - self.per_epoch * length + 1)
+        self.unread = 0 if covering else usable - self.per_epoch * length - self._offsets + 1
         self._tokens = np.asarray(split.tokens)
         self._columns = np.arange(length + ahead)
         self._usable, self._length = usable, length
         self._tokenizer, self._settings, self._covering = tokenizer, settings, covering
         self.words = 0 if settings is None else WORDS_PER_TOKEN * length
+
+    def notes(self) -> list[str]:
+        """Lines about what training leaves out, where it is a hundredth of the text or more."""
+        total = len(self._tokens)
+        if self.unread * 100 < total:
+            return []
+        return [f"the last {self.unread} of {total} training tokens fill no row of {self._length} and are never read"]
 
     def batch(self, index: np.ndarray, seed: int, epoch: np.ndarray, bits: np.ndarray) -> Batch:
         """The rows of some windows.

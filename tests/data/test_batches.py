@@ -126,6 +126,55 @@ def test_every_offset_and_the_last_token_are_reached(make_split, vocabulary):
     assert max(int(batches[epoch].targets.max()) for epoch in range(300)) >= int(split.tokens[-4])
 
 
+@pytest.mark.parametrize("name", ["next_token", "masked"])
+@pytest.mark.parametrize("size", [17, 20, 31, 33, 40, 48, 50, 65, 131])
+def test_what_is_read_how_often_is_what_the_docstring_says(make_split, vocabulary, name, size):
+    """Targets of 600 epochs, counted, against the law of `WindowRows`."""
+    length, epochs = 16, 600
+    split = make_split([size - 1])
+    batches = Batches(split, vocabulary, OBJECTIVES[name], rows=1, context_length=length, seed=0)
+    targets = np.concatenate([batches[step].targets[0] for step in range(epochs * batches.rows_per_epoch)])
+    often = np.bincount(np.where(targets >= 6, targets - 6, 0), minlength=size) / epochs
+    n, first = (size - 1, 0) if name == "next_token" else (size, 1)
+    whole = n // length
+    assert batches.rows_per_epoch == max(whole - 1, 1)
+    unread = n % length + 1 if whole > 1 else 0
+    offsets = min(length, n - batches.rows_per_epoch * length + 1)
+    place = np.arange(size)
+    from_end = size - unread - place  # 1 for the last that is read
+    expected = np.clip(np.minimum(np.minimum(place + first, from_end), offsets) / offsets, 0, 1)
+    if batches.rows_per_epoch == 1:  # both ends in one window
+        reached = [[o <= p - 1 + first < o + length for o in range(offsets)] for p in place]
+        expected = np.mean(reached, axis=1)
+    assert (abs(often - expected) <= 5 * np.sqrt(expected * (1 - expected) / epochs)).all()
+    assert (often[size - unread :] == 0).all() and (often[1 : size - unread] > 0).all()
+    assert batches.notes() == (
+        [f"the last {unread} of {size} training tokens fill no row of 16 and are never read"]
+        if unread > 0.01 * size
+        else []
+    )
+
+
+def test_a_note_is_made_of_what_is_left_out_only_where_it_is_much(make_split, vocabulary):
+    def notes(lengths, data=OBJECTIVES["next_token"]):
+        return Batches(make_split(lengths), vocabulary, data, rows=2, context_length=16, seed=0).notes()
+
+    assert notes([16 * 3 + 7]) == ["the last 8 of 56 training tokens fill no row of 16 and are never read"]
+    assert notes([2000]) == []
+    assert notes([20] * 200, OBJECTIVES["pairs"]) == []
+    (line,) = notes([20] * 4, OBJECTIVES["pairs"])
+    assert line.endswith("% of the rows have no next-sentence label: too few documents for a random span of another")
+
+
+def test_an_error_inside_held_out_rows_is_not_taken_for_their_end(make_split, vocabulary):
+    """A token beyond the vocabulary's tables is an IndexError, which would end a loop over a sequence in silence."""
+    split = make_split([60, 60])
+    split.tokens[3] = vocabulary.vocab_size
+    batches = eval_batches(split, vocabulary, OBJECTIVES["masked"], rows=1, context_length=16)
+    with pytest.raises(IndexError, match="out of bounds"):
+        list(batches)
+
+
 def test_segments_and_positions_restart_at_documents(make_split, vocabulary):
     batches = Batches(make_split([5, 9, 3, 60]), vocabulary, DataConfig(), rows=2, context_length=20, seed=0)
     for step in range(20):
