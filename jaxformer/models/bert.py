@@ -159,7 +159,7 @@ def loss(
         # The first rows are the first parts of all rows.
         logits = next_sentence_logits(params, x[: batch.tokens.shape[0]])
         each, _ = cross_entropy(logits, batch.pair_labels)
-        there = (batch.pair_labels >= 0).astype(each.dtype)  # -1: a row that only fills the last batch
+        there = (batch.pair_labels >= 0).astype(each.dtype)  # -1: a row without a label
         objective["next_sentence"] = (jnp.sum(each * there), jnp.sum(there))
         metrics["next_sentence_loss"] = (each * there, there)
         right = (jnp.argmax(logits, axis=-1) == batch.pair_labels).astype(each.dtype)
