@@ -186,6 +186,7 @@ class DataConfig(Section, name="data", most={"max_train_bytes": 2**62, "tokenize
     validation_fraction: float = 0.1  # of the documents (of the bytes when there is one document)
     separator: str | None = None  # text between documents in a .txt file; None: one file is one document
     text_field: str = "text"  # field of a .jsonl line or TFDS example
+    on_error: Literal["stop", "skip"] = "stop"  # at a .jsonl line or TFDS example that is no text; skip: count it
     tfds_name: str | None = None
     tfds_dir: str | None = None
     tfds_train_split: str = "train"

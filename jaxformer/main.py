@@ -96,6 +96,7 @@ def pretrain(parsed: Parsed) -> loop.Result:
             "params_non_embedding": counts.non_embedding,
             "flops_6nd_per_token": six_n(config.model),
             "compressed_bits_per_byte": compressed(corpus.validation),
+            **({} if config.data.on_error == "stop" else {"num_skipped": corpus.num_skipped}),
             **({} if floor is None else {"floor": floor.nats, "floor_stderr": floor.standard_error}),
         },
         fingerprint=_fingerprint(config),
@@ -225,7 +226,7 @@ def print_overview(config: Config, corpus: Corpus, batches: Batches, mesh, overr
         f"{epochs:.2f} epochs, {_short(training_flops(config.model, config.data) * tokens)}FLOP, on "
         f"{mesh.devices.size} x {mesh.devices.flat[0].device_kind}, into {config.workdir}"
     )
-    for line in batches.notes():
+    for line in corpus.notes() + batches.notes():
         log(f"note: {line}")
     for line in overrides:
         log(f"override: {line}")

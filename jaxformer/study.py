@@ -108,7 +108,7 @@ def print_plan(study: Study, log: Callable[[str], None] = print) -> float:
     most = max(cell.tokens for cell in grid) / study.available
     if most > 1:
         log(f"warning: the longest run reads its text {most:.2f} times; the laws are about fresh text")
-    for line in _batches(config, study.corpus).notes():
+    for line in study.corpus.notes() + _batches(config, study.corpus).notes():
         log(f"note: {line}")
     gflop = sum(trunk.steps * gflop_per_step(trunk.members[0]) for trunk in trunks(todo))
     seconds = 1e9 * gflop / (USUAL_SHARE * product_speed(config)) + COMPILE_SECONDS * len(shapes(todo))
@@ -193,6 +193,7 @@ def _member(study: Study, run: ladder.Run) -> Member:
         "params_non_embedding": counts.non_embedding,
         "flops": training_flops(config.model, config.data) * tokens,
         "epochs": tokens / study.available,
+        **({} if config.data.on_error == "stop" else {"num_skipped": study.corpus.num_skipped}),
     }
     return Member(run.name, config, fields)
 

@@ -48,6 +48,7 @@ class Split:
       num_unknown: tokens that are [UNK]: characters that a "chars" vocabulary lacks.
       compressed: "gzip -9" and "xz -9" -> bytes that tool makes of the same documents end to end. Of the held-out
         split only, and empty if that is longer than ingest.COMPRESS_BYTES.
+      num_skipped: lines and examples that cannot be read as text and are left out (data.on_error=skip).
     """
 
     tokens: np.ndarray
@@ -55,6 +56,7 @@ class Split:
     num_bytes: int
     num_unknown: int
     compressed: dict[str, int]
+    num_skipped: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -83,6 +85,20 @@ class Corpus:
     tokenizer: Tokenizer
     fingerprint: str
     directory: Path
+
+    @property
+    def num_skipped(self) -> int:
+        """Lines and examples left out of both splits, because they cannot be read."""
+        return self.train.num_skipped + self.validation.num_skipped
+
+    def notes(self) -> list[str]:
+        """A line about what was left out, if anything was."""
+        if not self.num_skipped:
+            return []
+        return [
+            f"{self.train.num_skipped} training and {self.validation.num_skipped} held-out lines or examples cannot be "
+            "read as text and are left out (data.on_error=skip)"
+        ]
 
 
 def open_corpus(data: DataConfig, *, progress: bool = True) -> Corpus:
@@ -125,6 +141,8 @@ def open_corpus(data: DataConfig, *, progress: bool = True) -> Corpus:
 def _settings(data: DataConfig) -> dict[str, Any]:
     """What the corpus depends on besides the content of its inputs."""
     settings = {name: getattr(data, name) for name in _TEXT_FIELDS} | {"format": ingest.FORMAT}
+    if data.on_error != "stop":  # a corpus in which nothing had to be left out keeps the key it always had
+        settings["on_error"] = data.on_error
     if data.source in languages.SOURCES:
         fields = [field.name for field in dataclasses.fields(data) if field.name.startswith("language_")]
         return settings | {name: getattr(data, name) for name in fields}
@@ -193,4 +211,5 @@ def _split(directory: Path, split: sources.SplitName, meta: dict[str, Any]) -> S
         num_bytes=about["num_bytes"],
         num_unknown=about["num_unknown"],
         compressed=about["compressed"],
+        num_skipped=about.get("num_skipped", 0),
     )

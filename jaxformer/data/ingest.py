@@ -15,7 +15,8 @@ import numpy as np
 
 from jaxformer.config import ConfigError, DataConfig
 from jaxformer.data import languages, sources, tokenizers
-from jaxformer.data.progress import Advance, Bar
+from jaxformer.data.faults import Faults
+from jaxformer.data.progress import Advance, Bar, say
 from jaxformer.data.tokenizers import Tokenizer
 
 FORMAT = 1  # raised whenever the same text and settings would give other files
@@ -39,9 +40,12 @@ def build(data: DataConfig, folder: Path, bar: Bar) -> None:
       ConfigError: any fault of the text; OSError: the folder cannot be written.
     """
     sizes = {}
+    faults = {split: Faults(data.on_error) for split in sources.SPLITS}
     for split in sources.SPLITS:
         advance = bar(f"reading the {split} text", None)
-        sizes[split] = sum(_sizes(sources.documents(data, split), advance))
+        sizes[split] = sum(_sizes(sources.documents(data, split, faults[split]), advance))
+        if faults[split].count:
+            say(f"{faults[split].count} of the {split} text left out that cannot be read; first: {faults[split].first}")
     tokenizer = _tokenizer(data, sizes["train"], bar)
     tokenizer.save(folder)
     dtype = "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
@@ -52,6 +56,7 @@ def build(data: DataConfig, folder: Path, bar: Bar) -> None:
         texts = sources.documents(data, split)
         compressors = _compressors() if split == "validation" and sizes[split] <= COMPRESS_BYTES else []
         meta[split] = _write(texts, tokenizer, folder / split, dtype, digest, compressors, advance)
+        meta[split]["num_skipped"] = faults[split].count
         if not meta[split]["num_documents"]:
             raise ConfigError(f"config.data: the {split} text is empty (data.max_train_bytes {data.max_train_bytes})")
     meta["fingerprint"] = digest.hexdigest()[:16]

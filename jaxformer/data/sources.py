@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 
 from jaxformer.config import ConfigError, DataConfig
 from jaxformer.data import languages, text_files, tfds_source
+from jaxformer.data.faults import Faults
 
 SplitName = Literal["train", "validation"]
 SPLITS: tuple[SplitName, SplitName] = ("train", "validation")
@@ -30,7 +31,7 @@ _STDLIB_EXCLUDED = frozenset(
 _HELD_OUT_MODULUS, _HELD_OUT_RESIDUE = 20, 13
 
 
-def documents(data: DataConfig, split: SplitName) -> Iterator[str]:
+def documents(data: DataConfig, split: SplitName, faults: Faults | None = None) -> Iterator[str]:
     """The documents of a split, one text at a time, always in the same order.
 
     Files and datasets are looked for at once, read as the iterator advances.
@@ -38,6 +39,7 @@ def documents(data: DataConfig, split: SplitName) -> Iterator[str]:
     Args:
       data: the source and its settings. The held-out part is chosen before `max_train_bytes` cuts the training text.
       split: "train" or "validation"; no document, and no part of one, is in both.
+      faults: meets the lines and examples of this split that are no text, as they are read; None: one of its own.
 
     Returns:
       Iterator over non-blank texts.
@@ -45,14 +47,15 @@ def documents(data: DataConfig, split: SplitName) -> Iterator[str]:
     Raises:
       ConfigError: anything missing, empty, broken or not decodable; one line.
     """
+    faults = Faults(data.on_error) if faults is None else faults
     if data.source == "stdlib":
         texts = _stdlib_texts(split)
     elif data.source == "files":
-        texts = _file_texts(data, split)
+        texts = _file_texts(data, split, faults)
     elif data.source in languages.SOURCES:
         texts = languages.documents(data, split)
     else:
-        texts = tfds_source.documents(data, split)
+        texts = tfds_source.documents(data, split, faults)
     if split == "train" and data.max_train_bytes is not None:
         texts = first_bytes(texts, data.max_train_bytes)
     return texts
@@ -133,33 +136,44 @@ def _files(data: DataConfig) -> tuple[list[Path], list[Path]]:
     return train, validation
 
 
-def _file_texts(data: DataConfig, split: SplitName) -> Iterator[str]:
+def _file_texts(data: DataConfig, split: SplitName, faults: Faults) -> Iterator[str]:
     train, validation = _files(data)
 
-    def read(files: list[Path], field: str) -> Iterator[str]:
+    def read(files: list[Path], field: str, faults: Faults) -> Iterator[str]:
         for path in files:
-            yield from text_files.documents(path, separator=data.separator, text_field=data.text_field, field=field)
+            yield from text_files.documents(
+                path, separator=data.separator, text_field=data.text_field, field=field, faults=faults
+            )
 
     if validation:
-        return read(train, "data.files") if split == "train" else read(validation, "data.validation_files")
-    return _cut(lambda: read(train, "data.files"), data.validation_fraction, split)
+        of_split = (train, "data.files") if split == "train" else (validation, "data.validation_files")
+        return read(*of_split, faults)
+    return _cut(lambda faults: read(train, "data.files", faults), data.validation_fraction, split, faults)
 
 
-def _cut(read: Callable[[], Iterator[str]], fraction: float, split: SplitName) -> Iterator[str]:
+def _cut(read: Callable[[Faults], Iterator[str]], fraction: float, split: SplitName, faults: Faults) -> Iterator[str]:
     """The documents before (train) or after (validation) the cut; of a single document, its characters.
 
-    The documents are counted first, by reading them once.
+    The documents are counted first, by reading them once. `faults` meets what is wrong on this side of the cut.
     """
     if fraction == 0:
         raise ConfigError(
             "config.data.validation_fraction: 0.0 holds nothing out; set it above 0, or set data.validation_files"
         )
-    count = sum(1 for _ in read())
+    elsewhere = Faults(faults.on_error)
+    count = sum(1 for _ in read(elsewhere))
     if count > 1:
         train = count - min(max(1, round(count * fraction)), count - 1)
-        yield from itertools.islice(read(), train) if split == "train" else itertools.islice(read(), train, None)
+        if split == "train":
+            yield from itertools.islice(read(faults), train)
+            return
+        texts = read(faults)
+        for _ in itertools.islice(texts, train):
+            pass
+        faults.clear()  # what was met so far is the training text's
+        yield from texts
         return
-    text = next(read())
+    (text,) = read(faults if split == "train" else elsewhere)
     train = int(len(text) * (1 - fraction))
     if not text[:train] or not text[train:]:
         raise ConfigError(

@@ -1,5 +1,8 @@
 """Text files: found by glob, read through their compression, cut into documents, never held whole unless one
 document is the whole file. Everything wrong with a file is one line that says which file and where in it.
+
+Any UTF-8 is text, NUL bytes too. A line of a .jsonl file that cannot be read as text can be left out and counted
+(`Faults`); a file that cannot be read to its end always ends the program, because nobody knows how much is missing.
 """
 
 import codecs
@@ -10,15 +13,20 @@ import json
 import lzma
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from jaxformer.config import ConfigError
+from jaxformer.data.faults import Faults
 
 ENDINGS = (".txt", ".jsonl")
 COMPRESSIONS = (".gz", ".xz", ".zst")
 BLOCK_BYTES = 1 << 20
+LINE_BYTES = 1 << 29  # longest line of a .jsonl file; reading one takes about four times its length
+# Numbers are not looked at, and float, unlike int, takes any number of digits.
+_JSON = json.JSONDecoder(parse_int=float)
+_KINDS = {float: "number", bool: "boolean", type(None): "null", str: "string", list: "list", dict: "dict"}
 
 
 def find(patterns: tuple[str, ...], field: str) -> list[Path]:
@@ -26,24 +34,31 @@ def find(patterns: tuple[str, ...], field: str) -> list[Path]:
 
     Args:
       patterns: globs; `**` and a leading `~` work. A name that exists is taken as it is, whatever signs it holds.
+        Folders that a pattern matches are left out.
       field: config field to blame in an error.
 
     Raises:
-      ConfigError: a pattern that matches no file, or a file of a kind that is not read.
+      ConfigError: a pattern that matches no file, or a pipe, a link to nothing or a file of a kind that is not read.
     """
     found: dict[Path, None] = {}
     for pattern in patterns:
-        path = Path(os.path.expanduser(pattern))  # not of ./~name, which Path makes ~name
-        names = [str(path)] if path.is_file() else sorted(glob.glob(str(path), recursive=True))
-        files = [Path(name) for name in names if Path(name).is_file()]
+        path = str(Path(os.path.expanduser(pattern)))  # not of ./~name, which Path makes ~name
+        names = [path] if os.path.lexists(path) else sorted(glob.glob(path, recursive=True))
+        files = [Path(name) for name in names if not os.path.isdir(name)]
         if not files:
             raise ConfigError(f"config.{field}: no file matches {pattern!r} (looked in {Path.cwd()})")
         for file in files:
+            if not os.path.isfile(file):
+                what = "a link to nothing" if file.is_symlink() else "a pipe, a socket or a device"
+                raise ConfigError(f"config.{field}: {file} is {what}; accepted: files")
             if kind(file) not in ENDINGS:
                 raise ConfigError(
                     f"config.{field}: {file} is of no kind that is read; accepted: {' '.join(ENDINGS)}, "
                     f"plain or {' '.join(COMPRESSIONS)}"
                 )
+        if not files:
+            folder = f"{names[0]} is a folder; " if names else ""
+            raise ConfigError(f"config.{field}: no file matches {pattern!r} ({folder}looked in {Path.cwd()})")
         found.update(dict.fromkeys(files))
     return list(found)
 
@@ -57,7 +72,9 @@ def kind(path: Path) -> str:
     return Path(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix
 
 
-def documents(path: Path, *, separator: str | None, text_field: str, field: str) -> Iterator[str]:
+def documents(
+    path: Path, *, separator: str | None, text_field: str, field: str, faults: Faults | None = None
+) -> Iterator[str]:
     """The documents of one file, in order; blank ones are left out.
 
     Args:
@@ -65,15 +82,18 @@ def documents(path: Path, *, separator: str | None, text_field: str, field: str)
       separator: text between documents of a .txt file; None: the file is one document.
       text_field: field of a .jsonl line that holds the text.
       field: config field to blame in an error.
+      faults: meets the lines of a .jsonl file that cannot be read as text; None: the first ends the reading.
 
     Raises:
-      ConfigError: unreadable, broken compression, not UTF-8 (says the byte), a line that is no JSON object or lacks
-        the field (says the line), or no text at all.
+      ConfigError: unreadable, broken compression, not UTF-8 (says the byte), or no text at all; where `faults` says so
+        also a line that is no JSON object, lacks the field, or holds what is no text (says the line).
     """
-    blocks = _decoded(path, field)
+    faults = Faults("stop") if faults is None else faults
+    before = faults.count
     if kind(path) == ".jsonl":
-        texts = _json_lines(split(blocks, "\n"), path, text_field, field)
+        texts = _json_lines(path, text_field, field, faults)
     else:
+        blocks = _decoded(path, field)
         texts = iter(["".join(blocks)]) if separator is None else split(blocks, separator)
     empty = True
     for text in texts:
@@ -81,7 +101,9 @@ def documents(path: Path, *, separator: str | None, text_field: str, field: str)
             empty = False
             yield text
     if empty:
-        raise ConfigError(f"config.{field}: {path} holds no text")
+        left_out = faults.count - before
+        why = f" that can be read ({left_out} lines left out, such as {faults.first})" if left_out else ""
+        raise ConfigError(f"config.{field}: {path} holds no text{why}")
 
 
 def split(blocks: Iterator[str], separator: str) -> Iterator[str]:
@@ -103,41 +125,103 @@ def split(blocks: Iterator[str], separator: str) -> Iterator[str]:
     yield "".join([*pieces, tail])
 
 
-def _json_lines(lines: Iterator[str], path: Path, text_field: str, field: str) -> Iterator[str]:
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+def _json_lines(path: Path, text_field: str, field: str, faults: Faults) -> Iterator[str]:
+    for number, line in enumerate(_lines(path, field), 1):
         try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise ConfigError(f"config.{field}: {path}:{number}: not JSON ({error})") from None
-        if not isinstance(record, dict) or not isinstance(record.get(text_field), str):
-            has = f"the fields {', '.join(record)}" if isinstance(record, dict) else f"a {type(record).__name__}"
-            raise ConfigError(
-                f"config.data.text_field: {path}:{number}: no field {text_field!r} holding text; the line has {has}"
-            )
-        yield record[text_field]
+            text = _text_of(line, text_field)
+        except (ValueError, LookupError, RecursionError) as error:
+            blamed = "data.text_field" if isinstance(error, LookupError) else field
+            faults.meet(ConfigError(f"config.{blamed}: {path}:{number}: {_reason(error)}"))
+        else:
+            yield text
+
+
+def _text_of(line: bytes | None, text_field: str) -> str:
+    """The text of a line, "" of a blank one; None is a line that was too long to keep.
+
+    Raises:
+      LookupError: no such field. ValueError, RecursionError: whatever else is wrong; `_reason` says what.
+    """
+    if line is None:
+        raise ValueError(f"the line is longer than {LINE_BYTES} bytes")
+    decoded = line.decode()
+    if not decoded or decoded.isspace():
+        return ""
+    record = _JSON.decode(decoded)
+    text = record.get(text_field) if isinstance(record, dict) else None
+    if not isinstance(text, str):
+        raise LookupError(f"no field {text_field!r} holding text; {_instead(record, text_field)}")
+    if "\\ud" in decoded or "\\uD" in decoded:  # the only way for half a character to get into UTF-8
+        text.encode()
+    return text
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong with a line."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.start} of the line is not UTF-8 text"
+    if isinstance(error, UnicodeEncodeError):
+        half = error.object[error.start]
+        return f"the text holds half a character, {half!a}, at {error.start}, and is no Unicode"
+    if isinstance(error, json.JSONDecodeError):
+        return f"not JSON ({error})"
+    return "nested too deeply to be read" if isinstance(error, RecursionError) else str(error.args[0])
+
+
+def _instead(record: Any, text_field: str) -> str:
+    """What a line has that lacks the text; of many fields the first, and odd or long names as Python writes them."""
+    if not isinstance(record, dict):
+        return f"the line has a {_KINDS[type(record)]}"
+    if text_field in record:
+        return f"it holds a {_KINDS[type(record[text_field])]}"
+    names = [name if name.isprintable() and len(name) < 40 else ascii(name[:40]) for name in [*record][:12]]
+    return f"the line has the fields {', '.join(names)}" + (f" and {len(record) - 12} more" if len(record) > 12 else "")
+
+
+def _lines(path: Path, field: str) -> Iterator[bytes | None]:
+    """The lines of a file without a byte order mark, None for each of more than LINE_BYTES, which is not kept."""
+    parts: list[bytes] = []
+    size = number = 0
+    blocks = _blocks(path, field, lambda: f" beyond line {number}" if number else "")
+    for block in blocks:
+        *ended, last = block.split(b"\n")
+        for part in ended:
+            size, whole = 0, b"".join([*parts, part]) if size + len(part) <= LINE_BYTES else None
+            parts.clear()
+            number += 1
+            yield whole.removeprefix(codecs.BOM_UTF8) if number == 1 and whole is not None else whole
+        size += len(last)
+        parts.append(last)
+        if size > LINE_BYTES:
+            parts.clear()
+    whole = b"".join(parts) if size <= LINE_BYTES else None
+    yield whole.removeprefix(codecs.BOM_UTF8) if number == 0 and whole is not None else whole
 
 
 def _decoded(path: Path, field: str) -> Iterator[str]:
     """The text in blocks, without a byte order mark; line ends as they are in the file."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     done = 0
+    for block in _blocks(path, field, lambda: ""):
+        try:
+            text = decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:
+            held = len(error.object) - len(block)  # bytes of a character that the last block cut
+            inside = " of the decompressed text" if path.suffix in COMPRESSIONS else ""
+            raise ConfigError(
+                f"config.{field}: {path}: byte {done - held + error.start}{inside} is not UTF-8 text"
+            ) from None
+        yield text.removeprefix("\ufeff") if done == 0 else text
+        done += len(block)
+
+
+def _blocks(path: Path, field: str, where: Callable[[], str]) -> Iterator[bytes]:
+    """The decompressed bytes of a file, an empty block at last; `where` says how far its reader has come."""
     with _opened(path, field) as file:
-        while True:
-            block = _read(file, path, field)
-            try:
-                text = decoder.decode(block, final=not block)
-            except UnicodeDecodeError as error:
-                held = len(error.object) - len(block)  # bytes of a character that the last block cut
-                inside = " of the decompressed text" if path.suffix in COMPRESSIONS else ""
-                raise ConfigError(
-                    f"config.{field}: {path}: byte {done - held + error.start}{inside} is not UTF-8 text"
-                ) from None
-            yield text.removeprefix("\ufeff") if done == 0 else text
-            done += len(block)
-            if not block:
-                return
+        block = b"begin"
+        while block:
+            block = _read(file, path, field, where)
+            yield block
 
 
 @contextlib.contextmanager
@@ -151,15 +235,15 @@ def _opened(path: Path, field: str) -> Iterator[Any]:
         yield _Zstandard(file, _zstandard(path, field)) if path.suffix == ".zst" else file
 
 
-def _read(file: Any, path: Path, field: str) -> bytes:
+def _read(file: Any, path: Path, field: str, where: Callable[[], str]) -> bytes:
     try:
         return file.read(BLOCK_BYTES)
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise ConfigError(f"config.{field}: {path}: cannot be read ({error})") from None
+        raise ConfigError(f"config.{field}: {path}: cannot be read{where()} ({error})") from None
     except Exception as error:
         if type(error).__name__ != "ZstdError":  # known by name, for zstandard need not be installed
             raise
-        raise ConfigError(f"config.{field}: {path}: cannot be read ({error})") from None
+        raise ConfigError(f"config.{field}: {path}: cannot be read{where()} ({error})") from None
 
 
 class _Zstandard:

@@ -12,18 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from jaxformer.config import ConfigError, DataConfig
+from jaxformer.data.faults import Faults
 
 
-def documents(data: DataConfig, split: str) -> Iterator[str]:
+def documents(data: DataConfig, split: str, faults: Faults | None = None) -> Iterator[str]:
     """The text of each example of data.tfds_train_split or data.tfds_validation_split, in order; blank ones left out.
 
     Args:
       data: tfds_name and tfds_dir say which dataset, text_field which feature holds the text.
       split: "train" or "validation".
+      faults: meets the examples that are no text; None: as data.on_error says.
 
     Raises:
       ConfigError: the extra is not installed; no such dataset, or not prepared here; a format that needs TensorFlow;
-        no such split or feature; text that is not UTF-8.
+        no such split or feature; where `faults` says so, also an example that is not UTF-8 text.
     """
     directory = find(data)
     builder = _tfds().builder_from_directory(str(directory))
@@ -44,7 +46,8 @@ def documents(data: DataConfig, split: str) -> Iterator[str]:
     except (ValueError, KeyError) as error:
         has = ", ".join(builder.info.splits)
         raise ConfigError(f"config.{field}: {wanted!r}: {_one_line(error)} ({directory} has {has})") from None
-    return _texts(examples, data.text_field, f"config.{field}: {directory}: {wanted}")
+    faults = Faults(data.on_error) if faults is None else faults
+    return _texts(examples, data.text_field, f"config.{field}: {directory}: {wanted}", faults)
 
 
 def files(data: DataConfig) -> list[Path]:
@@ -106,18 +109,19 @@ def _why_not(name: str | None, root: Path) -> str:
     return f"is not a dataset that TFDS knows, nor one under {root}" + (f"; nearest: {', '.join(near)}" if near else "")
 
 
-def _texts(examples: Any, text_field: str, where: str) -> Iterator[str]:
+def _texts(examples: Any, text_field: str, where: str, faults: Faults) -> Iterator[str]:
     for index in range(len(examples)):
         value = examples[index][text_field]
-        if isinstance(value, bytes):
-            try:
-                value = value.decode()
-            except UnicodeDecodeError as error:
-                raise ConfigError(f"{where}: example {index}: byte {error.start} is not UTF-8 text") from None
-        if not isinstance(value, str):
-            raise ConfigError(f"{where}: example {index}: {text_field!r} is a {type(value).__name__}, not text")
-        if value and not value.isspace():
-            yield value
+        try:
+            text = value.decode() if isinstance(value, bytes) else value
+        except UnicodeDecodeError as error:
+            faults.meet(ConfigError(f"{where}: example {index}: byte {error.start} is not UTF-8 text"))
+            continue
+        if not isinstance(text, str):
+            what = f"{text_field!r} is a {type(text).__name__}, not text"
+            faults.meet(ConfigError(f"{where}: example {index}: {what}"))
+        elif text and not text.isspace():
+            yield text
 
 
 def _one_line(error: Exception) -> str:
