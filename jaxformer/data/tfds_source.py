@@ -24,11 +24,15 @@ def documents(data: DataConfig, split: str, faults: Faults | None = None) -> Ite
       faults: meets the examples that are no text; None: as data.on_error says.
 
     Raises:
-      ConfigError: the extra is not installed; no such dataset, or not prepared here; a format that needs TensorFlow;
-        no such split or feature; where `faults` says so, also an example that is not UTF-8 text.
+      ConfigError: the extra is not installed; no such dataset, or not prepared here, or damaged; a format that needs
+        TensorFlow; no such split or feature; where `faults` says so, also an example that is not UTF-8 text.
     """
     directory = find(data)
-    builder = _tfds().builder_from_directory(str(directory))
+    tfds = _tfds()
+    try:
+        builder = tfds.builder_from_directory(str(directory))
+    except Exception as error:  # of several libraries; what they read is damaged
+        raise ConfigError(f"config.data.tfds_name: {directory} cannot be read ({_one_line(error)})") from None
     if builder.info.file_format.value != "array_record":
         raise ConfigError(
             f"config.data.tfds_name: {directory} is in the format {builder.info.file_format.value}, which needs "
@@ -46,6 +50,8 @@ def documents(data: DataConfig, split: str, faults: Faults | None = None) -> Ite
     except (ValueError, KeyError) as error:
         has = ", ".join(builder.info.splits)
         raise ConfigError(f"config.{field}: {wanted!r}: {_one_line(error)} ({directory} has {has})") from None
+    except Exception as error:
+        raise ConfigError(f"config.{field}: {directory}: {wanted} cannot be read ({_one_line(error)})") from None
     faults = Faults(data.on_error) if faults is None else faults
     return _texts(examples, data.text_field, f"config.{field}: {directory}: {wanted}", faults)
 
@@ -111,7 +117,12 @@ def _why_not(name: str | None, root: Path) -> str:
 
 def _texts(examples: Any, text_field: str, where: str, faults: Faults) -> Iterator[str]:
     for index in range(len(examples)):
-        value = examples[index][text_field]
+        try:
+            value = examples[index][text_field]
+            if value is None:  # what the library makes of a file that was cut off
+                raise ValueError("nothing is there")
+        except Exception as error:
+            raise ConfigError(f"{where}: example {index} cannot be read ({_one_line(error)})") from None
         try:
             text = value.decode() if isinstance(value, bytes) else value
         except UnicodeDecodeError as error:

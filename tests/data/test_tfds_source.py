@@ -1,5 +1,6 @@
 """Only datasets prepared here are read; none of these tests may reach for a network."""
 
+import shutil
 import socket
 import sys
 
@@ -104,6 +105,28 @@ def test_bad_splits_and_fields(prepared):
     assert error_of(config(prepared, text_field="raw")) == (
         f"config.data.tfds_train_split: {where}: train: example 1: byte 0 is not UTF-8 text"
     )
+
+
+FILES = ["dataset_info.json", "features.json", "tiny-train.array_record-00000-of-00001"]
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "gone"])
+def test_a_damaged_dataset_is_one_line_and_never_left_out(prepared, tmp_path, file, damage):
+    shutil.copytree(prepared / "other", tmp_path / "other")
+    path = tmp_path / "other" / "1.0.0" / file.replace("tiny", "other")
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    if damage == "flipped":
+        content[middle : middle + 40] = bytes(byte ^ 0x55 for byte in content[middle : middle + 40])
+    path.write_bytes(content if damage == "flipped" else content[:middle] if damage == "cut" else b"")
+    if damage == "gone":
+        path.unlink()
+    for on_error in ("stop", "skip"):
+        message = error_of(config(tmp_path, "other", on_error=on_error))
+        assert message.startswith("config.data.tfds_") and message.isprintable()
+        if (file, damage) != (FILES[0], "gone"):  # that is no dataset at all
+            assert "cannot be read (" in message
 
 
 def test_unknown_names(prepared, tmp_path):
