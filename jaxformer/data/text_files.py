@@ -45,8 +45,6 @@ def find(patterns: tuple[str, ...], field: str) -> list[Path]:
         path = str(Path(os.path.expanduser(pattern)))  # not of ./~name, which Path makes ~name
         names = [path] if os.path.lexists(path) else sorted(glob.glob(path, recursive=True))
         files = [Path(name) for name in names if not os.path.isdir(name)]
-        if not files:
-            raise ConfigError(f"config.{field}: no file matches {pattern!r} (looked in {Path.cwd()})")
         for file in files:
             if not os.path.isfile(file):
                 what = "a link to nothing" if file.is_symlink() else "a pipe, a socket or a device"
