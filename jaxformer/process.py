@@ -10,6 +10,7 @@ import jax
 
 from jaxformer import console
 from jaxformer.allocator import keep_freed_memory
+from jaxformer.compiled import guard
 from jaxformer.config import ConfigError
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of work and of time
@@ -25,9 +26,13 @@ def cache_folder() -> Path:
 
 
 def keep_compiled_programs(folder: Path | None = None) -> None:
-    """Turns on the persistent compilation cache: a second run of the same config compiles nothing again."""
-    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        return  # the user has chosen
+    """Turns on the persistent compilation cache: a second run of the same config compiles nothing again.
+
+    Its entries are checked, in a folder that the user has chosen as well (`jaxformer.compiled`).
+    """
+    checked = guard()
+    if os.environ.get("JAX_COMPILATION_CACHE_DIR") or not checked:
+        return  # the user has chosen; or a jax whose cache cannot be checked, without which it only takes longer
     folder = cache_folder() / "compiled" if folder is None else folder
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,9 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 import jax
 import pytest
 
+from jaxformer.compiled import guard
+
+guard()  # what a test compiles has its checksum, so that the programs that tests start believe it
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)

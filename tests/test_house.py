@@ -24,7 +24,7 @@ FLOORS = {
     "models": 3, "data": 3, "sharding": 3, "usable": 3,
     "modules": 4, "decoding": 4, "scaling": 4,
     "training": 5, "memory": 5,
-    "plan": 6, "process": 6, "main": 6, "study": 6,
+    "plan": 6, "process": 6, "compiled": 6, "main": 6, "study": 6,
 }  # fmt: skip
 
 # More than the floors forbid: (room, rooms it does not see).
@@ -67,6 +67,7 @@ MORE_LINES = {
     "jaxformer/config.py": 620,  # one table of every field with its checks; cut apart it would be read side by side
     "jaxformer/fields.py": 330,  # what a value of each type may be, as a value and as text
     "jaxformer/training/step.py": 320,  # the step and what compiles it
+    "jaxformer/compiled.py": 310,  # the checked cache and the journal of what is being loaded
     "jaxformer/functional/block.py": 320,  # one block and the stack of them
 }
 CONFIG_LINES, PROGRAM_LINES = 60, 220

@@ -1,0 +1,308 @@
+"""Checked compiled programs: JAX's persistent compilation cache with a checksum of every entry.
+
+XLA trusts what it loads. One flipped bit in an entry can end the process by a signal, without a message and again at
+every start, or change a number. So each entry that is written gets a mark, an empty file whose name holds the hash of
+the entry's key and of its bytes; an entry without a matching mark is not loaded, and its program is compiled again.
+The entries themselves stay as JAX lays them out, so that other programs can share the folder.
+
+A process that dies by a signal while XLA loads an entry leaves its journal behind; the next one that opens the folder
+names the program and removes that entry.
+
+The checksums find accidents. An entry is machine code: share a folder only with people whose programs you would run.
+
+>>> import tempfile
+>>> from types import SimpleNamespace
+>>> folder = Path(tempfile.mkdtemp())
+>>> cache = CheckedCache(SimpleNamespace(eviction_enabled=False), folder)
+>>> cache.put("jit_f-1", b"a program")
+>>> cache.get("jit_f-1")
+b'a program'
+>>> _ = (folder / "jit_f-1-cache").write_bytes(b"a pr0gram")
+>>> cache.get("jit_f-1") is None, (folder / "jit_f-1-cache").exists()
+(True, False)
+"""
+
+import atexit
+import contextlib
+import faulthandler
+import functools
+import hashlib
+import os
+import re
+import secrets
+import socket
+import stat
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import IO, Any
+
+import jax
+
+MARKS, NOW = ".checked", "now"  # folders inside the cache's, and inside that
+HIT = "/jax/compilation_cache/cache_hits"  # JAX's event when an entry has been loaded
+LEFT_OVER_SECONDS = 3600.0  # a half-written entry this old has no writer any more
+
+
+def guard() -> bool:
+    """Has JAX check the persistent compilation cache from now on, wherever it lies; may be called again.
+
+    Only a cache on a local path is checked: remote stores (gs://) keep checksums of their own.
+
+    Returns:
+      False if this version of jax has no place for that; nothing has changed then.
+    """
+    try:
+        from jax._src import compilation_cache
+
+        make, reset = compilation_cache.get_file_cache, compilation_cache.reset_cache
+    except (ImportError, AttributeError):
+        return False
+    if getattr(make, "checked", False):
+        return True
+
+    @functools.wraps(make)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        found = make(*args, **kwargs)
+        if found is None or "://" in str(found[1]) or not hasattr(found[0], "eviction_enabled"):
+            return found
+        try:
+            return CheckedCache(found[0], Path(found[1])), found[1]
+        except NotADirectoryError as error:
+            _say(f"note: {error.filename} {error.strerror}; compiled programs are not kept")
+            return None
+
+    checked.checked = True  # type: ignore[attr-defined]
+    compilation_cache.get_file_cache = checked
+    reset()  # a cache that is open already is opened again, checked
+    return True
+
+
+class CheckedCache:
+    """JAX's cache of compiled programs, with a checksum of every entry; what JAX calls a CacheInterface.
+
+    Args:
+      inner: JAX's own cache of the same folder; asked only where the cache's size is limited, which is its work.
+      folder: where the entries are.
+
+    Raises:
+      NotADirectoryError: the folder for the checksums is a link or no folder.
+    """
+
+    def __init__(self, inner: Any, folder: Path):
+        self._inner, self._path = inner, folder
+        self._marks, self._now = folder / MARKS, folder / MARKS / NOW
+        self._said: set[str] = set()
+        for each in (self._marks, self._now):
+            if each.is_symlink() or (each.exists() and not each.is_dir()):
+                raise NotADirectoryError(0, "is a link or no folder", str(each))
+        try:
+            self._now.mkdir(parents=True, exist_ok=True)
+            self._writable = os.access(self._now, os.W_OK)
+        except OSError:
+            self._writable = False
+        self._journal = _Journal(self._now) if self._writable else None
+        if self._writable:
+            self._clear_up()
+
+    def get(self, key: str) -> bytes | None:
+        """The entry of a key, or None if there is none that is what was once written."""
+        value = self._read(key)
+        if value is None:
+            return None
+        known = self._marks_of(key) if not _is_file(self._marks / _mark(key, value)) else None
+        if known or (known is not None and self._writable):  # where nothing can be written, no mark at all will do
+            if known:
+                self._say_once(f"{self._path}: a compiled program was damaged and is compiled again")
+            self._drop(key)
+            return None
+        if self._inner.eviction_enabled:
+            self._inner.get(key)  # notes the time of use
+        if self._journal is not None:
+            self._journal.begin(key)
+        return value
+
+    def put(self, key: str, value: bytes) -> None:
+        """Keeps an entry and its checksum; says so, once, if that fails."""
+        try:
+            if self._inner.eviction_enabled:
+                self._drop(key)  # JAX's does not write over another
+                self._inner.put(key, value)
+            else:
+                self._write(self._entry(key), value)
+            self._write(self._marks / _mark(key, value), b"")
+        except OSError as error:
+            self._say_once(f"{self._path}: compiled programs cannot be kept ({error.strerror or error})")
+
+    def _entry(self, key: str) -> Path:
+        return self._path / f"{key}-cache"
+
+    def _read(self, key: str) -> bytes | None:
+        """The bytes of an entry; links, pipes and devices are not read."""
+        flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        try:
+            with open(os.open(self._entry(key), flags), "rb") as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise IsADirectoryError(0, "is not a regular file")
+                return file.read()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._say_once(f"{self._entry(key)}: not read ({error.strerror or error}); its program is compiled again")
+            return None
+
+    def _write(self, path: Path, value: bytes) -> None:
+        """Whole or not at all. Not synced: after a loss of power the checksum tells what is missing."""
+        half = self._now / f"{secrets.token_hex(8)}.half"
+        try:
+            with open(half, "xb") as file:
+                file.write(value)
+            os.replace(half, path)
+        except BaseException:
+            half.unlink(missing_ok=True)
+            raise
+
+    def _marks_of(self, key: str) -> list[Path]:
+        begin = _hash(key.encode(), 10)
+        try:
+            return [self._marks / each.name for each in os.scandir(self._marks) if each.name.startswith(begin)]
+        except OSError:
+            return []
+
+    def _drop(self, key: str) -> None:
+        with contextlib.suppress(OSError):
+            for path in (self._entry(key), *self._marks_of(key)):
+                path.unlink(missing_ok=True)
+
+    def _clear_up(self) -> None:
+        """Removes what dead processes left, and the entries at whose loading they died."""
+        dropped = []
+        for path in self._now.iterdir():
+            with contextlib.suppress(OSError):
+                if path.suffix == ".half" and time.time() - path.stat().st_mtime > LEFT_OVER_SECONDS:
+                    path.unlink()
+                elif path.suffix == ".journal" and _is_file(path):
+                    fatal = _fatal_loads(path)
+                    for key in fatal or []:
+                        self._drop(key)
+                        dropped.append(key.rpartition("-")[0] or key)
+                    if fatal is not None:
+                        path.unlink()
+        if dropped:
+            names = ", ".join(sorted(set(dropped)))
+            self._say_once(f"{self._path}: a program died by a signal while it loaded {names} from here; compiled again")
+
+    def _say_once(self, line: str) -> None:
+        """One line for each kind of trouble, however many entries have it."""
+        kind = re.sub(r".*?: ", "", line, count=1)
+        if kind not in self._said:
+            self._said.add(kind)
+            _say(f"note: {line}")
+
+
+class _Journal:
+    """What a process is loading now, on disk and locked while it lives; where a fatal signal leaves its trace."""
+
+    def __init__(self, folder: Path):
+        self._path = folder / f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}.journal"
+        self._file: IO[bytes] | None = None
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        self._loading: dict[int, str] = {}  # thread -> key
+        self._watching = False
+
+    def begin(self, key: str) -> None:
+        """Before XLA gets an entry; what this thread loaded before is loaded by now, or JAX has given it up."""
+        self.end()
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            if self._file is None and not self._open():
+                return
+            self._loading[threading.get_ident()] = key
+            self._note(f"+{key}")
+            if not faulthandler.is_enabled():
+                faulthandler.enable(self._file)  # type: ignore[arg-type]
+                self._watching = True
+            elif not self._watching:
+                self._note("unwatched")  # the trace goes where the user wants it
+
+    def end(self) -> None:
+        """After it, in the same thread; does nothing if nothing was being loaded."""
+        if threading.get_ident() not in self._loading:
+            return
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            self._note(f"-{self._loading.pop(threading.get_ident())}")
+            if not self._loading and self._watching:
+                self._watching = False
+                faulthandler.disable()
+
+    def _heard(self, event: str, **_: Any) -> None:
+        if event == HIT:
+            self.end()
+
+    def _open(self) -> bool:
+        try:
+            import fcntl
+        except ImportError:
+            return False
+        self._file = open(self._path, "xb", buffering=0)  # noqa: SIM115  held until the process ends
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        atexit.register(self._close)
+        jax.monitoring.register_event_listener(self._heard)
+        return True
+
+    def _note(self, text: str) -> None:
+        if self._file is not None:
+            os.write(self._file.fileno(), f"{text}\n".encode())
+
+    def _close(self) -> None:
+        if os.getpid() != self._owner:  # a child of fork
+            return
+        if self._watching:
+            faulthandler.disable()
+            self._watching = False
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+
+def _fatal_loads(path: Path) -> list[str] | None:
+    """Keys that a dead process was loading when a signal ended it; None if the process lives, or nobody can tell.
+
+    Of one that was killed from outside there are none: that says nothing about the entry.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    with open(path, "rb+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return None
+        lines = file.read(2**20).decode(errors="replace").splitlines()
+    ended = {line[1:] for line in lines if line.startswith("-")}
+    begun = [line[1:] for line in lines if line.startswith("+")]
+    fatal = any(line.startswith("Fatal Python error") or line == "unwatched" for line in lines)
+    safe = [key for key in begun if re.fullmatch(r"[\w.<>=-]+", key)]  # a name in the folder, and no path out of it
+    return [key for key in safe if key not in ended] if fatal else []
+
+
+def _is_file(path: Path) -> bool:
+    """A file itself, not a link to one."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def _hash(content: bytes, size: int) -> str:
+    return hashlib.blake2b(content, digest_size=size).hexdigest()
+
+
+def _mark(key: str, value: bytes) -> str:
+    return f"{_hash(key.encode(), 10)}-{_hash(value, 16)}"
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        print(line, file=sys.stderr, flush=True)
