@@ -190,8 +190,8 @@ class CheckedCache:
                     if fatal is not None:
                         path.unlink()
         if dropped:
-            names = ", ".join(sorted(set(dropped)))
-            self._say_once(f"{self._path}: a program died by a signal while it loaded {names} from here; compiled again")
+            what = ", ".join(sorted(set(dropped)))
+            self._say_once(f"{self._path}: a program died by a signal while it loaded {what} from here; compiled again")
 
     def _say_once(self, line: str) -> None:
         """One line for each kind of trouble, however many entries have it."""
