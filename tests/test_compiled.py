@@ -263,7 +263,5 @@ def test_a_full_disk_costs_time_and_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(os, "replace", full)
     cache.put("jit_f-1", b"x" * 10)
     cache.put("jit_g-2", b"x" * 10)
-    assert (
-        capsys.readouterr().err == f"note: {tmp_path}: compiled programs cannot be kept (No space left on device)\n"
-    )
+    assert capsys.readouterr().err == f"note: {tmp_path}: compiled programs cannot be kept (No space left on device)\n"
     assert list((tmp_path / MARKS / NOW).iterdir()) == [] and cache.get("jit_f-1") is None
