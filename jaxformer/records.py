@@ -1,7 +1,8 @@
 """Run records: one JSON object per line, checked against a schema when written and when read.
 
 A run writes records; nothing is ever read back from a log. A record that lacks a field is refused, in one
-line that names the file, the line and the field, because a curve fitted through holes is worse than none.
+line that names the file, the line and the field, because a curve fitted through holes is worse than none. A line
+ends with a checksum of what stands before it, because a curve through a wrong digit is no better; older ones have none.
 
 >>> import tempfile, os
 >>> path = os.path.join(tempfile.mkdtemp(), "records.jsonl")
@@ -14,6 +15,8 @@ line that names the file, the line and the field, because a curve fitted through
 import json
 import math
 import os
+import re
+import zlib
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,6 +28,7 @@ SCHEMA: dict[str, frozenset[str]] = {
     "final": frozenset({"step", "tokens", "loss", "loss_stderr", "params", "params_non_embedding", "flops"}),
 }
 
+CHECKSUM = re.compile(r', "crc": "([0-9a-f]{8})"}')  # ends a line; of the line without it
 # How JSON, which has no such numbers, says them here.
 NOT_FINITE = {str(x): x for x in (math.nan, math.inf, -math.inf)}
 
@@ -54,7 +58,7 @@ def append(path: str | os.PathLike, record: dict[str, Any]) -> None:
     check(record, str(path))
     clean = {k: str(float(v)) if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
     try:
-        line = json.dumps(clean, allow_nan=False) + "\n"
+        line = _sealed(json.dumps(clean, allow_nan=False)) + "\n"
     except (TypeError, ValueError) as error:
         raise RecordError(f"{path}: {record['kind']} record cannot be written as JSON ({error})") from None
     with open(path, "ab+") as file:
@@ -78,8 +82,18 @@ def _mend_end(file: BinaryIO) -> None:
         file.write(b"\n")
 
 
+def _sealed(line: str) -> str:
+    """A JSON object with the checksum of its text as its last field, `crc`."""
+    return f'{line[:-1]}, "crc": "{zlib.crc32(line.encode()):08x}"}}'
+
+
 def _parse(line: str) -> dict[str, Any] | None:
-    """The record of a line, or None if it is no JSON object."""
+    """The record of a line; None if it is no JSON object, or not the one whose checksum it has."""
+    *_, sealed = None, *CHECKSUM.finditer(line)
+    if sealed is not None and not line[sealed.end() :].strip():
+        line = line[: sealed.start()] + "}"
+        if zlib.crc32(line.encode()) != int(sealed[1], 16):
+            return None
     try:
         record = json.loads(line)
     except json.JSONDecodeError:
@@ -92,8 +106,9 @@ def _parse(line: str) -> dict[str, Any] | None:
 def load(path: str | os.PathLike, kind: str | None = None) -> list[dict[str, Any]]:
     """All records of a file, or those of one kind, in the order written; "nan" and "inf" are numbers again.
 
-    A last line cut off by a kill is dropped; a broken line anywhere else is an error. Of records written twice
-    (a killed run repeats the steps after its last checkpoint) the later one stands, see `latest`.
+    A last line cut off by a kill is dropped; a broken line anywhere else is an error, and so is one that is not what
+    was written. Of records written twice (a killed run repeats the steps after its last checkpoint) the later one
+    stands, see `latest`.
 
     Raises:
       RecordError: a broken line or a record that does not fit the schema; FileNotFoundError: no such file.
@@ -105,6 +120,8 @@ def load(path: str | os.PathLike, kind: str | None = None) -> list[dict[str, Any
             continue
         record = _parse(line)
         if record is None:
+            if CHECKSUM.search(line):  # only a whole line ends so
+                raise RecordError(f"{path}:{number}: damaged; it is not what was written")
             if number == len(lines):  # no newline after it: the write was cut off
                 break
             raise RecordError(f"{path}:{number}: not a JSON object")
