@@ -261,6 +261,9 @@ class _Journal:
         if self._watching:
             faulthandler.disable()
             self._watching = False
+        if self._file is not None:
+            self._file.close()
+            self._file = None
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
 
