@@ -286,7 +286,7 @@ def _fatal_loads(path: Path) -> list[str] | None:
     ended = {line[1:] for line in lines if line.startswith("-")}
     begun = [line[1:] for line in lines if line.startswith("+")]
     fatal = any(line.startswith("Fatal Python error") or line == "unwatched" for line in lines)
-    safe = [key for key in begun if re.fullmatch(r"[\w.<>=-]+", key)]  # a name in the folder, and no path out of it
+    safe = [key for key in begun if not {"/", os.sep, "\0"} & set(key)]  # a name in the folder, and no path out of it
     return [key for key in safe if key not in ended] if fatal else []
 
 

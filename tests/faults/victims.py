@@ -190,7 +190,7 @@ def kept_or_made(folder: Path, say: Callable[[str], None]) -> Made:
     except (OSError, ValueError):
         about = {}
     if about.get("code") != code_hash():
-        if about or folder.is_dir() and not any(folder.iterdir()):
+        if about or (folder.is_dir() and not any(folder.iterdir())):
             shutil.rmtree(folder)
         folder.mkdir(parents=True)  # refuses a folder that holds something else
         made = make(folder, say)
