@@ -111,12 +111,13 @@ class CheckedCache:
         value = self._read(key)
         if value is None:
             return None
-        known = self._marks_of(key) if not _is_file(self._marks / _mark(key, value)) else None
-        if known or (known is not None and self._writable):  # where nothing can be written, no mark at all will do
-            if known:
+        if not _is_file(self._marks / _mark(key, value)):
+            if self._marks_of(key):
                 self._say_once(f"{self._path}: a compiled program was damaged and is compiled again")
-            self._drop(key)
-            return None
+                self._drop(key)
+                return None
+            if self._writable:  # of another program or an older version; where nothing can be written it will do
+                return None
         if self._inner.eviction_enabled:
             self._inner.get(key)  # notes the time of use
         if self._journal is not None:
@@ -128,10 +129,11 @@ class CheckedCache:
         try:
             if self._inner.eviction_enabled:
                 self._drop(key)  # JAX's does not write over another
+            self._write(self._marks / _mark(key, value), b"")  # first, so that nobody meets the entry without it
+            if self._inner.eviction_enabled:
                 self._inner.put(key, value)
             else:
                 self._write(self._entry(key), value)
-            self._write(self._marks / _mark(key, value), b"")
         except OSError as error:
             self._say_once(f"{self._path}: compiled programs cannot be kept ({error.strerror or error})")
 

@@ -67,7 +67,7 @@ MORE_LINES = {
     "jaxformer/config.py": 620,  # one table of every field with its checks; cut apart it would be read side by side
     "jaxformer/fields.py": 330,  # what a value of each type may be, as a value and as text
     "jaxformer/training/step.py": 320,  # the step and what compiles it
-    "jaxformer/compiled.py": 310,  # the checked cache and the journal of what is being loaded
+    "jaxformer/compiled.py": 320,  # the checked cache and the journal of what is being loaded
     "jaxformer/functional/block.py": 320,  # one block and the stack of them
 }
 CONFIG_LINES, PROGRAM_LINES = 60, 220
