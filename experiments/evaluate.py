@@ -5,7 +5,7 @@ python -m experiments.evaluate --workdir=runs/gpt_tiny
 
 import json
 
-from jaxformer.command_line import parser, path_text
+from jaxformer.command_line import add_verify, parser, path_text
 from jaxformer.process import program
 
 
@@ -14,13 +14,16 @@ def main() -> None:
     arguments = parser(__doc__, "evaluate")
     arguments.add_argument("--workdir", required=True, type=path_text, help="directory of the run")
     arguments.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    arguments.add_argument("--cache-dir", type=path_text, metavar="DIR", help="of kept corpora (default: your own)")
+    add_verify(arguments)
     options = arguments.parse_args()
     from jaxformer.main import evaluate
 
+    settings = {"cache_dir": options.cache_dir, "verify": options.verify}
     if options.json:
-        print(json.dumps(evaluate(options.workdir, log=lambda _: None)))
+        print(json.dumps(evaluate(options.workdir, **settings, log=lambda _: None)))
     else:
-        evaluate(options.workdir)
+        evaluate(options.workdir, **settings)
 
 
 if __name__ == "__main__":

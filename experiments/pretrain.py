@@ -8,7 +8,7 @@ The same command goes on with a run that was stopped or killed.
 
 import signal
 
-from jaxformer.command_line import parse_config, parser
+from jaxformer.command_line import add_verify, parse_config, parser
 from jaxformer.process import program
 
 
@@ -17,6 +17,7 @@ def main() -> int:
     several processes also 124 (got nowhere for too long), and that of an abort where another one died."""
     arguments = parser(__doc__, "pretrain")
     arguments.add_argument("--newest-step", action="store_true", help="print the newest checkpoint's step, or 0, alone")
+    add_verify(arguments)
     parsed = parse_config(arguments)
     if parsed.options.newest_step:  # what the scripts of launch/ judge progress by
         from jaxformer.training.checkpoint_layout import list_steps

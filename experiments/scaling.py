@@ -10,7 +10,7 @@ Fit and report need the directory's manifest.json and records.jsonl alone.
 
 from pathlib import Path
 
-from jaxformer.command_line import Parsed, finite, integer, parse_config, parser
+from jaxformer.command_line import Parsed, add_verify, finite, integer, parse_config, parser
 from jaxformer.config import Config, ConfigError, from_mapping
 from jaxformer.process import a_device_for_each_core, program
 from jaxformer.scaling import bootstrap, plotting
@@ -34,6 +34,7 @@ def main() -> int:
         "--holdout", type=integer(0), default=1, metavar="K", help="largest budgets to predict (default 1)"
     )
     arguments.add_argument("--delta", type=finite, default=1e-3, help="of Huber's function (default 0.001)")
+    add_verify(arguments)
     parsed = parse_config(arguments, cls=StudyConfig)
     options, stage = parsed.options, parsed.options.stage
     # What the last stages need is asked for before the first one takes hours.
@@ -48,7 +49,7 @@ def main() -> int:
 
         a_device_for_each_core()
         assert isinstance(parsed.config, StudyConfig)
-        opened = study.open_study(parsed.config)
+        opened = study.open_study(parsed.config, verify=options.verify)
         check_memory(opened.config)
         if stage == "plan":
             study.print_plan(opened)

@@ -178,6 +178,15 @@ def file_path(text: str) -> Path:
     return Path(path_text(text))
 
 
+def add_verify(arguments: argparse.ArgumentParser) -> None:
+    """Gives a program that opens a corpus the flag --verify."""
+    arguments.add_argument(
+        "--verify",
+        action="store_true",
+        help="hash the text again, even if no file looks changed, and check every block of the kept corpus",
+    )
+
+
 def parse_config(parser: Parser, argv: Sequence[str] | None = None, cls: type[Config] = Config) -> Parsed:
     """Reads the config file and the overrides of a command line into a `cls`.
 

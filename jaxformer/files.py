@@ -77,6 +77,37 @@ def open_to_append(path: str | os.PathLike) -> BinaryIO:
     return os.fdopen(handle, "ab+")
 
 
+def open_to_read(path: str | os.PathLike, *, follow: bool = False) -> BinaryIO:
+    """Opens a regular file for reading; never waits, as opening a pipe would.
+
+    Args:
+      path: the file.
+      follow: a symbolic link is followed (for files that the user names); otherwise it is refused.
+
+    Raises:
+      OSError: it is not there, a folder, a pipe, a device or (without `follow`) a link.
+    """
+    path = Path(path)
+    if not follow and path.is_symlink():
+        raise OSError(errno.ELOOP, "is a symbolic link, which is not followed", str(path))
+    no_follow = 0 if follow else getattr(os, "O_NOFOLLOW", 0)
+    flags = os.O_RDONLY | no_follow | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    handle = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def read_bytes(path: str | os.PathLike, most: int, *, follow: bool = False) -> bytes:
+    """The content of a regular file of at most `most` bytes. Raises OSError as `open_to_read`, or if it is longer."""
+    with open_to_read(path, follow=follow) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"is longer than {most} bytes", str(path))
+    return content
+
+
 def remove_folder(path: str | os.PathLike, inside: str | os.PathLike) -> None:
     """Removes a folder and all in it; links in it are removed, not followed.
 

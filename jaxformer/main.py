@@ -21,6 +21,7 @@ from jaxformer.config import Config, ConfigError, MeshConfig, to_dict
 from jaxformer.data import excerpt, languages
 from jaxformer.data.batches import Batches, eval_batches
 from jaxformer.data.corpus import Corpus, Split, open_corpus
+from jaxformer.data.progress import say
 from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.modules import make_model
 from jaxformer.process import ProgramError, keep_compiled_programs
@@ -66,7 +67,8 @@ def pretrain(parsed: Parsed) -> loop.Result:
     chief = jax.process_index() == 0
     log = print if chief else lambda _: None
     # What one process finds wrong ends all of them here, before the others wait for it in a step.
-    ready = agreement.agree(lambda: _prepare(parsed.config, chief), "its text")
+    verify = getattr(parsed.options, "verify", False)
+    ready = agreement.agree(lambda: _prepare(parsed.config, chief, verify), "its text")
     config, corpus, mesh, model, batches, held_out = ready
     agreement.same(manifest.identity(config, corpus.fingerprint), "its config and text")
     floor = languages.floor(config.data, config.model.context_length)
@@ -75,7 +77,10 @@ def pretrain(parsed: Parsed) -> loop.Result:
     def write() -> None:
         if chief:
             manifest.write_or_check(about, config)
-            corpus.tokenizer.save(config.workdir)
+            try:
+                corpus.tokenizer.save(config.workdir)
+            except OSError as error:
+                raise ConfigError(f"config.workdir: {config.workdir}: tokenizer.json: {error.strerror}") from None
 
     agreement.agree(write, "the manifest")
     agreement.agree(lambda: manifest.check_shared(config), "the manifest")
@@ -112,7 +117,9 @@ def pretrain(parsed: Parsed) -> loop.Result:
     return result
 
 
-def _prepare(config: Config, chief: bool) -> tuple[Config, Corpus, Mesh, Model, Batches, Sequence[Batch]]:
+def _prepare(
+    config: Config, chief: bool, verify: bool = False
+) -> tuple[Config, Corpus, Mesh, Model, Batches, Sequence[Batch]]:
     """Opens everything that a run needs and can be refused for; writes nothing but the corpus."""
     mesh = make_mesh(config.mesh)
     check_here(config.model)
@@ -120,7 +127,7 @@ def _prepare(config: Config, chief: bool) -> tuple[Config, Corpus, Mesh, Model, 
     check_context(config.model.context_length, mesh)
     check_mesh(config.model, mesh)
     manifest.check_workdir(config)
-    corpus = open_corpus(config.data, progress=chief)
+    corpus = open_corpus(config.data, progress=chief, verify=verify)
     config = fit_vocabulary(config, corpus.tokenizer)
     model = make_model(config.model, config.loss)
     memory.check_training(config, model.specs, mesh)  # refuses what does not divide as well
@@ -170,8 +177,14 @@ def open_run(workdir: str | Path) -> Run:
     return Run(config, params, tokenizer, step)
 
 
-def evaluate(workdir: str | Path, *, log=print) -> dict[str, float]:
+def evaluate(workdir: str | Path, *, cache_dir: str | None = None, verify: bool = False, log=print) -> dict[str, float]:
     """Evaluates the newest sound checkpoint of a run on its whole held-out split, on the run's mesh or one device.
+
+    Args:
+      workdir: of the run.
+      cache_dir: where corpora are kept; None: this user's cache folder, whatever the run's own was.
+      verify: hash the text again and compare all that is kept of it, see `open_corpus`.
+      log: takes the lines.
 
     Raises:
       ConfigError: there is no run, or its text has changed since; CheckpointError: no sound checkpoint.
@@ -179,8 +192,14 @@ def evaluate(workdir: str | Path, *, log=print) -> dict[str, float]:
     config = manifest.read_config(workdir)
     if config.compilation_cache:
         keep_compiled_programs()
-    corpus = open_corpus(config.data)
-    stored = manifest.read(workdir)["data_fingerprint"]
+    about = manifest.read(workdir)
+    own = about["config"]["data"].get("cache_dir")
+    if own is not None and cache_dir is None:
+        say(
+            f"note: this run kept its corpus in {own!r}; a run does not choose where others keep theirs, --cache-dir does"
+        )
+    corpus = open_corpus(replace(config.data, cache_dir=cache_dir), verify=verify)
+    stored = about["data_fingerprint"]
     if corpus.fingerprint != stored:
         raise ConfigError(f"workdir {workdir}: was trained on other text (corpus {stored}, now {corpus.fingerprint})")
     mesh = make_mesh(MeshConfig(1), jax.devices()[:1])

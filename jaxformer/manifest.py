@@ -13,12 +13,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from jaxformer.config import Config, ConfigError, diff, from_mapping, to_dict
+from jaxformer.config import Config, ConfigError, DistributedConfig, diff, from_mapping, to_dict
 
 FILE_NAME = "manifest.json"
 # May change between two starts of one run: they decide where and how it runs, not what it computes.
@@ -73,8 +74,16 @@ def read(workdir: str | Path) -> dict[str, Any]:
 
 
 def read_config(workdir: str | Path) -> Config:
-    """The config of the run in `workdir`. Raises ConfigError as `read`."""
-    return from_mapping(read(workdir)["config"])
+    """The config of the run in `workdir`, which may come from elsewhere: where this machine writes, and whom it talks
+    to, is not taken from it. Raises ConfigError as `read`."""
+    config: Config = from_mapping(read(workdir)["config"])
+    return replace(
+        config,
+        workdir=str(workdir),
+        data=replace(config.data, cache_dir=None),
+        distributed=DistributedConfig(),
+        tensorboard=False,
+    )
 
 
 def check_workdir(config: Config, free: Sequence[str] = ()) -> None:

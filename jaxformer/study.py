@@ -58,8 +58,8 @@ class Study(NamedTuple):
     available: int
 
 
-def open_study(config: StudyConfig) -> Study:
-    """Opens the text and looks whether the ladder fits it.
+def open_study(config: StudyConfig, *, verify: bool = False) -> Study:
+    """Opens the text and looks whether the ladder fits it; `verify` as of `open_corpus`.
 
     Raises:
       ConfigError: any fault of text, ladder or working directory; nothing has been compiled or written.
@@ -74,7 +74,7 @@ def open_study(config: StudyConfig) -> Study:
         print(f"note: under optimizer.schedule={config.optimizer.schedule} every run starts anew; wsd shares trunks")
     check_here(config.model)
     manifest.check_workdir(config, free=MAY_CHANGE)
-    corpus = open_corpus(config.data)
+    corpus = open_corpus(config.data, verify=verify)
     config = fit_vocabulary(config, corpus.tokenizer)
     epoch = _batches(config, corpus).tokens_per_epoch
     ladder.planned(config, {}, epoch)

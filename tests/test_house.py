@@ -66,6 +66,7 @@ LINES = 300  # ceiling of a file
 MORE_LINES = {
     "jaxformer/config.py": 620,  # one table of every field with its checks; cut apart it would be read side by side
     "jaxformer/fields.py": 330,  # what a value of each type may be, as a value and as text
+    "jaxformer/main.py": 330,  # from config to run, and evaluation, with what both print
     "jaxformer/training/step.py": 320,  # the step and what compiles it
     "jaxformer/compiled.py": 320,  # the checked cache and the journal of what is being loaded
     "jaxformer/functional/block.py": 320,  # one block and the stack of them

@@ -16,6 +16,7 @@ Each document is the tokenizer's separator followed by the document's tokens; th
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -25,8 +26,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxformer import files
 from jaxformer.config import ConfigError, DataConfig
-from jaxformer.data import cache, ingest, languages, sources, tokenizers
+from jaxformer.data import blocks, cache, contents, description, ingest, languages, sources, tokenizers
 from jaxformer.data.progress import bars, say
 from jaxformer.data.tokenizers import Tokenizer
 
@@ -42,7 +44,7 @@ class Split:
     """The tokens of one split.
 
     Attributes:
-      tokens: [n] uint16 or uint32 memory map.
+      tokens: [n] uint16 or uint32 memory map; of more than blocks.AT_ONCE bytes a blocks.CheckedArray.
       starts: [d] int64 memory map, index of each document's separator in `tokens`; starts[0] is 0.
       num_bytes: UTF-8 bytes of the documents (separators stand for none).
       num_unknown: tokens that are [UNK]: characters that a "chars" vocabulary lacks.
@@ -51,7 +53,7 @@ class Split:
       num_skipped: lines and examples that cannot be read as text and are left out (data.on_error=skip).
     """
 
-    tokens: np.ndarray
+    tokens: np.ndarray | blocks.CheckedArray
     starts: np.ndarray
     num_bytes: int
     num_unknown: int
@@ -101,44 +103,54 @@ class Corpus:
         ]
 
 
-def open_corpus(data: DataConfig, *, progress: bool = True) -> Corpus:
+def open_corpus(data: DataConfig, *, progress: bool = True, verify: bool = False) -> Corpus:
     """The corpus of a configuration: from the cache, or tokenised now and kept there.
+
+    Nothing in the cache is believed: `description` says what is compared with what. A corpus that is damaged is made
+    again, and one line on standard error says so.
 
     Args:
       data: source, tokenizer and cache folder.
       progress: show on standard error what is done, if anything needs to be done.
+      verify: hash the text again, whatever its times of change say, and compare all that is kept with its checksums
+        and the fingerprint.
 
     Raises:
-      ConfigError: any fault of the text, the tokenizer or the cache folder; one line.
+      ConfigError: any fault of the text, the tokenizer or the cache folder; text that changes while it is read; one
+        line. Also raised by a split of more than blocks.AT_ONCE bytes when damage is found as it is used.
     """
     root = Path(data.cache_dir).expanduser() if data.cache_dir is not None else cache.default_root()
+    given = Tokenizer.load(data.tokenizer_file) if data.tokenizer_file is not None else None
     inputs = sources.inputs(data)
-    settings = _settings(data)
-    looks = [[str(each.path.absolute()), each.label, *_stat(each.path)] for each in inputs]
-    index = root / "index" / f"{_digest(settings, looks)}.json"
-    key = _remembered(index) or _digest(settings, [[each.label, _content(each.path)] for each in inputs])
+    settings = _settings(data, given)
+    looks = [contents.look(each.path) for each in inputs]
+    places = [[str(each.path.absolute()), each.label, *look] for each, look in zip(inputs, looks, strict=True)]
+    seen = _digest(settings, places)
+
+    def opened(folder: Path) -> Corpus:
+        return _opened(folder, settings, verify)
+
+    key = None if verify else _remembered(root, seen)
+    if key is not None and cache.made_here(root / key, root):
+        with contextlib.suppress(cache.DamagedError):
+            return opened(root / key)
+    hashed = contents.Contents(inputs)
+    if hashed.looks != looks:
+        raise ConfigError("config.data: the text changed while it was read; start again when nobody writes to it")
+    key = _digest(settings, hashed.hashes)
+
+    def build(folder: Path) -> None:
+        about = ingest.build(data, folder, bar, hashed, given)
+        description.write(folder, {"key": key, "settings": settings, **about})
+
     with bars(progress) as bar:
-        directory = cache.kept(
-            root,
-            key,
-            build=lambda folder: ingest.build(data, folder, bar),
-            sound=lambda folder: _meta(folder) is not None,
-            waiting=lambda: say("another process is tokenising this corpus; waiting for it") if progress else None,
-        )
-    _remember(index, key)
-    meta = _meta(directory)
-    if meta is None:
-        raise ConfigError(f"config.data.cache_dir: {directory} was removed while it was opened; start again")
-    return Corpus(
-        train=_split(directory, "train", meta),
-        validation=_split(directory, "validation", meta),
-        tokenizer=Tokenizer.load(directory),
-        fingerprint=meta["fingerprint"],
-        directory=directory,
-    )
+        waiting = "another process is tokenising this corpus; waiting for it"
+        made = cache.kept(root, key, build, opened, waiting=lambda: say(waiting) if progress else None)
+    _remember(root, seen, key)
+    return made
 
 
-def _settings(data: DataConfig) -> dict[str, Any]:
+def _settings(data: DataConfig, given: Tokenizer | None) -> dict[str, Any]:
     """What the corpus depends on besides the content of its inputs."""
     settings = {name: getattr(data, name) for name in _TEXT_FIELDS} | {"format": ingest.FORMAT}
     if data.on_error != "stop":  # a corpus in which nothing had to be left out keeps the key it always had
@@ -146,8 +158,8 @@ def _settings(data: DataConfig) -> dict[str, Any]:
     if data.source in languages.SOURCES:
         fields = [field.name for field in dataclasses.fields(data) if field.name.startswith("language_")]
         return settings | {name: getattr(data, name) for name in fields}
-    if data.tokenizer_file is not None:
-        return settings | {"tokenizer": Tokenizer.load(data.tokenizer_file).fingerprint}
+    if given is not None:
+        return settings | {"tokenizer": given.fingerprint}
     if data.tokenizer == "bpe":
         tokenizers.check_vocab_size(data.tokenizer_vocab)
         return settings | {"tokenizer": "bpe", "vocab": data.tokenizer_vocab}
@@ -158,58 +170,62 @@ def _digest(*values: Any) -> str:
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
 
 
-def _stat(path: Path) -> tuple[int, int]:
-    stat = path.stat()
-    return stat.st_size, stat.st_mtime_ns
+def _opened(folder: Path, settings: dict[str, Any], verify: bool) -> Corpus:
+    """A kept corpus; raises cache.DamagedError if it is not what was written under this name."""
+    if os.path.lexists(folder / cache.DAMAGED):
+        raise cache.DamagedError("was found damaged when it was last used")
+    about = description.read(folder)
+    if (about.get("key"), about.get("settings")) != (folder.name, settings):
+        raise cache.DamagedError("holds another corpus")
+    tokenizer = description.read_tokenizer(folder, about)
+    at_once = float("inf") if verify else blocks.AT_ONCE
+    splits = {}
+    for split in sources.SPLITS:
+        tokens, starts = description.read_split(folder, split, about, tokenizer, at_once)
+        if isinstance(tokens, blocks.CheckedArray):
+            tokens.failed = functools.partial(_damaged_in_use, folder)
+        known = about[split]
+        splits[split] = Split(
+            tokens, starts, known["num_bytes"], known["num_unknown"], known["compressed"], known["num_skipped"]
+        )
+    if verify and about["fingerprint"] != _fingerprint(tokenizer, splits):
+        raise cache.DamagedError("does not have the fingerprint that it had")
+    return Corpus(splits["train"], splits["validation"], tokenizer, about["fingerprint"], folder)
 
 
-def _content(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise ConfigError(f"config.data: {path}: {error.strerror}") from None
+def _fingerprint(tokenizer: Tokenizer, splits: dict[sources.SplitName, Split]) -> str:
+    """What `ingest.build` says of the same tokens."""
+    digest = hashlib.sha256(tokenizer.fingerprint.encode())
+    for split in sources.SPLITS:
+        digest.update(np.asarray(splits[split].tokens).data)
+    return digest.hexdigest()[:16]
 
 
-def _remembered(index: Path) -> str | None:
-    """The key found for the same names, sizes and times of change before, so that contents are read only once."""
-    try:
-        return str(json.loads(index.read_text())["key"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _remember(index: Path, key: str) -> None:
-    if _remembered(index) == key:
-        return
-    half = index.with_suffix(f".{os.getpid()}")
-    with contextlib.suppress(OSError):  # only saves time: a cache that can no longer be written is no error
-        index.parent.mkdir(parents=True, exist_ok=True)
-        half.write_text(json.dumps({"key": key}))
-        half.replace(index)
-
-
-def _meta(directory: Path) -> dict[str, Any] | None:
-    """The description of a kept corpus; None if it is not there or its files are not as long as it says."""
-    try:
-        meta = json.loads((directory / ingest.META).read_text())
-        sizes = {directory / tokenizers.FILE_NAME: None}
-        for split in sources.SPLITS:
-            sizes[directory / f"{split}.tokens"] = meta[split]["num_tokens"] * np.dtype(meta["dtype"]).itemsize
-            sizes[directory / f"{split}.starts"] = meta[split]["num_documents"] * 8
-        whole = all(size in (None, path.stat().st_size) for path, size in sizes.items() if path.stat())
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return meta if whole else None
-
-
-def _split(directory: Path, split: sources.SplitName, meta: dict[str, Any]) -> Split:
-    about = meta[split]
-    return Split(
-        tokens=np.memmap(directory / f"{split}.tokens", meta["dtype"], "r"),
-        starts=np.memmap(directory / f"{split}.starts", "<i8", "r"),
-        num_bytes=about["num_bytes"],
-        num_unknown=about["num_unknown"],
-        compressed=about["compressed"],
-        num_skipped=about.get("num_skipped", 0),
+def _damaged_in_use(folder: Path, problem: str) -> ConfigError:
+    noted = cache.mark_damaged(folder, folder.parent)
+    do = "start again: it is tokenised anew" if noted else "remove this folder and start again: it is tokenised anew"
+    return ConfigError(
+        f"config.data.cache_dir: {folder}: {problem}; {do}, and a run goes on from its newest checkpoint"
     )
+
+
+def _remembered(root: Path, seen: str) -> str | None:
+    """The key found for the same names, sizes and times of change before, so that contents are read only once.
+
+    Only a hint: what is found under that key says itself what it is.
+    """
+    folder = root / "index"
+    entry = None if folder.is_symlink() else description.read_sealed(folder / f"{seen}.json", 1 << 16)
+    if entry is None or entry.get("seen") != seen or not cache.is_key(entry.get("key")):
+        return None
+    return entry["key"]
+
+
+def _remember(root: Path, seen: str, key: str) -> None:
+    if _remembered(root, seen) == key:
+        return
+    with contextlib.suppress(OSError):  # only saves time: a cache that can no longer be written is no error
+        (root / "index").mkdir(parents=True, exist_ok=True)
+        if not (root / "index").is_symlink():
+            entry = description.seal({"seen": seen, "key": key})
+            files.write_atomically(root / "index" / f"{seen}.json", entry)

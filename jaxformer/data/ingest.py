@@ -1,26 +1,27 @@
 """Tokenises both splits of a corpus into a folder, in one pass over text of any length, with bounded memory."""
 
+import functools
 import hashlib
 import itertools
-import json
 import lzma
 import re
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxformer.config import ConfigError, DataConfig
-from jaxformer.data import languages, sources, tokenizers
+from jaxformer.data import description, languages, sources, tokenizers
+from jaxformer.data.blocks import BlockWriter
+from jaxformer.data.contents import Contents
 from jaxformer.data.faults import Faults
 from jaxformer.data.progress import Advance, Bar, say
 from jaxformer.data.tokenizers import Tokenizer
 
-FORMAT = 1  # raised whenever the same text and settings would give other files
-META = "meta.json"
+FORMAT = 2  # raised whenever the same text and settings would give other files
 SAMPLE_BYTES = 30_000_000  # of the training text, evenly spread, that a BPE is trained on
 COMPRESS_BYTES = 32_000_000  # held-out text above this is not compressed for comparison: xz -9 does 2 MB/s
 PIECE = 1 << 16  # characters the tokenizer is given at once: one long document also keeps all cores busy
@@ -28,39 +29,46 @@ BATCH = 1 << 20  # characters of one call; while it runs each token takes some h
 _LINE_END = re.compile(r"(?<=\S)(?=[\r\n])")
 
 
-def build(data: DataConfig, folder: Path, bar: Bar) -> None:
-    """Writes tokenizer.json, the tokens and document starts of both splits, and meta.json into a folder.
+def build(
+    data: DataConfig, folder: Path, bar: Bar, contents: Contents, given: Tokenizer | None = None
+) -> dict[str, Any]:
+    """Writes tokenizer.json and the tokens and document starts of both splits into a folder.
 
     Args:
       data: source and tokenizer.
-      folder: exists, empty.
+      folder: exists; holds none of these.
       bar: shows progress.
+      contents: what every file must hold, each time it is read.
+      given: the tokenizer of data.tokenizer_file.
+
+    Returns:
+      What meta.json says of them.
 
     Raises:
-      ConfigError: any fault of the text; OSError: the folder cannot be written.
+      ConfigError: any fault of the text, a change while it was read; OSError: the folder cannot be written.
     """
+    documents = functools.partial(sources.documents, data, open_file=contents.open)
     sizes = {}
     faults = {split: Faults(data.on_error) for split in sources.SPLITS}
     for split in sources.SPLITS:
         advance = bar(f"reading the {split} text", None)
-        sizes[split] = sum(_sizes(sources.documents(data, split, faults[split]), advance))
+        sizes[split] = sum(_sizes(documents(split, faults[split]), advance))
         if faults[split].count:
             say(f"{faults[split].count} of the {split} text left out that cannot be read; first: {faults[split].first}")
-    tokenizer = _tokenizer(data, sizes["train"], bar)
-    tokenizer.save(folder)
+    tokenizer = given if given is not None else _tokenizer(data, lambda: documents("train"), sizes["train"], bar)
+    saved = tokenizer.save(folder)
     dtype = "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
     digest = hashlib.sha256(tokenizer.fingerprint.encode())
-    meta: dict[str, Any] = {"dtype": dtype}
+    about: dict[str, Any] = {"dtype": dtype, "tokenizer": description.checksum(saved.read_bytes())}
     for split in sources.SPLITS:
         advance = bar(f"tokenising the {split} text", sizes[split])
-        texts = sources.documents(data, split)
         compressors = _compressors() if split == "validation" and sizes[split] <= COMPRESS_BYTES else []
-        meta[split] = _write(texts, tokenizer, folder / split, dtype, digest, compressors, advance)
-        meta[split]["num_skipped"] = faults[split].count
-        if not meta[split]["num_documents"]:
+        about[split] = _write(documents(split), tokenizer, folder / split, dtype, digest, compressors, advance)
+        about[split]["num_skipped"] = faults[split].count
+        if not about[split]["num_documents"]:
             raise ConfigError(f"config.data: the {split} text is empty (data.max_train_bytes {data.max_train_bytes})")
-    meta["fingerprint"] = digest.hexdigest()[:16]
-    (folder / META).write_text(json.dumps(meta, indent=1))
+    contents.confirm(sources.inputs(data), hash_again=data.source == "tfds")  # which TFDS reads by itself
+    return about | {"fingerprint": digest.hexdigest()[:16]}
 
 
 def pieces(text: str) -> Iterator[str]:
@@ -95,12 +103,10 @@ def spread(texts: Iterable[str], total: int, wanted: int) -> Iterator[str]:
         seen += size
 
 
-def _tokenizer(data: DataConfig, train_bytes: int, bar: Bar) -> Tokenizer:
-    if data.tokenizer_file is not None:
-        return Tokenizer.load(data.tokenizer_file)
+def _tokenizer(data: DataConfig, texts_again: Callable[[], Iterator[str]], train_bytes: int, bar: Bar) -> Tokenizer:
     if data.source in languages.SOURCES:  # also a symbol that the sample lacks has its token
         return tokenizers.train("chars", [languages.alphabet(data.language_symbols)], None)
-    texts = itertools.chain.from_iterable(map(pieces, sources.documents(data, "train")))
+    texts = itertools.chain.from_iterable(map(pieces, texts_again()))
     wanted = train_bytes if data.tokenizer == "chars" else min(train_bytes, SAMPLE_BYTES)
     advance = bar(f"making the {data.tokenizer} tokenizer", wanted)
     return tokenizers.train(data.tokenizer, _watched(spread(texts, train_bytes, wanted), advance), data.tokenizer_vocab)
@@ -147,7 +153,7 @@ def _write(
     starts = array("q")
     num_tokens = num_bytes = num_unknown = 0
     separator = np.array([tokenizer.separator_id], dtype)
-    with path.with_suffix(".tokens").open("wb") as file:
+    with BlockWriter(path.with_suffix(".tokens")) as tokens_file:
         for batch in _batches(texts):
             parts = []
             for (opens, piece), ids in zip(batch, tokenizer.encode_batch([piece for _, piece in batch]), strict=True):
@@ -165,15 +171,17 @@ def _write(
                 advance(len(encoded))
             tokens = np.concatenate(parts).tobytes()
             digest.update(tokens)
-            file.write(tokens)
-    with path.with_suffix(".starts").open("wb") as file:
-        file.write(np.asarray(starts, "<i8").tobytes())
+            tokens_file.write(tokens)
+    with BlockWriter(path.with_suffix(".starts")) as starts_file:
+        starts_file.write(np.asarray(starts, "<i8").tobytes())
     return {
         "num_tokens": num_tokens,
         "num_documents": len(starts),
         "num_bytes": num_bytes,
         "num_unknown": num_unknown,
         "compressed": {compressor.name: compressor.finish() for compressor in compressors},
+        "token_sums": tokens_file.sums,
+        "start_sums": starts_file.sums,
     }
 
 

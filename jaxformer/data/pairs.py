@@ -13,6 +13,7 @@ Source: Devlin et al. 2019, section 3.1, task 2. Spans are stretches of tokens, 
 import numpy as np
 
 from jaxformer.config import ConfigError
+from jaxformer.data.blocks import indexable
 from jaxformer.data.corpus import Split
 from jaxformer.data.objectives import WORDS_PER_TOKEN, HostBatch, Masking, corrupt
 from jaxformer.data.shuffle import below, fractions, keys, noise
@@ -63,7 +64,7 @@ class PairRows:
         self._room = length - _OVERHEAD
         if self._room < 2:
             raise ConfigError(f"config.model.context_length: {length}; data.pairs needs at least {_OVERHEAD + 2}")
-        self._tokens = np.asarray(split.tokens)
+        self._tokens = indexable(split.tokens)
         begin = np.asarray(split.starts) + 1
         sizes = np.append(begin[1:] - 1, len(self._tokens)) - begin
         begin, sizes = begin[sizes >= 2], sizes[sizes >= 2]

@@ -31,7 +31,12 @@ _STDLIB_EXCLUDED = frozenset(
 _HELD_OUT_MODULUS, _HELD_OUT_RESIDUE = 20, 13
 
 
-def documents(data: DataConfig, split: SplitName, faults: Faults | None = None) -> Iterator[str]:
+def documents(
+    data: DataConfig,
+    split: SplitName,
+    faults: Faults | None = None,
+    open_file: text_files.OpenFile = text_files.open_file,
+) -> Iterator[str]:
     """The documents of a split, one text at a time, always in the same order.
 
     Files and datasets are looked for at once, read as the iterator advances.
@@ -40,6 +45,7 @@ def documents(data: DataConfig, split: SplitName, faults: Faults | None = None) 
       data: the source and its settings. The held-out part is chosen before `max_train_bytes` cuts the training text.
       split: "train" or "validation"; no document, and no part of one, is in both.
       faults: meets the lines and examples of this split that are no text, as they are read; None: one of its own.
+      open_file: opens the files (not a dataset's), for reading their bytes.
 
     Returns:
       Iterator over non-blank texts.
@@ -49,9 +55,9 @@ def documents(data: DataConfig, split: SplitName, faults: Faults | None = None) 
     """
     faults = Faults(data.on_error) if faults is None else faults
     if data.source == "stdlib":
-        texts = _stdlib_texts(split)
+        texts = _stdlib_texts(split, open_file)
     elif data.source == "files":
-        texts = _file_texts(data, split, faults)
+        texts = _file_texts(data, split, faults, open_file)
     elif data.source in languages.SOURCES:
         texts = languages.documents(data, split)
     else:
@@ -114,11 +120,12 @@ def _stdlib_root() -> Path:
     return Path(sysconfig.get_path("stdlib"))
 
 
-def _stdlib_texts(split: SplitName) -> Iterator[str]:
+def _stdlib_texts(split: SplitName, open_file: text_files.OpenFile) -> Iterator[str]:
     root = _stdlib_root()
     for name in stdlib_files(split):
         try:
-            text = (root / name).read_bytes().decode()
+            with open_file(root / name) as file:
+                text = file.read().decode()
         except (UnicodeDecodeError, OSError):  # an interpreter's file is not the user's mistake
             continue
         if text and not text.isspace():
@@ -136,14 +143,15 @@ def _files(data: DataConfig) -> tuple[list[Path], list[Path]]:
     return train, validation
 
 
-def _file_texts(data: DataConfig, split: SplitName, faults: Faults) -> Iterator[str]:
+def _file_texts(data: DataConfig, split: SplitName, faults: Faults, open_file: text_files.OpenFile) -> Iterator[str]:
     train, validation = _files(data)
 
     def read(files: list[Path], field: str, faults: Faults) -> Iterator[str]:
         for path in files:
             yield from text_files.documents(
-                path, separator=data.separator, text_field=data.text_field, field=field, faults=faults
-            )
+                path, separator=data.separator, text_field=data.text_field, field=field, faults=faults,
+                open_file=open_file,
+            )  # fmt: skip
 
     if validation:
         of_split = (train, "data.files") if split == "train" else (validation, "data.validation_files")

@@ -15,7 +15,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 from jaxformer.config import ConfigError
 from jaxformer.data.faults import Faults
@@ -27,6 +27,13 @@ LINE_BYTES = 1 << 29  # longest line of a .jsonl file; reading one takes about f
 # Numbers are not looked at, and float, unlike int, takes any number of digits.
 _JSON = json.JSONDecoder(parse_int=float)
 _KINDS = {float: "number", bool: "boolean", type(None): "null", str: "string", list: "list", dict: "dict"}
+
+OpenFile = Callable[[Path], BinaryIO]
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Opens a file for reading its bytes. Raises OSError."""
+    return open(path, "rb")
 
 
 def find(patterns: tuple[str, ...], field: str) -> list[Path]:
@@ -71,7 +78,13 @@ def kind(path: Path) -> str:
 
 
 def documents(
-    path: Path, *, separator: str | None, text_field: str, field: str, faults: Faults | None = None
+    path: Path,
+    *,
+    separator: str | None,
+    text_field: str,
+    field: str,
+    faults: Faults | None = None,
+    open_file: OpenFile = open_file,
 ) -> Iterator[str]:
     """The documents of one file, in order; blank ones are left out.
 
@@ -81,6 +94,7 @@ def documents(
       text_field: field of a .jsonl line that holds the text.
       field: config field to blame in an error.
       faults: meets the lines of a .jsonl file that cannot be read as text; None: the first ends the reading.
+      open_file: opens the file, still compressed.
 
     Raises:
       ConfigError: unreadable, broken compression, not UTF-8 (says the byte), or no text at all; where `faults` says so
@@ -89,9 +103,9 @@ def documents(
     faults = Faults("stop") if faults is None else faults
     before = faults.count
     if kind(path) == ".jsonl":
-        texts = _json_lines(path, text_field, field, faults)
+        texts = _json_lines(path, text_field, field, faults, open_file)
     else:
-        blocks = _decoded(path, field)
+        blocks = _decoded(path, field, open_file)
         texts = iter(["".join(blocks)]) if separator is None else split(blocks, separator)
     empty = True
     for text in texts:
@@ -123,8 +137,8 @@ def split(blocks: Iterator[str], separator: str) -> Iterator[str]:
     yield "".join([*pieces, tail])
 
 
-def _json_lines(path: Path, text_field: str, field: str, faults: Faults) -> Iterator[str]:
-    for number, line in enumerate(_lines(path, field), 1):
+def _json_lines(path: Path, text_field: str, field: str, faults: Faults, open_file: OpenFile) -> Iterator[str]:
+    for number, line in enumerate(_lines(path, field, open_file), 1):
         try:
             text = _text_of(line, text_field)
         except (ValueError, LookupError, RecursionError) as error:
@@ -176,11 +190,11 @@ def _instead(record: Any, text_field: str) -> str:
     return f"the line has the fields {', '.join(names)}" + (f" and {len(record) - 12} more" if len(record) > 12 else "")
 
 
-def _lines(path: Path, field: str) -> Iterator[bytes | None]:
+def _lines(path: Path, field: str, open_file: OpenFile) -> Iterator[bytes | None]:
     """The lines of a file without a byte order mark, None for each of more than LINE_BYTES, which is not kept."""
     parts: list[bytes] = []
     size = number = 0
-    blocks = _blocks(path, field, lambda: f" beyond line {number}" if number else "")
+    blocks = _blocks(path, field, open_file, lambda: f" beyond line {number}" if number else "")
     for block in blocks:
         *ended, last = block.split(b"\n")
         for part in ended:
@@ -196,11 +210,11 @@ def _lines(path: Path, field: str) -> Iterator[bytes | None]:
     yield whole.removeprefix(codecs.BOM_UTF8) if number == 0 and whole is not None else whole
 
 
-def _decoded(path: Path, field: str) -> Iterator[str]:
+def _decoded(path: Path, field: str, open_file: OpenFile) -> Iterator[str]:
     """The text in blocks, without a byte order mark; line ends as they are in the file."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     done = 0
-    for block in _blocks(path, field, lambda: ""):
+    for block in _blocks(path, field, open_file, lambda: ""):
         try:
             text = decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
@@ -213,9 +227,9 @@ def _decoded(path: Path, field: str) -> Iterator[str]:
         done += len(block)
 
 
-def _blocks(path: Path, field: str, where: Callable[[], str]) -> Iterator[bytes]:
+def _blocks(path: Path, field: str, open_file: OpenFile, where: Callable[[], str]) -> Iterator[bytes]:
     """The decompressed bytes of a file, an empty block at last; `where` says how far its reader has come."""
-    with _opened(path, field) as file:
+    with _opened(path, field, open_file) as file:
         block = b"begin"
         while block:
             block = _read(file, path, field, where)
@@ -223,14 +237,14 @@ def _blocks(path: Path, field: str, where: Callable[[], str]) -> Iterator[bytes]
 
 
 @contextlib.contextmanager
-def _opened(path: Path, field: str) -> Iterator[Any]:
-    open_: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+def _opened(path: Path, field: str, open_file: OpenFile) -> Iterator[Any]:
     try:
-        file = open_(path, "rb")
+        file = open_file(path)
     except OSError as error:
         raise ConfigError(f"config.{field}: {path}: {error.strerror}") from None
     with file:
-        yield _Zstandard(file, _zstandard(path, field)) if path.suffix == ".zst" else file
+        unpacked: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, lambda plain: plain)
+        yield _Zstandard(file, _zstandard(path, field)) if path.suffix == ".zst" else unpacked(file)
 
 
 def _read(file: Any, path: Path, field: str, where: Callable[[], str]) -> bytes:

@@ -22,18 +22,25 @@ from typing import Any
 import numpy as np
 import tokenizers as hf
 
+from jaxformer import files
 from jaxformer.config import ConfigError
 
 FILE_NAME = "tokenizer.json"
-# What each special token does -> its name in our tokenizers, then the names others give it.
+# What each special token does -> its name in our tokenizers, then the names others give it. One token may do two
+# things: BERT's [SEP] ends a span and stands between documents, as RoBERTa's <s> opens both a row and a document.
 SPECIALS = {
-    "separator": ("<|endoftext|>", "<|begin_of_text|>", "<s>", "<bos>"),
+    "separator": (
+        "<|endoftext|>", "<|begin_of_text|>", "<s>", "<bos>", "</s>", "<eos>", "<|end_of_text|>", "[BOS]", "[EOS]",
+        "[SEP]",
+    ),
     "pad": ("[PAD]", "<pad>"),
-    "cls": ("[CLS]",),
-    "sep": ("[SEP]",),
+    "cls": ("[CLS]", "<cls>", "<s>"),
+    "sep": ("[SEP]", "<sep>", "</s>"),
     "mask": ("[MASK]", "<mask>"),
     "unk": ("[UNK]", "<unk>"),
-}
+}  # fmt: skip
+MOST_IDS = 1 << 24  # tables of all ids are made; the largest vocabularies that are known have a million
+_MOST_BYTES = 1 << 30  # of a tokenizer.json
 _NAMES = [names[0] for names in SPECIALS.values()]
 
 # A word with the space before it; up to three digits; a run of other signs; a line end with the indentation after it
@@ -57,11 +64,16 @@ class Tokenizer:
     """
 
     def __init__(self, backend: hf.Tokenizer):
-        """Wraps a tokenizer of the `tokenizers` library; special tokens that it lacks are added at the end."""
+        """Wraps a tokenizer of the `tokenizers` library.
+
+        Ids stay as they are; what has no token among its special ones (among all, if it declares none) gets one added
+        at the end.
+        """
         backend.no_padding()
         backend.no_truncation()
-        vocabulary = backend.get_vocab(with_added_tokens=True)
-        names = [next((name for name in known if name in vocabulary), known[0]) for known in SPECIALS.values()]
+        declared = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+        there = declared or backend.get_vocab(with_added_tokens=True)
+        names = [next((name for name in known if name in there), known[0]) for known in SPECIALS.values()]
         backend.add_special_tokens(names)
         backend.encode_special_tokens = True  # as ordinary text; not saved in the file
         self._backend = backend
@@ -76,6 +88,8 @@ class Tokenizer:
         self._by_name = {names[0]: ids[role] for role, names in SPECIALS.items()}
         self._tokens = {index: token for token, index in vocabulary.items()}
         self.vocab_size = max(self._tokens) + 1
+        if self.vocab_size > MOST_IDS:
+            raise ValueError(f"id {self.vocab_size - 1}; accepted: 0 to {MOST_IDS - 1}")
         added = backend.get_added_tokens_decoder()
         self.special_ids = np.array(sorted(i for i, token in added.items() if token.special), np.int32)
 
@@ -170,9 +184,13 @@ class Tokenizer:
         return hashlib.sha256(self._backend.to_str().encode()).hexdigest()[:16]
 
     def save(self, directory: str | Path) -> Path:
-        """Writes `tokenizer.json` into a directory and returns its path."""
+        """Writes `tokenizer.json` into a directory and returns its path; a link there is replaced, not followed.
+
+        Raises:
+          OSError: it cannot be written.
+        """
         path = Path(directory) / FILE_NAME
-        path.write_text(self._backend.to_str(pretty=True), encoding="utf-8")
+        files.write_atomically(path, self._backend.to_str(pretty=True))
         return path
 
     @classmethod
@@ -180,18 +198,25 @@ class Tokenizer:
         """The tokenizer of a `tokenizer.json`, or of the one in a directory; those of other projects work too.
 
         Raises:
-          ConfigError: no such file, or not a tokenizer.
+          ConfigError: no such file, not a tokenizer, or one with an id beyond MOST_IDS.
         """
         path = Path(path).expanduser()
         path = path / FILE_NAME if path.is_dir() else path
         try:
-            text = path.read_text(encoding="utf-8")
+            text = files.read_bytes(path, _MOST_BYTES, follow=True).decode()
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not UTF-8 text"
             raise ConfigError(f"config.data.tokenizer_file: {path}: {reason}") from None
+        return cls.parse(text, path)
+
+    @classmethod
+    def parse(cls, text: str, path: Path) -> "Tokenizer":
+        """The tokenizer of the text of a `tokenizer.json`; `path` is for its ConfigError: not a tokenizer."""
         try:
             return cls(hf.Tokenizer.from_str(text))
-        except Exception as error:  # the library raises plain Exception
+        except BaseException as error:  # the library raises plain Exception, and panics that are none
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
             reason = " ".join(str(error).split())[:200]
             raise ConfigError(f"config.data.tokenizer_file: {path} is not a tokenizer ({reason})") from None
 

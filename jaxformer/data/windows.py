@@ -3,6 +3,7 @@
 import numpy as np
 
 from jaxformer.config import ConfigError
+from jaxformer.data.blocks import indexable
 from jaxformer.data.corpus import Split
 from jaxformer.data.objectives import WORDS_PER_TOKEN, HostBatch, Masking, masked, next_token
 from jaxformer.data.shuffle import below, keys
@@ -52,7 +53,7 @@ class WindowRows:
         self.per_epoch = -(-usable // length) if covering else max(whole - 1, 1)
         self._offsets = 1 if covering else min(length, usable - self.per_epoch * length + 1)
         self.unread = 0 if covering else usable - self.per_epoch * length - self._offsets + 1
-        self._tokens = np.asarray(split.tokens)
+        self._tokens = indexable(split.tokens)
         self._columns = np.arange(length + ahead)
         self._usable, self._length = usable, length
         self._tokenizer, self._settings, self._covering = tokenizer, settings, covering

@@ -45,10 +45,10 @@ from jaxformer.config import ConfigError, DataConfig
 from jaxformer.data import cache, corpus, ingest
 data = DataConfig(**json.loads(sys.argv[1]))
 build, builds = ingest.build, []
-def counted(data, folder, bar):
+def counted(data, folder, *rest):
     builds.append(folder)
     {inside}
-    build(data, folder, bar)
+    return build(data, folder, *rest)
 ingest.build = counted
 {before}
 try:
@@ -78,7 +78,7 @@ def finish(process):
 def test_a_second_start_reads_no_text(data, monkeypatch):
     first = open_corpus(data, progress=False)
     monkeypatch.setattr(ingest, "build", None)
-    monkeypatch.setattr(corpus, "_content", None)
+    monkeypatch.setattr(corpus.contents, "Contents", None)
     second = open_corpus(data, progress=False)
     assert second.directory == first.directory and second.fingerprint == first.fingerprint
     np.testing.assert_array_equal(second.train.tokens, first.train.tokens)
@@ -230,9 +230,6 @@ def test_a_damaged_corpus_is_made_again(data, file, damage):
         path.unlink()
     else:
         os.truncate(path, path.stat().st_size // 2)
-    if (file, damage) == ("tokenizer.json", "cut"):
-        assert "is not a tokenizer" in error_of(data)
-        return
     again = open_corpus(data, progress=False)
     assert again.fingerprint == first.fingerprint
     np.testing.assert_array_equal(again.train.tokens, tokens)

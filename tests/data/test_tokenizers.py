@@ -198,8 +198,8 @@ def test_a_wordpiece_tokenizer_of_another_project(tmp_path):
         3,
         1,
     )
-    assert tokenizer.separator_id == 9 and tokenizer.vocab_size == 10
-    assert tokenizer.word_starts.tolist() == [False] * 5 + [True, True, False, True, False]
+    assert tokenizer.separator_id == tokenizer.sep_id and tokenizer.vocab_size == len(vocabulary) == 9
+    assert tokenizer.word_starts.tolist() == [False] * 5 + [True, True, False, True]
 
 
 def test_a_sentencepiece_tokenizer_of_another_project(tmp_path):

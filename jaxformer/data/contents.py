@@ -1,0 +1,141 @@
+"""What the files of a corpus held when they were hashed. Whoever reads them through `Contents` gets those bytes or an
+error, however often they are read, so that a corpus is never kept under the hash of another text.
+
+>>> import tempfile
+>>> path = Path(tempfile.mkdtemp()) / "a.txt"
+>>> _ = path.write_text("to be")
+>>> found = Contents([Input(path, "train.txt")])
+>>> found.open(path).read()
+b'to be'
+>>> _ = path.write_text("to be or")
+>>> found.open(path).read()
+Traceback (most recent call last):
+...
+jaxformer.config.ConfigError: config.data: ...a.txt changed while it was read; start again when nobody writes to it
+"""
+
+import hashlib
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from jaxformer import files
+from jaxformer.config import ConfigError
+from jaxformer.data.sources import Input
+
+_BLOCK_BYTES = 1 << 20
+
+
+def look(path: Path) -> list[int]:
+    """Size, times of change of content and of entry, and number of a file: what differs when the content does.
+
+    A file of other content with all four the same (a clock set back, a write within one tick of the clock) is taken
+    for unchanged; `verify` of `corpus.open_corpus` hashes it again. Raises ConfigError if it cannot be looked at.
+    """
+    try:
+        return _look(path.stat())
+    except OSError as error:
+        raise ConfigError(f"config.data: {path}: {error.strerror}") from None
+
+
+class Contents:
+    """The hashed content of some files.
+
+    Attributes:
+      hashes: [label, SHA-256 over the hashes of its blocks] of each file.
+    """
+
+    def __init__(self, inputs: Sequence[Input]):
+        """Reads all files once. Raises ConfigError: one cannot be read, or changes meanwhile."""
+        self._inputs = list(inputs)
+        self._looks: dict[Path, list[int]] = {}
+        self._blocks: dict[Path, list[bytes]] = {}
+        for path in dict.fromkeys(each.path for each in inputs):
+            self._looks[path], self._blocks[path] = _hashed(path)
+        self.hashes = [[each.label, _digest(b"".join(self._blocks[each.path]))] for each in inputs]
+
+    @property
+    def looks(self) -> list[list[int]]:
+        """`look` of each file, when it was hashed."""
+        return [self._looks[each.path] for each in self._inputs]
+
+    def open(self, path: Path) -> BinaryIO:
+        """Opens one of the files; reading raises ConfigError where it holds other bytes than when it was hashed."""
+        if path not in self._blocks:
+            raise _changed(path)
+        return io.BufferedReader(_Compared(path, self._blocks[path]), 1 << 16)
+
+    def confirm(self, inputs: Sequence[Input], *, hash_again: bool) -> None:
+        """Raises ConfigError if the text now consists of other files, or one was changed since it was hashed.
+
+        Args:
+          inputs: the files found now.
+          hash_again: also hash them, where they were read by others than `open`.
+        """
+        before, now = {each.path for each in self._inputs}, {each.path for each in inputs}
+        for path in sorted(before ^ now):
+            raise _changed(path)
+        for path in self._looks:
+            if look(path) != self._looks[path] or (hash_again and _hashed(path)[1] != self._blocks[path]):
+                raise _changed(path)
+
+
+class _Compared(io.RawIOBase):
+    """A file whose every block is compared with its hash before it is handed out."""
+
+    def __init__(self, path: Path, blocks: list[bytes]):
+        self._path, self._blocks, self._number = path, blocks, 0
+        self._file = files.open_to_read(path, follow=True)
+        self._left = memoryview(b"")
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def readinto(self, buffer) -> int:
+        """Some of the next bytes; 0 at the end."""
+        if not self._left:
+            block = self._file.read(_BLOCK_BYTES)
+            known = self._blocks[self._number] if self._number < len(self._blocks) else None
+            if (hashlib.sha256(block).digest() if block else None) != known:
+                raise _changed(self._path)
+            self._number += 1
+            self._left = memoryview(block)
+        count = min(len(buffer), len(self._left))
+        buffer[:count], self._left = self._left[:count], self._left[count:]
+        return count
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+        super().close()
+
+
+def _hashed(path: Path) -> tuple[list[int], list[bytes]]:
+    """(look, hash of each block) of a file; ConfigError if it changes meanwhile."""
+    try:
+        with files.open_to_read(path, follow=True) as file:
+            before = _look(os.fstat(file.fileno()))
+            blocks = []
+            while block := file.read(_BLOCK_BYTES):
+                blocks.append(hashlib.sha256(block).digest())
+            after = _look(os.fstat(file.fileno()))
+    except OSError as error:
+        raise ConfigError(f"config.data: {path}: {error.strerror}") from None
+    if before != after:
+        raise _changed(path)
+    return before, blocks
+
+
+def _look(stat: os.stat_result) -> list[int]:
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _changed(path: Path) -> ConfigError:
+    return ConfigError(f"config.data: {path} changed while it was read; start again when nobody writes to it")

@@ -1,0 +1,122 @@
+"""meta.json of a kept corpus: what its files hold, with checksums of them and of itself; read as something that a
+stranger may have written."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxformer import files
+from jaxformer.data import blocks, tokenizers
+from jaxformer.data.cache import DamagedError
+from jaxformer.data.tokenizers import Tokenizer
+
+META = "meta.json"
+_MOST_BYTES = 1 << 26  # of meta.json, enough for 8 TB of tokens; of tokenizer.json
+_COUNTS = ("num_tokens", "num_documents", "num_bytes", "num_unknown", "num_skipped")
+
+
+def write(folder: Path, about: dict[str, Any]) -> None:
+    """Writes meta.json: `about`, and a checksum of it. Raises OSError."""
+    files.write_atomically(folder / META, seal(about))
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """meta.json of a folder.
+
+    Returns:
+      "key", "settings", "dtype", "fingerprint", "tokenizer" (checksum), and of each split "num_tokens",
+      "num_documents", "num_bytes", "num_unknown", "compressed", "token_sums", "start_sums".
+
+    Raises:
+      DamagedError: it is not there, not what was written, or says what cannot be.
+    """
+    about = read_sealed(folder / META, _MOST_BYTES)
+    if about is None:
+        raise DamagedError(f"{META} is not what was written")
+    try:
+        sound = about["dtype"] in ("<u2", "<u4") and all(_possible(about[split]) for split in ("train", "validation"))
+    except (KeyError, TypeError, AttributeError):
+        sound = False
+    if not sound:
+        raise DamagedError(f"{META} says what cannot be")
+    return about
+
+
+def read_tokenizer(folder: Path, about: dict[str, Any]) -> Tokenizer:
+    """The tokenizer beside a meta.json. Raises DamagedError if it is not the one that was written."""
+    name = tokenizers.FILE_NAME
+    try:
+        content = files.read_bytes(folder / name, _MOST_BYTES)
+    except OSError as error:
+        raise DamagedError(f"{name}: {error.strerror}") from None
+    if checksum(content) != about.get("tokenizer"):
+        raise DamagedError(f"{name} is not what was written")
+    try:
+        return Tokenizer.parse(content.decode(), folder / name)
+    except ValueError as error:  # ConfigError is one
+        raise DamagedError(f"{name}: {error}") from None
+
+
+def read_split(folder: Path, split: str, about: dict[str, Any], tokenizer: Tokenizer, at_once: float) -> list[Any]:
+    """[tokens, starts] of a split, memory-mapped.
+
+    Args:
+      folder: of the corpus.
+      split: "train" or "validation".
+      about: meta.json.
+      tokenizer: no token may be one that it has not.
+      at_once: a file of at most so many bytes is compared with its checksums now and is a plain np.memmap; a longer
+        one is a CheckedArray, which compares before use.
+
+    Raises:
+      DamagedError: a file is not what was written.
+    """
+    sizes, out = about[split], []
+    for name, dtype, count, sums, most in (
+        ("tokens", about["dtype"], sizes["num_tokens"], sizes["token_sums"], tokenizer.vocab_size - 1),
+        ("starts", "<i8", sizes["num_documents"], sizes["start_sums"], sizes["num_tokens"] - 1),
+    ):
+        try:
+            array = blocks.CheckedArray(folder / f"{split}.{name}", dtype, sums, most=most, failed=DamagedError)
+        except OSError as error:
+            raise DamagedError(f"{split}.{name}: {error.strerror}") from None
+        if len(array) != count:
+            raise DamagedError(f"{split}.{name} holds {len(array)} numbers, not {count}")
+        out.append(np.asanyarray(array) if array.nbytes <= at_once or name == "starts" else array)
+    starts = np.asarray(out[1])
+    if starts[0] != 0 or not (starts[1:] > starts[:-1]).all():
+        raise DamagedError(f"{split}.starts says what cannot be")
+    return out
+
+
+def checksum(content: bytes) -> str:
+    """32 hexadecimal digits."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def seal(about: dict[str, Any]) -> str:
+    """JSON of a mapping with a checksum of it."""
+    return json.dumps({**about, "checksum": _checksum(about)}, indent=1)
+
+
+def read_sealed(path: Path, most_bytes: int) -> dict[str, Any] | None:
+    """The mapping that `seal` wrote into a file; None if it is not there or holds anything else."""
+    try:
+        about = json.loads(files.read_bytes(path, most_bytes))
+        return about if about.pop("checksum") == _checksum(about) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _checksum(about: dict[str, Any]) -> str:
+    return checksum(json.dumps(about, sort_keys=True).encode())
+
+
+def _possible(split: dict[str, Any]) -> bool:
+    counts = [*(split[name] for name in _COUNTS), *split["compressed"].values()]
+    numbers = all(isinstance(count, int) and 0 <= count < 2**53 for count in counts)
+    texts = isinstance(split["token_sums"], str) and isinstance(split["start_sums"], str)
+    return numbers and texts and split["num_tokens"] >= split["num_documents"] > 0
