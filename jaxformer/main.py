@@ -193,11 +193,9 @@ def evaluate(workdir: str | Path, *, cache_dir: str | None = None, verify: bool 
     if config.compilation_cache:
         keep_compiled_programs()
     about = manifest.read(workdir)
-    own = about["config"]["data"].get("cache_dir")
-    if own is not None and cache_dir is None:
-        say(
-            f"note: this run kept its corpus in {own!r}; a run does not choose where others keep theirs, --cache-dir does"
-        )
+    kept_in = about["config"].get("data", {}).get("cache_dir")
+    if kept_in is not None and cache_dir is None:
+        say(f"note: this run kept its corpus in {kept_in!r}; to use a cache there, give --cache-dir")
     corpus = open_corpus(replace(config.data, cache_dir=cache_dir), verify=verify)
     stored = about["data_fingerprint"]
     if corpus.fingerprint != stored:
