@@ -108,6 +108,19 @@ def read_bytes(path: str | os.PathLike, most: int, *, follow: bool = False) -> b
     return content
 
 
+def make_folder(path: str | os.PathLike) -> Path:
+    """Makes a folder, in one that exists, if it is not there; returns its path.
+
+    Raises:
+      OSError: a link of that name is there, or a file, or it cannot be made.
+    """
+    path = Path(path)
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "is a symbolic link, which is not followed", str(path))
+    path.mkdir(exist_ok=True)
+    return path
+
+
 def remove_folder(path: str | os.PathLike, inside: str | os.PathLike) -> None:
     """Removes a folder and all in it; links in it are removed, not followed.
 

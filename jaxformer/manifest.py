@@ -22,6 +22,7 @@ import jax
 from jaxformer.config import Config, ConfigError, DistributedConfig, diff, from_mapping, to_dict
 
 FILE_NAME = "manifest.json"
+FOLDERS = ("checkpoints", "runs", "figures", "tensorboard")  # that runs and studies write into
 # May change between two starts of one run: they decide where and how it runs, not what it computes.
 OPERATIONAL = ("workdir", "mesh", "distributed", "checkpoint", "tensorboard", "compilation_cache", "data.cache_dir")
 # Which batches a config and a seed give: 2 since the random spans of data.pairs are cut as the true ones are.
@@ -104,6 +105,12 @@ def check_workdir(config: Config, free: Sequence[str] = ()) -> None:
         found = [path.name for path in workdir.iterdir()]
     except OSError as error:
         raise ConfigError(f"config.workdir: {workdir} cannot be used ({error.strerror})") from None
+    for name in FOLDERS:
+        if (workdir / name).is_symlink():
+            raise ConfigError(
+                f"config.workdir: {workdir / name} is a symbolic link, and nothing is written through one inside a run"
+                "; accepted: a folder (config.workdir itself may be a link)"
+            )
     if not os.access(workdir, os.W_OK | os.X_OK):
         raise ConfigError(f"config.workdir: {workdir} cannot be written to")
     if FILE_NAME in found:

@@ -116,6 +116,51 @@ def test_damage_found_while_training(kept, monkeypatch):
     assert finals[0]["kind"] == "final" and finals[0]["loss"] == finals[1]["loss"]
 
 
+@pytest.mark.slow
+def test_folders_of_a_run_that_are_links(place):  # noqa: F811
+    """Before, going on wrote into, and removed from, the folder that the link named."""
+    assert place.pretrain() == (0, "")
+    run, victim = place.folder / "run", place.folder / "victim"
+    for name in ("checkpoints", "tensorboard", "runs", "figures"):
+        victim.mkdir()
+        if (run / name).exists():
+            shutil.copytree(run / name, victim, dirs_exist_ok=True)
+            shutil.rmtree(run / name)
+        (run / name).symlink_to(victim)
+        before = listing(place.folder, "cache")
+        code, found = place.pretrain()
+        assert (code, found.replace(name, "NAME")) == line("folder of a run that is a link")
+        assert listing(place.folder, "cache") == before
+        (run / name).unlink()
+        victim.rename(run / name)
+    assert place.pretrain() == (0, "")
+
+
+def test_figures_are_not_written_through_links(place):  # noqa: F811
+    pytest.importorskip("matplotlib")
+    from jaxformer.config import ConfigError
+    from jaxformer.scaling import plotting, results
+
+    (place.folder / "victim").mkdir()
+    (place.folder / "victim" / "a.png").write_text("mine")
+    (place.folder / "links").mkdir()
+    (place.folder / "links" / "a.png").symlink_to(place.folder / "victim" / "a.png")
+    figure, _ = plotting.panel()
+    plotting.save({"a": figure}, place.folder / "links")
+    assert (place.folder / "victim" / "a.png").read_text() == "mine"
+    assert (place.folder / "links" / "a.png").read_bytes().startswith(b"\x89PNG")
+    (place.folder / "figures").symlink_to(place.folder / "victim")
+    place.monkeypatch.setattr(results.figures, "draw", lambda *_: {"a": figure})
+    place.monkeypatch.setattr(results.run_figures, "training_curves", lambda *_: figure)
+    with pytest.raises(ConfigError, match="figures: is a symbolic link"):
+        results.write_report(place.folder, "title", RECORDS, {"all parameters, exact FLOP": {}})
+    assert [p.name for p in (place.folder / "victim").iterdir()] == ["a.png"]
+
+
+FINAL = {"kind": "final", "run": "a", "trunk": "a", "role": "ladder", "status": "finished", "width": 8, "params": 10,
+         "params_non_embedding": 9, "tokens": 100, "flops": 6e3, "loss": 1.0, "loss_stderr": 0.1, "seed": 0,
+         "learning_rate": 0.1, "step": 1, "branched_at": 0}  # fmt: skip
+RECORDS = [FINAL]
 KEYS = ["../victim", "../../../victim", "ABSOLUTE", "0123456789abcdef"]
 
 

@@ -73,6 +73,38 @@ def test_nothing_outside_is_removed(tmp_path, name):
         files.remove_folder(victim, root)
 
 
+@pytest.mark.parametrize("make", [lambda p: p.symlink_to(p.parent / "none"), lambda p: p.symlink_to(p.parent / "there"),
+                                  lambda p: p.symlink_to("/dev/zero"), os.mkfifo, os.mkdir])  # fmt: skip
+def test_only_regular_files_are_read(tmp_path, make):
+    (tmp_path / "there").write_bytes(b"abc")
+    make(tmp_path / "x")
+    with pytest.raises(OSError):
+        files.open_to_read(tmp_path / "x")
+    assert files.read_bytes(tmp_path / "there", 3) == b"abc"
+    with pytest.raises(OSError, match="longer than 2 bytes"):
+        files.read_bytes(tmp_path / "there", 2)
+
+
+def test_links_are_read_through_where_the_user_names_them(tmp_path):
+    (tmp_path / "there").write_bytes(b"abc")
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    assert files.read_bytes(tmp_path / "link", 9, follow=True) == b"abc"
+    with pytest.raises(OSError, match="not a regular file"):
+        files.read_bytes(tmp_path / "endless", 9, follow=True)
+
+
+def test_a_folder_is_made_once_and_never_through_a_link(tmp_path):
+    assert files.make_folder(files.make_folder(tmp_path / "a")).is_dir()
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    (tmp_path / "dangling").symlink_to(tmp_path / "none")
+    (tmp_path / "file").touch()
+    for name in ("link", "dangling", "file"):
+        with pytest.raises(OSError):
+            files.make_folder(tmp_path / name)
+    assert not (tmp_path / "none").exists()
+
+
 def test_a_folder_is_removed_with_its_links_and_not_what_they_point_to(tmp_path):
     root, victim = tmp_path / "root", tmp_path / "victim"
     (root / "mine").mkdir(parents=True)

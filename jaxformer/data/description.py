@@ -116,7 +116,7 @@ def _checksum(about: dict[str, Any]) -> str:
 
 
 def _possible(split: dict[str, Any]) -> bool:
-    counts = [*(split[name] for name in _COUNTS), *split["compressed"].values()]
+    counts = [*split["compressed"].values(), *(split[name] for name in _COUNTS)]
     numbers = all(isinstance(count, int) and 0 <= count < 2**53 for count in counts)
     texts = isinstance(split["token_sums"], str) and isinstance(split["start_sums"], str)
     return numbers and texts and split["num_tokens"] >= split["num_documents"] > 0

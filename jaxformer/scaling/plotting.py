@@ -4,6 +4,7 @@ Every figure reads in black and white: colour runs along `cividis`, whose lightn
 eyes see in order, and whatever must be told apart also differs in marker or dash. Axes name their unit.
 """
 
+import io
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxformer import files
 from jaxformer.config import ConfigError
 
 UNITS = {"N": "parameters N", "D": "training tokens D", "C": "training compute C (FLOP)"}
@@ -46,13 +48,19 @@ def matplotlib() -> Any:
 
 
 def save(figures: Mapping[str, Any], directory: str | Path) -> list[Path]:
-    """Writes NAME.png (150 dots per inch) and NAME.svg of each; returns the paths. The files hold no date."""
+    """Writes NAME.png (150 dots per inch) and NAME.svg of each; returns the paths. The files hold no date.
+
+    Raises:
+      OSError: one cannot be written; it is whole or as it was.
+    """
     paths = []
     with matplotlib().rc_context(STYLE):
         for name, figure in figures.items():
             for suffix, metadata in (("png", {}), ("svg", {"Date": None})):
                 path = Path(directory) / f"{name}.{suffix}"
-                figure.savefig(path, dpi=150, metadata=metadata, bbox_inches="tight")
+                drawn = io.BytesIO()
+                figure.savefig(drawn, format=suffix, dpi=150, metadata=metadata, bbox_inches="tight")
+                files.write_atomically(path, drawn.getvalue())
                 paths.append(path)
     return paths
 

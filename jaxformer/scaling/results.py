@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxformer import files
 from jaxformer.config import ConfigError
 from jaxformer.scaling import figures, plotting, report, run_figures
 from jaxformer.scaling.fit import CALLED, KAPLANS, Settings, Table, fit_table
@@ -164,8 +165,11 @@ def write_report(
     if len({(r["N"], r["learning_rate"]) for r in rates}) > len({r["N"] for r in rates}):
         drawn["learning_rate"] = run_figures.learning_rate_curves(rates)
     drawn["training"] = run_figures.training_curves(_curves(records))
-    (directory / "figures").mkdir(parents=True, exist_ok=True)
-    plotting.save(drawn, directory / "figures")
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        plotting.save(drawn, files.make_folder(directory / "figures"))
+    except OSError as error:
+        raise ConfigError(f"workdir {directory}: figures: {error.strerror}") from None
     tables: dict[str, Sequence[Record]] = {"Runs": [_row(record) for record in sorted(finals, key=_order)]}
     if spread := seed_spread(found):
         tables["Seeds"] = spread

@@ -32,7 +32,7 @@ def data(tmp_path):
 
 @pytest.fixture
 def lazy(monkeypatch):
-    """Files are compared block by block, in use, as those of more than 268 MB are."""
+    """Files are compared block by block, in use, as those of more than 67 MB are."""
     monkeypatch.setattr(blocks, "AT_ONCE", 0)
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 1 << 12)
 
