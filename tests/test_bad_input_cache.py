@@ -169,7 +169,7 @@ def test_hostile_cache_and_run(kept, capsys):
     """pretrain over a shared cache, and evaluate, generate and the rest of a run whose manifest names a cache, a
     workdir and a coordinator of its own: nothing but run, cache and the user's own cache folder is touched."""
     own = ("run", "cache")
-    assert kept.pretrain() == (0, "")
+    assert kept.pretrain("--verify") == (0, "")
     (index,) = (kept.folder / "cache" / "index").iterdir()
     before = listing(kept.folder, *own)
     loss = json.loads((kept.folder / "run" / "records.jsonl").read_text().splitlines()[-1])["loss"]

@@ -133,10 +133,10 @@ def errors_in_one_line(root: Path) -> Iterator[None]:
     """Turns what the operating system says about writing into a ConfigError."""
     try:
         yield
-    except OSError as error:
+    except (OSError, RecursionError) as error:  # folders in folders a thousand deep cannot be removed
+        reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"config.data.cache_dir: {root}: {error.strerror or error}; set data.cache_dir to a folder with room that "
-            "can be written"
+            f"config.data.cache_dir: {root}: {reason}; set data.cache_dir to a folder with room that can be written"
         ) from None
 
 

@@ -94,6 +94,19 @@ def test_a_damaged_index_entry_makes_nothing_under_a_wrong_name(data, place):
     ]
 
 
+def test_index_entries_that_changed_places_are_not_believed(data, tmp_path):
+    """Two texts, the same settings, each entry sound in itself."""
+    (tmp_path / "b.txt").write_text(TEXT[:9999])
+    other = replace(data, files=(str(tmp_path / "b.txt"),))
+    first, second = open_corpus(data, progress=False), open_corpus(other, progress=False)
+    one, two = (first.directory.parent / "index").iterdir()
+    one.rename(tmp_path / "aside")
+    two.rename(one)
+    (tmp_path / "aside").rename(two)
+    assert open_corpus(data, progress=False).directory == first.directory
+    assert open_corpus(other, progress=False).directory == second.directory
+
+
 @pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_rows_are_the_same_whether_compared_at_once_or_in_use(data, pairs, split, monkeypatch):

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import stat
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -212,6 +213,35 @@ def test_ids_beyond_the_vocabulary_are_refused_though_the_checksums_are_right(sh
     shared.forge(token_sums=f"{zlib.crc32(ids):08x}")
     open_corpus(shared.data, progress=False)
     assert "validation.tokens holds 65535 where at most 261 is possible; it is made again" in capsys.readouterr().err
+
+
+def test_folders_in_folders_end_in_one_line_or_are_removed(shared):
+    (shared.folder / "meta.json").unlink()
+    here = os.getcwd()
+    try:
+        os.chdir(shared.folder)
+        for _ in range(3000):  # a path of this length cannot be named at once
+            os.mkdir("d")
+            os.chdir("d")
+    finally:
+        os.chdir(here)
+    before = shared.listing()
+    try:
+        assert open_corpus(shared.data, progress=False).fingerprint == shared.first.fingerprint
+    except ConfigError as error:
+        assert "\n" not in str(error)
+    assert shared.listing() == before
+    subprocess.run(["rm", "-rf", str(shared.root)], check=True)  # pytest's own cleaning recurses
+
+
+def test_an_index_that_is_a_link_is_not_read(shared, monkeypatch):
+    (shared.root / "index").rename(shared.place / "moved")
+    (shared.root / "index").symlink_to(shared.place / "moved")
+    hashed = []
+    real = corpus.contents.Contents
+    monkeypatch.setattr(corpus.contents, "Contents", lambda inputs: (hashed.append(1), real(inputs))[1])
+    open_corpus(shared.data, progress=False)
+    assert hashed == [1]
 
 
 def test_a_root_that_the_user_made_a_link_is_fine(shared):

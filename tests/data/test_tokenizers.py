@@ -1,4 +1,5 @@
 import json
+import os
 
 import numpy as np
 import pytest
@@ -200,6 +201,72 @@ def test_a_wordpiece_tokenizer_of_another_project(tmp_path):
     )
     assert tokenizer.separator_id == tokenizer.sep_id and tokenizer.vocab_size == len(vocabulary) == 9
     assert tokenizer.word_starts.tolist() == [False] * 5 + [True, True, False, True]
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_bert_needs_no_token_beyond_its_table(tmp_path, declared):
+    """[SEP], which ends its spans, stands between documents. Before, a separator was added: 114 ids became 115."""
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary = {token: i for i, token in enumerate([*names, *(f"w{i}" for i in range(109))])}
+    backend = hf.Tokenizer(hf.models.WordPiece(vocabulary, unk_token="[UNK]"))
+    if declared:
+        backend.add_special_tokens(names)
+    tokenizer = load_foreign(tmp_path, backend)
+    assert tokenizer.vocab_size == 114 and tokenizer.special_ids.tolist() == [0, 1, 2, 3, 4]
+    assert (tokenizer.separator_id, tokenizer.sep_id, tokenizer.cls_id, tokenizer.mask_id) == (3, 3, 2, 4)
+    assert Tokenizer.load(tokenizer.save(tmp_path)).fingerprint == tokenizer.fingerprint
+
+
+def test_roberta_needs_no_token_beyond_its_table(tmp_path):
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", "a", "<mask>"]
+    backend = hf.Tokenizer(hf.models.BPE({t: i for i, t in enumerate(tokens)}, []))
+    backend.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    tokenizer = load_foreign(tmp_path, backend)
+    assert tokenizer.vocab_size == 6
+    assert (tokenizer.separator_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id) == (0, 0, 2, 1)
+
+
+def test_a_word_that_looks_like_a_special_token_is_none_where_others_are_declared(tmp_path):
+    tokens = ["<|endoftext|>", "</s>", "<s>", "a"]
+    backend = hf.Tokenizer(hf.models.BPE({t: i for i, t in enumerate(tokens)}, []))
+    backend.add_special_tokens(["<|endoftext|>"])
+    tokenizer = load_foreign(tmp_path, backend)
+    assert tokenizer.separator_id == 0 and not {1, 2} & set(tokenizer.special_ids.tolist())
+
+
+def test_a_huge_id_is_refused_before_tables_are_made(tmp_path):
+    """Before, 4e9 ended the process for lack of memory."""
+    tree = json.loads(tokenizers.train("chars", ["ab"], None).save(tmp_path).read_text())
+    for number, fits in ((2**24 - 1, True), (2**24, False), (4_000_000_000, False), (2**32 - 1, False)):
+        tree["model"]["vocab"]["b"] = number
+        (tmp_path / "tokenizer.json").write_text(json.dumps(tree))
+        if fits:
+            assert Tokenizer.load(tmp_path).vocab_size == number + 1
+        else:
+            with pytest.raises(ConfigError, match=rf"\(id {number}; accepted: 0 to 16777215\)"):
+                Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[", "[" * 100_000, '{"a":' * 100_000, "null", "7", "{}", "\0", '{"version": 9}'])
+def test_what_is_no_tokenizer_is_one_line(tmp_path, text):
+    (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(ConfigError, match="is not a tokenizer") as error:
+        Tokenizer.load(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_saving_replaces_a_link_and_loading_does_not_wait_for_a_pipe(tmp_path):
+    tokenizer = tokenizers.train("bytes", [], None)
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / "tokenizer.json").symlink_to(tmp_path / "victim")
+    path = tokenizer.save(tmp_path)
+    assert (tmp_path / "victim").read_text() == "mine" and not path.is_symlink()
+    (tmp_path / "link.json").symlink_to(path)
+    assert Tokenizer.load(tmp_path / "link.json").fingerprint == tokenizer.fingerprint
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match="is not a regular file"):
+        Tokenizer.load(tmp_path)
 
 
 def test_a_sentencepiece_tokenizer_of_another_project(tmp_path):
