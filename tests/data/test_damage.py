@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jaxformer.config import ConfigError, DataConfig
-from jaxformer.data import batches, blocks, cache, contents, corpus, description, ingest, text_files
+from jaxformer.data import batches, blocks, cache, contents, description, ingest, text_files
 from jaxformer.data.corpus import open_corpus
 from jaxformer.data.sources import Input
 
@@ -363,4 +363,12 @@ def test_tfds_files_are_hashed_again_after_reading(tmp_path):
     found.confirm([Input(path, "x")], hash_again=False)
     with pytest.raises(ConfigError, match="changed while it was read"):
         found.confirm([Input(path, "x")], hash_again=True)
-    assert corpus.contents is contents
+
+
+@pytest.mark.parametrize("now", [[], ["a", "b"], ["b"]])
+def test_other_files_than_before_are_a_change(tmp_path, now):
+    for name in "ab":
+        (tmp_path / name).write_text(name)
+    found = contents.Contents([Input(tmp_path / "a", "x")])
+    with pytest.raises(ConfigError, match="changed while it was read"):
+        found.confirm([Input(tmp_path / name, "x") for name in now], hash_again=False)
