@@ -20,6 +20,7 @@ elsewhere a limit to the size of files, and folders that cannot be written are l
 
 import argparse
 import secrets
+import shlex
 import shutil
 import sys
 import tempfile
@@ -37,6 +38,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--trials", type=int, help="end after so many")
     parser.add_argument("--seed", type=int, help="of the trials (default: by chance)")
     parser.add_argument("--trial", action="append", default=[], metavar="SEED", help="this trial alone; repeatable")
+    parser.add_argument(
+        "--only", default="", metavar="REGEX", help='trials such as "flipped bit of cache tokens, read by evaluate"'
+    )
     parser.add_argument("--fresh", action="store_true", help="start Python anew for every program, as a user does")
     parser.add_argument("--victims", type=Path, metavar="FOLDER", help="keep the victims here, and use them again")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="leave each failed trial here")
@@ -62,7 +66,7 @@ def _run(options: argparse.Namespace, root: Path) -> int:
 
     began = time.monotonic()
     made = victims.kept_or_made((options.victims or root / "victims").absolute(), say)
-    suite = Suite(made, root, options.fresh)
+    suite = Suite(made, root, options.fresh, options.only)
     seed = secrets.randbelow(10**6) if options.seed is None else options.seed
     say(f"ready after {time.monotonic() - began:.0f} s; seed {seed}")
     found: Counter[tuple[str, str, str]] = Counter()
@@ -86,7 +90,8 @@ def _run(options: argparse.Namespace, root: Path) -> int:
             f"    {tried.outcome.why}\n"
         ).replace(str(suite.folder), "TRIAL")
         if tried.outcome.kind in BAD:
-            failed.append(f"{text}    python -m tests.faults --trial={name}")
+            only = f" --only={shlex.quote(options.only)}" if options.only else ""
+            failed.append(f"{text}    python -m tests.faults --trial={name}{only}")
             say(failed[-1])
             if options.keep:
                 options.keep.mkdir(parents=True, exist_ok=True)

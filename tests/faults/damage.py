@@ -144,7 +144,7 @@ def neighbour(dice: random.Random, path: Path, trial: Trial) -> str | None:
 
 def link(dice: random.Random, path: Path, trial: Trial) -> str | None:
     """A link to the same content elsewhere, which must stay as it is."""
-    target = trial.folder / "elsewhere" / "linked"
+    target = trial.folder / "elsewhere" / path.name
     shutil.move(path, target)
     path.symlink_to(target)
     return "a link to its content elsewhere"
@@ -249,7 +249,7 @@ def odd_names(dice: random.Random, folder: Path, trial: Trial) -> str | None:
 
 def folder_linked(dice: random.Random, folder: Path, trial: Trial) -> str | None:
     """A folder replaced by a link to its content elsewhere."""
-    inside = sorted(p for p in folder.iterdir() if p.is_dir())
+    inside = sorted(p for p in folder.iterdir() if p.is_dir() and p.name != "compiled")  # that one may lie elsewhere
     if not inside:
         return None
     path, target = dice.choice(inside), trial.folder / "elsewhere" / "folder"

@@ -53,10 +53,11 @@ class Suite:
       made: the victims.
       root: folder that holds them and the home folder; nothing in it may change but the trial's own.
       fresh: starts Python anew for every program.
+      only: of the trials "FAULT of KIND, read by PROGRAM" those that this pattern is found in.
     """
 
-    def __init__(self, made: Made, root: Path, fresh: bool = False):
-        self.made, self.root, self.fresh = made, root, fresh
+    def __init__(self, made: Made, root: Path, fresh: bool = False, only: str = ""):
+        self.made, self.root, self.fresh, self.only = made, root, fresh, re.compile(only)
         self.folder = root / "trial"
         self.can_mount = _mounts(root)
         self._watched = [made.folder, root / "home", ROOT / "jaxformer", ROOT / "experiments", ROOT / "configs"]
@@ -64,14 +65,19 @@ class Suite:
     def run(self, seed: str) -> Tried:
         """One trial, made anew in an empty folder."""
         dice = random.Random(seed)
-        clear(self.folder)
-        (self.folder / "elsewhere").mkdir(parents=True)
-        (self.folder / "elsewhere" / "mine").write_text("mine")
-        kind = dice.choices(("file", "folder", "process"), (75, 10, 15))[0]
-        if kind == "process":
-            name = dice.choice(sorted(PROCESS_FAULTS))
-            return PROCESS_FAULTS[name](self, dice)
-        return self._damaged(dice, kind)
+        for _ in range(1000):
+            clear(self.folder)
+            (self.folder / "elsewhere").mkdir(parents=True)
+            (self.folder / "elsewhere" / "mine").write_text("mine")
+            kind = dice.choices(("file", "folder", "process"), (75, 10, 15))[0]
+            if kind == "process":
+                name = dice.choice(sorted(PROCESS_FAULTS))
+                tried = PROCESS_FAULTS[name](self, dice) if self.only.search(name) else None
+            else:
+                tried = self._damaged(dice, kind)
+            if tried is not None:
+                return tried
+        raise AssertionError(f"no trial that {self.only.pattern!r} is found in")
 
     def start(self, reader: Reader, name: str = "1", file_size: int | None = None) -> Program:
         """Starts a program in the trial."""
@@ -100,7 +106,7 @@ class Suite:
             outcome = Outcome("traceback", f"nothing is damaged, but: {outcome.why}")
         return Tried(fault, of, did, reader.name, outcome)
 
-    def _damaged(self, dice: random.Random, kind: str) -> Tried:
+    def _damaged(self, dice: random.Random, kind: str) -> Tried | None:
         victim = dice.choice(sorted(VICTIMS))
         where, readers = VICTIMS[victim]
         reader = BY_NAME[dice.choice(readers)]
@@ -108,21 +114,32 @@ class Suite:
         others = {top: self.made.folder / other for top, other in damage.OTHERS.items()}
         trial = damage.Trial(self.folder, self.made, others)
         top = self.folder / where
-        for _ in range(1000):
+        files = self._files(victim, top)
+        labels = sorted({self.kind(path) for path in files})
+        for _ in range(200):
             if kind == "folder":
-                fault = dice.choice(sorted(damage.FOLDER_FAULTS))
-                if fault in damage.ONLY_RUNS and victim != "run":
-                    continue
-                path = top / "jaxformer" if where == "xdg" else top
-                label, did = f"{victim} folder", damage.FOLDER_FAULTS[fault](dice, path, trial)
+                faults, path = damage.FOLDER_FAULTS, top / "jaxformer" if where == "xdg" else top
+                label = f"{victim} folder"
             else:
-                path = dice.choice(self._files(victim, top))
+                # Half of the time any file, half of the time any kind of file: checkpoints are many files.
+                wanted = dice.choice([None, dice.choice(labels)])
+                faults = damage.FILE_FAULTS
+                path = dice.choice([p for p in files if wanted in (None, self.kind(p))])
                 label = self.kind(path)
-                fault = dice.choice(sorted(damage.FILE_FAULTS))
-                did = damage.FILE_FAULTS[fault](dice, path, trial)
+            fault = dice.choice(sorted(faults))
+            if fault in damage.ONLY_RUNS and victim != "run":
+                continue
+            if not self.only.search(f"{fault} of {label}, read by {reader.name}"):
+                continue
+            did = faults[fault](dice, path, trial)
+            if did is not None and label == "compiled program" and dice.random() < 0.7:  # which it loads, nobody knows
+                for each in files:
+                    if each != path and self.kind(each) == label:
+                        faults[fault](dice, each, trial)
+                did += ", and so all of them"
             if did is not None:
                 return self.meet(reader, fault, label, f"{path.relative_to(self.folder)}: {did}")
-        raise AssertionError(f"{victim}: nothing to damage")
+        return None
 
     def kind(self, path: Path) -> str:
         """The kind of a file of the trial."""
