@@ -26,7 +26,8 @@ VICTIMS = {
 }
 KINDS = [  # of files, for the table: (what matches its path in the trial, name)
     (r"^xdg/.*/compiled/.*-cache$", "compiled program"), (r"^xdg/.*/compiled/", "compiled checksum"),
-    (r"^xdg/.*\.tokens$", "cache tokens"), (r"^xdg/.*\.starts$", "cache starts"), (r"^xdg/.*/index/", "cache index"),
+    (r"^xdg/.*validation\.tokens$", "cache held-out tokens"), (r"^xdg/.*\.tokens$", "cache training tokens"),
+    (r"^xdg/.*\.starts$", "cache starts"), (r"^xdg/.*/index/", "cache index"),
     (r"^xdg/.*\.lock$", "cache lock"), (r"^xdg/.*tokenizer", "cache tokenizer"), (r"^xdg/", "cache other"),
     (r"^run/manifest", "run manifest"), (r"^run/records", "run records"), (r"^run/tokenizer", "run tokenizer"),
     (r"/meta/", "checkpoint meta"), (r"/params/", "checkpoint params"), (r"/state/", "checkpoint state"),

@@ -146,7 +146,8 @@ class Made(NamedTuple):
     """Where victims lie, and what readers give of them undamaged.
 
     Attributes:
-      folder: `run`, `half`, `other` (another seed's), `study`, `half study`, `other study`, `xdg`, `other xdg`.
+      folder: `run`, `half`, `other` (another seed's), `study`, `half study`, `other study`, the caches
+        `xdg` (of the runs), `study xdg`, `other xdg`.
       references: reader -> results that are right: first the usual one, then those of older checkpoints, which are
         right if a line says that the newest one was damaged.
       said: reader -> lines that it prints undamaged, digits left out.
@@ -172,7 +173,7 @@ def lines(ended: Ended, trial: Path) -> set[str]:
 
 def copy(made: Path, reader: Reader, trial: Path) -> None:
     """Lays copies of what a reader needs into an empty folder."""
-    for victim, name in [*reader.needs.items(), ("xdg", "xdg")]:
+    for victim, name in [*reader.needs.items(), ("xdg" if reader.argv[0] != SCALING[0] else "study xdg", "xdg")]:
         shutil.copytree(made / victim, trial / name, symlinks=True)
 
 
@@ -233,6 +234,7 @@ def make(folder: Path, say: Callable[[str], None]) -> Made:
     for name in ("evaluate", "generate"):
         run(name)
     keep("run", "run")
+    keep("xdg", "xdg")
     run("study start", "--config.seed=1")
     keep("other study", "study")
     run("study start")
@@ -243,7 +245,7 @@ def make(folder: Path, say: Callable[[str], None]) -> Made:
     for path in sorted((folder / "half study" / "runs").iterdir())[1::2]:
         path.unlink()
     keep("study", "study")
-    keep("xdg", "xdg")
+    keep("study xdg", "xdg")
     run("start", f"--config.data.files={folder / 'text2.txt'}")
     keep("other xdg", "xdg")
     shutil.rmtree(stage)
