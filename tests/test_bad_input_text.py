@@ -78,13 +78,11 @@ def test_files_that_cannot_be_read(place):
         "pipe.txt": "a pipe for a text file",
         "link.txt": "a link to nothing for a text file",
         "texts.txt": "a folder for a text file",
-        "~nobody-of-that-name/a.txt": "home folder of nobody",
         "cut.jsonl.gz": "JSONL cut off inside its compression",
     }
     for name, case in cases.items():
-        path = name if name.startswith("~") else place.folder / name
         for how in ("stop", "skip"):
-            got = place.pretrain(f"--config.data.files={path}", f"--config.data.on_error={how}")
+            got = place.pretrain(f"--config.data.files={place.folder / name}", f"--config.data.on_error={how}")
             assert got == (2, expected()[case])
     assert not (place.folder / "run" / "manifest.json").exists()
 
