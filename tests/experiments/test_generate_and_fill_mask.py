@@ -116,7 +116,7 @@ def test_streamed_text_has_whole_characters_and_holds_back_what_may_be_a_stop():
         ([], {"family": "bert"}, "--workdir: runs/x holds a bert; generate needs a gpt"),
         (["--temperature=-1"], {}, "sampling.temperature: -1.0; accepted: 0 (greedy), or 1e-6 up"),
         (["--top-p=2"], {}, "sampling.top_p: 2.0; accepted: above 0, up to 1"),
-        (["--max-new-tokens=0"], {}, "max_new_tokens: 0; accepted: at least 1"),
+        (["--max-new-tokens=0"], {}, "--max-new-tokens: 0; accepted: at least 1"),
         (["--num-samples=0"], {}, "--num-samples: 0; accepted: at least 1"),
         (["--beam=2", "--num-samples=3"], {}, "--beam: 2; accepted: at least --num-samples, 3"),
         (["--stream", "--num-samples=2"], {}, "--stream: prints one sample"),

@@ -30,15 +30,15 @@ MODEL = make_model(dropout=0.2)
 
 
 def member(name="a", steps=12, bad=(), **sections):
-    """A member; `bad` are the steps whose weights are NaN, and travel in the data section's name of a file."""
+    """A member; `bad` are the steps whose weights are NaN, and travel in the data section's name of a split."""
     sections.setdefault("optimizer", {})
     config = make_config(train={"steps": steps, "max_bad_steps": 4}, **sections)
-    config = replace(config, data=replace(config.data, tfds_name=",".join(map(str, bad))))
+    config = replace(config, data=replace(config.data, tfds_train_split=",".join(map(str, bad)) or "none"))
     return Member(name, config, {"flops": 1e9 * steps, "params": 1, "params_non_embedding": 1})
 
 
 def batches_of(config, delay=0.0):
-    bad = tuple(int(step) for step in (config.data.tfds_name or "").split(",") if step)
+    bad = tuple(int(step) for step in config.data.tfds_train_split.split(",") if step.isdigit())
     return ToyBatches(config.train.batch_rows, seed=config.seed, bad=bad, delay=delay)
 
 
