@@ -92,7 +92,7 @@ def shape_of(config: Config) -> Config:
     names = ("learning_rate", "final_fraction", "weight_decay", "warmup_steps", "decay_steps")
     optimizer = replace(config.optimizer, **{name: getattr(usual, name) for name in names})
     train = replace(config.train, steps=usual.warmup_steps)
-    return replace(config, workdir="", seed=0, optimizer=optimizer, train=train)
+    return replace(config, workdir="none", seed=0, optimizer=optimizer, train=train)
 
 
 def gflop_per_step(member: Member) -> float:
@@ -102,9 +102,9 @@ def gflop_per_step(member: Member) -> float:
 
 def _trunk_name(member: Member) -> str:
     """The same for members that differ in nothing but their decay."""
-    config = replace(member.config, workdir="", compilation_cache=True, tensorboard=False)
+    config = replace(member.config, compilation_cache=True, tensorboard=False)
     if branches(member):
         optimizer = replace(config.optimizer, decay_steps=None)
         config = replace(config, optimizer=optimizer, train=replace(config.train, steps=optimizer.warmup_steps + 1))
-    text = json.dumps(to_dict(config), sort_keys=True)
+    text = json.dumps({**to_dict(config), "workdir": ""}, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
