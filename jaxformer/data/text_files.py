@@ -163,7 +163,7 @@ def _text_of(line: bytes | None, text_field: str) -> str:
     text = record.get(text_field) if isinstance(record, dict) else None
     if not isinstance(text, str):
         raise LookupError(f"no field {text_field!r} holding text; {_instead(record, text_field)}")
-    if "\\ud" in decoded or "\\uD" in decoded:  # the only way for half a character to get into UTF-8
+    if not text.isascii() and "\\" in decoded:  # only an escape brings half a character into UTF-8
         text.encode()
     return text
 
