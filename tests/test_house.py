@@ -18,9 +18,9 @@ PROGRAMS = sorted(
 # A file imports from lower floors, or from its own folder. A new file or folder needs a place here.
 FLOORS = {
     "types": 0, "specs": 0, "masks": 0, "records": 0, "layout": 0, "parts": 0, "allocator": 0, "files": 0, "fields": 0,
-    "console": 0,
+    "console": 0, "credentials": 0, "json_checksum": 0,
     "config": 1, "kernels": 1,
-    "functional": 2, "command_line": 2, "manifest": 2, "distributed": 2, "agreement": 2,
+    "functional": 2, "command_line": 2, "manifest": 2, "distributed": 2, "agreement": 2, "workdir_lock": 2,
     "models": 3, "data": 3, "sharding": 3, "usable": 3,
     "modules": 4, "decoding": 4, "scaling": 4,
     "training": 5, "memory": 5,
@@ -70,6 +70,11 @@ MORE_LINES = {
     "jaxformer/training/step.py": 320,  # the step and what compiles it
     "jaxformer/compiled.py": 320,  # the checked cache and the journal of what is being loaded
     "jaxformer/functional/block.py": 320,  # one block and the stack of them
+    "jaxformer/manifest.py": 345,  # what a run's directory says, and whose it is
+    "jaxformer/main.py": 330,  # config -> data + model + training -> run
+    "jaxformer/training/checkpoint.py": 330,  # what is saved and what is read, by one library
+    "jaxformer/training/loop.py": 310,  # one function that schedules
+    "jaxformer/training/sweep.py": 310,  # the same of many runs
 }
 CONFIG_LINES, PROGRAM_LINES = 60, 220
 FORBIDDEN_NAMES = {"utils", "util", "common", "base", "helpers", "helper", "misc"}
