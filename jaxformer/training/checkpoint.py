@@ -15,27 +15,28 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from jaxformer import agreement
+from jaxformer import agreement, files, json_checksum
 from jaxformer.config import CheckpointConfig
+from jaxformer.training.checkpoint_errors import CheckpointError, UnsoundError, reason_of, refused_here
 from jaxformer.training.checkpoint_layout import (
-    CheckpointError,
-    UnsoundError,
+    check_fingerprint,
     compare,
     describe,
     items_of,
+    links,
     list_steps,
     read_meta,
-    seal,
     state_of,
 )
 from jaxformer.training.checksum import checksums
-from jaxformer.training.orbax_noise import silence
+from jaxformer.training.orbax_noise import Quiet, quiet_call, settle
 from jaxformer.training.state import TrainState, state_bytes
 from jaxformer.types import Params
 
@@ -46,8 +47,9 @@ class Checkpoints:
     Args:
       directory: made when first saved to.
       cfg: how many are kept.
-      fingerprint: of the config, stored with each.
+      fingerprint: of the run, stored with each and compared; "" compares nothing.
       warn: prints a line; standard error by default.
+      also: other fingerprints that stand for this run, see `check_fingerprint`.
     """
 
     def __init__(
@@ -56,8 +58,10 @@ class Checkpoints:
         cfg: CheckpointConfig,
         fingerprint: str = "",
         warn: Callable[[str], None] | None = None,
+        also: Sequence[str] = (),
     ):
         self.directory = Path(directory).absolute()
+        self._also = tuple(also)
         self._cfg, self._fingerprint = cfg, fingerprint
         self._warn = warn or (lambda text: print(text, file=sys.stderr, flush=True))
         self._unsound: list[int] = []
@@ -65,6 +69,8 @@ class Checkpoints:
         self._writing: int | None = None
         self._manager: Any = None
         self._starting: threading.Thread | None = None
+        self._quiet = ExitStack()
+        self._broken = False  # a save has failed
 
     def steps(self) -> list[int]:
         """Steps that have a directory, sound or not, ascending."""
@@ -89,9 +95,10 @@ class Checkpoints:
         self._remove_unsound()
         ocp = _orbax()
         items = items_of(state)
-        meta = seal({"step": step, "fingerprint": self._fingerprint, "leaves": describe(items)})
+        meta = json_checksum.add_checksum({"step": step, "fingerprint": self._fingerprint, "leaves": describe(items)})
         args = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
         self._writing = step
+        self._quiet.enter_context(Quiet())  # until it is written
         self._agreed(lambda: _check_space(self._open().directory, state))
         self._agreed(
             lambda: self._manager.save(step, args=ocp.args.Composite(**args, meta=ocp.args.JsonSave(meta)), force=True)
@@ -102,45 +109,55 @@ class Checkpoints:
         if self._writing is None:
             return
         self._agreed(lambda: self._manager.wait_until_finished())
+        self._quiet.close()
         self._saved, self._writing = self._writing, None
 
     def _agreed(self, work: Callable[[], Any]) -> None:
         """Does a part of a save; if it fails in one process, it has failed in all: CheckpointError."""
 
         def told() -> None:
-            try:
-                work()
-            except Exception as error:
-                raise self._failed(error) from error
+            failed = None
+            with quiet_call():
+                try:
+                    work()
+                except Exception as error:
+                    failed = self._failed(error)
+                if failed is not None:
+                    settle()
+            if failed is not None:
+                raise failed
 
         try:
             agreement.agree(told, f"its part of the checkpoint of step {self._writing}", CheckpointError)
         except CheckpointError:
-            self._writing = None
+            self._writing, self._broken = None, True
+            self._quiet.close()
             raise
 
     def restore(self, abstract: TrainState) -> tuple[TrainState, int] | None:
         """The newest sound checkpoint and its step; None if there is no checkpoint at all.
 
-        An unsound one (a byte flipped, a file gone or cut short, an empty directory) is named in one line on
-        standard error, and the next older one is tried. Nothing is deleted: that waits for the next save.
+        An unsound one (a byte flipped, a file gone or cut short, an empty directory, a copy of another step's) is
+        named in one line on standard error, and the next older one is tried. Nothing is deleted: that waits for the
+        next save.
 
         Args:
           abstract: shapes, dtypes and shardings, as `state.abstract_state` gives them; any mesh will do.
 
         Raises:
-          CheckpointError: none is sound, or a sound one holds arrays of other shapes or dtypes.
+          CheckpointError: none is sound, a sound one is of another run or holds arrays of other shapes or dtypes, or
+            this process may not read it.
         """
         wanted = items_of(abstract)
         for step in reversed(self.steps()):
             try:
-                meta, found = _read(self.directory / str(step), wanted)
+                said, found = _read(self.directory / str(step), wanted, self._fingerprint, self._also)
             except UnsoundError as reason:
                 self._unsound.append(step)
                 self._warn(f"checkpoint {self.directory / str(step)} is not sound: {reason}; trying an older one")
                 continue
-            if meta["step"] != step:
-                raise CheckpointError(f"checkpoint {self.directory / str(step)} holds step {meta['step']}")
+            if said:
+                self._warn(said)
             self._saved = step
             return state_of(found, abstract), step
         if self._unsound:
@@ -155,9 +172,22 @@ class Checkpoints:
             elif self._writing is not None:
                 self._manager.wait_until_finished()
         finally:
-            if self._manager is not None:
-                self._manager.close()
-                self._manager = None
+            self._let_go(failed or self._broken)
+            self._quiet.close()
+
+    def _let_go(self, failed: bool) -> None:
+        """Ends orbax's threads; where something has failed, without a word more of it."""
+        manager, self._manager = self._manager, None
+        with quiet_call():
+            try:
+                if manager is not None:
+                    manager.close()
+            except Exception:
+                if not failed:
+                    raise
+            manager = None
+            if failed:
+                settle()
 
     def _open(self) -> Any:
         if self._manager is None:
@@ -179,7 +209,7 @@ class Checkpoints:
         for step in self._unsound:
             if jax.process_index() == 0:
                 self._warn(f"deleting the unsound checkpoint {self.directory / str(step)}")
-                shutil.rmtree(self.directory / str(step))
+                files.remove_folder(self.directory / str(step), self.directory)
         if self._unsound and jax.process_count() > 1:
             from jax.experimental import multihost_utils
 
@@ -192,11 +222,17 @@ class Checkpoints:
         step = self._writing
         sound = [s for s in self.steps() if s != step]
         rest = f"older checkpoints are intact: {', '.join(map(str, sound))}" if sound else "there is no older one"
-        return CheckpointError(f"checkpoint of step {step} in {self.directory} not written: {_reason(error)}; {rest}")
+        return CheckpointError(f"checkpoint of step {step} in {self.directory} not written: {reason_of(error)}; {rest}")
 
 
 def restore_params(
-    directory: str | Path, abstract: Params, *, average: bool | None = None, step: int | None = None
+    directory: str | Path,
+    abstract: Params,
+    *,
+    average: bool | None = None,
+    step: int | None = None,
+    fingerprint: str = "",
+    also: Sequence[str] = (),
 ) -> tuple[Params, int]:
     """The parameters alone, of the newest sound checkpoint, verified; safe while the run is still writing.
 
@@ -205,9 +241,10 @@ def restore_params(
       abstract: tree of ShapeDtypeStruct; leaves without a sharding go to the first device.
       average: True for the moving average, False for the parameters, None for the average where there is one.
       step: that step only.
+      fingerprint, also: of the run, as for `Checkpoints`.
 
     Raises:
-      CheckpointError: no sound checkpoint, other shapes or dtypes, or no average.
+      CheckpointError: no sound checkpoint, one of another run, other shapes or dtypes, or no average.
     """
     directory = Path(directory).absolute()
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -215,6 +252,8 @@ def restore_params(
         lambda x: x if x.sharding is not None else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), abstract
     )
     reasons = []
+    for path in links(directory):
+        print(f"checkpoint {path} is a symbolic link, which is not followed", file=sys.stderr, flush=True)
     for found in reversed(list_steps(directory) if step is None else [step]):
         path = directory / str(found)
         try:
@@ -222,7 +261,10 @@ def restore_params(
             if average and not has_average:
                 raise CheckpointError(f"checkpoint {path} has no moving average of the weights")
             item = "ema" if has_average and average is not False else "params"
-            return _read(path, {item: abstract})[1][item], found
+            said, values = _read(path, {item: abstract}, fingerprint, also)
+            if said:
+                print(said, file=sys.stderr, flush=True)
+            return values[item], found
         except UnsoundError as reason:
             reasons.append(str(reason))
             print(f"checkpoint {path} is not sound: {reason}", file=sys.stderr, flush=True)
@@ -236,7 +278,6 @@ def restore_params(
 def _orbax() -> Any:
     import orbax.checkpoint as ocp
 
-    silence()
     return ocp
 
 
@@ -250,11 +291,15 @@ def _check_space(directory: Path, state: TrainState) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _read(path: Path, wanted: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The meta and the `wanted` items of one step, verified; sound in all processes, or in none."""
+def _read(
+    path: Path, wanted: dict[str, Any], fingerprint: str, also: Sequence[str]
+) -> tuple[str | None, dict[str, Any]]:
+    """A line to print, and the `wanted` items of one step, verified; sound in all processes, or in none."""
+    said: list[str | None] = []
 
     def meta_of() -> dict[str, Any]:
         meta = read_meta(path)
+        said.append(check_fingerprint(path, meta, fingerprint, also))
         compare(path, meta["leaves"], wanted)
         return meta
 
@@ -265,29 +310,21 @@ def _read(path: Path, wanted: dict[str, Any]) -> tuple[dict[str, Any], dict[str,
         raise UnsoundError(
             f"checksum of {wrong[0]} differs" + (f" (and of {len(wrong) - 1} more)" if wrong[1:] else "")
         )
-    return meta, found
+    return said[0], found
 
 
 def _restored(path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     """What orbax reads of this process's parts. By its handler: its checkpointer would wait for the other processes."""
-    handler, args = _orbax().StandardCheckpointHandler(), _orbax().args.StandardRestore
-    try:
-        found = {name: handler.restore(path / name, args=args(abstract)) for name, abstract in wanted.items()}
-        return jax.block_until_ready(found)
-    except Exception as error:  # a damaged file surfaces as any of a dozen types
-        raise UnsoundError(f"cannot be read ({_reason(error)})") from None
-    finally:
-        handler.close()
-
-
-def _reason(error: BaseException) -> str:
-    """One short line of what went wrong, the operating system's word for it where there is one."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, OSError) and seen.errno in (errno.ENOSPC, errno.EDQUOT):
-            return "no space left on the disk"
-        seen = seen.__cause__ or seen.__context__
-    text = " ".join(str(error).split())
-    if "No space left" in text or "RESOURCE_EXHAUSTED" in text:
-        return "no space left on the disk"
-    return (text[:160] + " ...") if len(text) > 160 else text or type(error).__name__
+    with quiet_call():
+        handler, args = _orbax().StandardCheckpointHandler(), _orbax().args.StandardRestore
+        try:
+            found = {name: handler.restore(path / name, args=args(abstract)) for name, abstract in wanted.items()}
+            return jax.block_until_ready(found)
+        except Exception as error:  # a damaged file surfaces as any of a dozen types
+            reason, refused = reason_of(error), refused_here(error)
+        finally:
+            handler.close()
+        settle()
+    if refused:
+        raise CheckpointError(f"checkpoint {path} cannot be read: {reason}")
+    raise UnsoundError(f"cannot be read ({reason})")

@@ -1,30 +1,44 @@
 """What a checkpoint holds, apart from how it is stored: its items, its meta data, and what makes it unsound."""
 
-import json
-import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from jaxformer import json_checksum
+from jaxformer.training.checkpoint_errors import REFUSALS, CheckpointError, UnsoundError
 from jaxformer.training.checksum import checksums, leaf_name
 from jaxformer.training.state import TrainState
 
-
-class CheckpointError(RuntimeError):
-    """A checkpoint cannot be written or read; the message is one line, ready to print."""
+OLD_DIGITS = 16  # of fingerprints over the whole config, until manifests had one
 
 
-class UnsoundError(Exception):
-    """Why a checkpoint cannot be trusted; a few words."""
+def is_step(name: str) -> bool:
+    """Whether a folder of this name is a checkpoint's: its step as we write it.
+
+    >>> [name for name in ("0", "115", "0115", "²", "١", "-1", "115.tmp") if is_step(name)]
+    ['0', '115']
+    """
+    return name.isascii() and name.isdecimal() and (name == "0" or name[0] != "0")
 
 
 def list_steps(directory: str | Path) -> list[int]:
-    """Steps that have a directory under `directory`, ascending; does not look inside them, does not need orbax."""
+    """Steps that have a directory under `directory`, ascending; does not look inside them, does not need orbax.
+
+    Links are not followed: see `links`.
+    """
+    return sorted(int(path.name) for path in _steps(directory) if not path.is_symlink() and path.is_dir())
+
+
+def links(directory: str | Path) -> list[Path]:
+    """What is named like a checkpoint and is a symbolic link."""
+    return [path for path in _steps(directory) if path.is_symlink()]
+
+
+def _steps(directory: str | Path) -> list[Path]:
     directory = Path(directory)
-    if not directory.is_dir():
-        return []
-    return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit() and path.is_dir())
+    return [path for path in directory.iterdir() if is_step(path.name)] if directory.is_dir() else []
 
 
 def items_of(state: TrainState) -> dict[str, Any]:
@@ -52,22 +66,51 @@ def describe(items: dict[str, Any]) -> dict[str, list[Any]]:
     return {leaf_name(path): [list(leaf.shape), str(leaf.dtype), sums[leaf_name(path)]] for path, leaf in leaves}
 
 
-def seal(meta: dict[str, Any]) -> dict[str, Any]:
-    """`meta` with a checksum of itself."""
-    return {**meta, "seal": zlib.crc32(json.dumps(meta, sort_keys=True).encode())}
-
-
 def read_meta(path: Path) -> dict[str, Any]:
+    """The meta data of a step's directory, verified: step, fingerprint, leaves.
+
+    Raises:
+      UnsoundError: it is gone or damaged, or the directory is that of another step, copied or renamed.
+      CheckpointError: this process may not read it.
+    """
     try:
-        meta = json.loads((path / "meta" / "metadata").read_text(encoding="utf-8"))
-        body = {k: v for k, v in meta.items() if k != "seal"}
-        if seal(body) == meta:
-            return body
+        meta = json_checksum.verified(json_checksum.read(path / "meta" / "metadata"))
     except OSError as error:
+        if error.errno in REFUSALS:
+            raise CheckpointError(f"checkpoint {path} cannot be read: {error.strerror}") from None
         raise UnsoundError(f"meta cannot be read ({error.strerror})") from None
-    except (ValueError, AttributeError):
-        pass
-    raise UnsoundError("meta is damaged")
+    except ValueError:
+        meta = None
+    if meta is None or not isinstance(meta.get("leaves"), dict):
+        raise UnsoundError("meta is damaged")
+    if meta.get("step") != int(path.name):
+        raise UnsoundError(f"it holds step {meta.get('step')}: the folder was copied or renamed")
+    return meta
+
+
+def check_fingerprint(path: Path, meta: dict[str, Any], expected: str, also: Sequence[str] = ()) -> str | None:
+    """Looks whether a checkpoint is of this run.
+
+    Args:
+      path: of the step's directory.
+      meta: its meta data.
+      expected: fingerprint of the run, see `manifest.fingerprint`; "" where nothing is known of it.
+      also: others that stand for the same run.
+
+    Returns:
+      A line to print where that cannot be told: the checkpoint and the run are of a version whose fingerprints told
+      the mesh and the working directory as well, which may change between two starts. Otherwise None.
+
+    Raises:
+      CheckpointError: it is of another run.
+    """
+    found = meta.get("fingerprint", "")
+    if not expected or found in (expected, *also):
+        return None
+    line = f"checkpoint {path} is of another run: its fingerprint is {found or 'empty'}, this run's {expected}"
+    if len(expected) == OLD_DIGITS and len(found) in (0, OLD_DIGITS):
+        return f"{line}; both are of an earlier version, which changed it with the mesh and the workdir: going on"
+    raise CheckpointError(line)
 
 
 def compare(path: Path, stored: dict[str, list[Any]], wanted: dict[str, Any]) -> None:

@@ -1,8 +1,11 @@
 """A checkpoint is sound or it is named and passed over; nothing silent, nothing lost."""
 
+import asyncio
 import errno
 import functools
+import gc
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -21,7 +24,9 @@ from jaxformer.specs import abstract_params
 from jaxformer.training import checkpoint, checksum
 from jaxformer.training import state as states
 from jaxformer.training.checkpoint import CheckpointError, Checkpoints, restore_params
+from jaxformer.training.checkpoint_errors import reason_of
 from jaxformer.training.optim import make_optimizer
+from jaxformer.training.orbax_noise import Quiet
 from jaxformer.training.step import compile_steps
 
 KEEP_ALL = CheckpointConfig(keep=10)
@@ -312,7 +317,7 @@ def test_a_full_disk_is_one_line_and_harms_nothing(saved, monkeypatch, capfd):
     ],
 )
 def test_a_failed_write_is_one_line(error, words):
-    text = checkpoint._reason(error)
+    text = reason_of(error)
     assert words in text and "\n" not in text and len(text) < 200
 
 
@@ -372,3 +377,156 @@ def test_checksums_notice_every_bit():
         bits[1, 2, 3] ^= np.uint32(1 << bit)
         seen.add(checksum._host_checksum(bits.view(np.float32)))
     assert len(seen) == 33
+
+
+def test_a_copy_under_another_step_is_passed_over(saved, capfd):
+    directory, _, second, abstract = saved
+    shutil.copytree(directory / "2", directory / "7")
+    restored, step = Checkpoints(directory, KEEP_ALL).restore(abstract)
+    assert step == 2 and equal(restored, second)
+    assert restore_params(directory, abstract_params(make_model().specs))[1] == 2
+    lines = capfd.readouterr().err.splitlines()
+    reason = f"checkpoint {directory / '7'} is not sound: it holds step 2: the folder was copied or renamed"
+    assert lines == [f"{reason}; trying an older one", reason]
+
+
+RUN, OTHER, OLD, OLDER = "a" * 32, "b" * 32, "c" * 16, "d" * 16
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected", "also", "outcome"),
+    [
+        (RUN, RUN, (), "silent"), (OTHER, RUN, (), "refused"), (OLD, RUN, (), "refused"), ("", RUN, (), "refused"),
+        (RUN, "", (), "silent"), (OLD, OLD, (), "silent"), (OLDER, OLD, (OLDER,), "silent"), (OLDER, OLD, (), "said"),
+        ("", OLD, (), "said"), (RUN, OLD, (), "refused"), ("x", OLD, (), "refused"),
+    ],
+)  # fmt: skip
+def test_whose_checkpoint_it_is(tmp_path, stored, expected, also, outcome):
+    state, abstract = one_device()
+    store = Checkpoints(tmp_path, KEEP_ALL, stored)
+    store.save(3, state)
+    store.close()
+    said, params = [], abstract_params(make_model().specs)
+    store = Checkpoints(tmp_path, KEEP_ALL, expected, warn=said.append, also=also)
+    if outcome == "refused":
+        line = f"3 is of another run: its fingerprint is {stored or 'empty'}, this run's {expected}"
+        for read in (
+            lambda: store.restore(abstract),
+            lambda: restore_params(tmp_path, params, fingerprint=expected, also=also),
+        ):
+            with pytest.raises(CheckpointError, match=f"{line}$"):
+                read()
+        assert store.steps() == [3]
+        return
+    assert store.restore(abstract)[1] == 3
+    assert restore_params(tmp_path, params, fingerprint=expected, also=also)[1] == 3
+    assert len(said) == (outcome == "said") and all("of an earlier version" in line for line in said)
+
+
+def test_only_our_own_names_are_steps(saved, tmp_path, capfd):
+    directory, _, _, abstract = saved
+    for name in ("²", "0003", "٣", "-4", "8.tmp"):
+        (directory / name).mkdir()
+    (directory / "9").symlink_to(directory / "1")
+    (directory / "6").write_text("")
+    store = Checkpoints(directory, KEEP_ALL)
+    assert store.steps() == [1, 2] and store.restore(abstract)[1] == 2
+    assert restore_params(directory, abstract_params(make_model().specs))[1] == 2
+    assert capfd.readouterr().err == f"checkpoint {directory / '9'} is a symbolic link, which is not followed\n"
+
+
+def test_what_the_machine_refuses_is_no_damage(saved, monkeypatch):
+    """Else the checkpoint would be called unsound, and removed at the next save."""
+    directory, _, second, abstract = saved
+    store = Checkpoints(directory, KEEP_ALL)
+    for error in (OSError(errno.EMFILE, "Too many open files"), MemoryError(), ValueError("x: Too many open files")):
+
+        def refuse(*_, error=error, **__):
+            raise RuntimeError("orbax") from error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint._orbax().StandardCheckpointHandler, "restore", refuse)
+            with pytest.raises(CheckpointError, match=r"checkpoint .*/2 cannot be read: "):
+                store.restore(abstract)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", lambda *_, **__: (_ for _ in ()).throw(OSError(errno.EMFILE, "Too many open files")))
+        with pytest.raises(CheckpointError, match=r"checkpoint .*/2 cannot be read: Too many open files"):
+            store.restore(abstract)
+    store.save(3, second)
+    store.close()
+    assert store.steps() == [1, 2, 3]
+
+
+def damaged_beyond_one_array(directory):
+    """So that several arrays fail while others are being read."""
+    for path in (directory / "params").rglob("d/*"):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
+
+
+def test_of_a_damaged_array_nothing_is_told_but_our_line(saved, capfd, caplog):
+    directory, _, _, _ = saved
+    damaged_beyond_one_array(directory / "2")
+    hook, filters = sys.unraisablehook, [list(logging.getLogger(name).filters) for name in ("absl", "asyncio")]
+    for _ in range(5):
+        assert restore_params(directory, abstract_params(make_model().specs), average=False)[1] == 1
+    gc.collect()
+    assert len(capfd.readouterr().err.splitlines()) == 5 and not caplog.records
+    assert sys.unraisablehook is hook
+    assert filters == [list(logging.getLogger(name).filters) for name in ("absl", "asyncio")]
+
+
+def test_a_users_own_messages_pass_while_orbax_is_kept_quiet(tmp_path, caplog, monkeypatch):
+    """Whatever their path, and what goes wrong in their own coroutines and destructors as well."""
+    code = compile("import logging\nlogging.getLogger('absl').warning('mine')", "/home/me/orbax/run.py", "exec")
+    seen = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: seen.append(str(unraisable.exc_value)))
+
+    class Loud:
+        def __del__(self):
+            raise ValueError("mine too")
+
+    async def broken():
+        try:
+            await asyncio.sleep(0)
+        finally:
+            raise ValueError("mine as well")
+
+    checkpoint._orbax()
+    with Quiet(), Quiet():
+        exec(code, {})
+        Loud()
+        begun = broken()
+        begun.send(None)
+        del begun
+        gc.collect()
+        orbax = str(Path(sys.modules["orbax.checkpoint"].__file__).parent / "x.py")
+        space = {"sleep": asyncio.sleep}
+        theirs = """
+import logging
+logging.getLogger("absl").warning("theirs")
+async def broken():
+    try:
+        await sleep(0)
+    finally:
+        raise ValueError("theirs")
+"""
+        exec(compile(theirs, orbax, "exec"), space)
+        begun = space["broken"]()
+        begun.send(None)
+        del begun
+        gc.collect()
+    assert [record.getMessage() for record in caplog.records] == ["mine"]
+    assert seen == ["mine too", "mine as well"]
+
+
+def test_a_save_is_quiet_until_it_is_written_and_no_longer(tmp_path):
+    state, _ = one_device()
+    hook = sys.unraisablehook
+    store = Checkpoints(tmp_path, KEEP_ALL)
+    store.save(1, state)
+    assert sys.unraisablehook is not hook
+    store.wait()
+    assert sys.unraisablehook is hook
+    store.save(2, state)
+    store.close()
+    assert sys.unraisablehook is hook
