@@ -14,11 +14,15 @@ ends with a checksum of what stands before it, because a curve through a wrong d
 
 import json
 import math
+import numbers
 import os
 import re
 import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from jaxformer import files
 
 # kind -> fields every record of that kind has; more are allowed.
 SCHEMA: dict[str, frozenset[str]] = {
@@ -29,22 +33,57 @@ SCHEMA: dict[str, frozenset[str]] = {
 }
 
 CHECKSUM = re.compile(r', "crc": "([0-9a-f]{8})"}')  # ends a line; of the line without it
+# What a field must be wherever it stands: counts, numbers (of which flops alone may be absent, null), and words.
+COUNTS = frozenset(
+    {"step", "tokens", "skipped", "params", "params_non_embedding", "width", "num_layers", "seed", "branched_at"}
+)
+NUMBERS = frozenset(
+    {"loss", "loss_stderr", "objective", "grad_norm", "learning_rate", "seconds", "flops", "epochs", "perplexity",
+     "bits_per_byte", "bits_per_byte_stderr", "accuracy", "accuracy_stderr", "tokens_per_second", "utilisation",
+     "flops_6nd_per_token", "floor", "floor_stderr"}
+)  # fmt: skip
+WORDS = frozenset({"split", "event", "run", "trunk", "role", "status"})
+# What the records of a study have besides.
+STUDY: dict[str, frozenset[str]] = {
+    "train": frozenset({"run", "trunk"}),
+    "final": frozenset({"run", "trunk", "role", "status", "seed", "width", "learning_rate", "branched_at"}),
+}
+
 # How JSON, which has no such numbers, says them here.
 NOT_FINITE = {str(x): x for x in (math.nan, math.inf, -math.inf)}
+
+
+MOST_BYTES = 2**32  # of a file of records
 
 
 class RecordError(ValueError):
     """A record that does not fit the schema."""
 
 
-def check(record: dict[str, Any], where: str) -> None:
-    """Raises RecordError, in one line starting with `where`, if the record lacks a field or its kind is unknown."""
+def check(record: dict[str, Any], where: str, more: Mapping[str, frozenset[str]] | None = None) -> None:
+    """Raises RecordError, in one line starting with `where`, if the record lacks a field of its kind, or of those that
+    `more` asks for, or holds text where a number belongs, or its kind is unknown."""
     kind = record.get("kind")
-    if kind not in SCHEMA:
+    if not isinstance(kind, str) or kind not in SCHEMA:
         raise RecordError(f"{where}: kind {kind!r} is not one of {', '.join(sorted(SCHEMA))}")
-    missing = sorted(SCHEMA[kind] - record.keys())
+    missing = sorted((SCHEMA[kind] | (more or {}).get(kind, frozenset())) - record.keys())
     if missing:
         raise RecordError(f"{where}: {kind} record lacks {', '.join(missing)}")
+    for name, value in record.items():
+        if wrong := _not_a(name, value):
+            raise RecordError(f"{where}: {kind} record: {name}: {repr(value)[:60]} is not {wrong}")
+
+
+def _not_a(name: str, value: Any) -> str | None:
+    """What a field should be and is not."""
+    if name in COUNTS:
+        # JSON knows no integers, so another writer may have made 3.0 of 3.
+        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        return None if whole and not isinstance(value, bool) and 0 <= value < 2**63 else "a count"
+    if name in NUMBERS and not (name == "flops" and value is None):
+        real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        return None if real and not (isinstance(value, int) and abs(value) > 2**1000) else "a number"
+    return "text" if name in WORDS and not isinstance(value, str) else None
 
 
 def append(path: str | os.PathLike, record: dict[str, Any]) -> None:
@@ -53,17 +92,39 @@ def append(path: str | os.PathLike, record: dict[str, Any]) -> None:
     A last line cut off by a kill is removed first, so that it cannot end up in the middle of the file.
 
     Raises:
-      RecordError: if the record does not fit its kind's schema, or holds something that JSON cannot say.
+      RecordError: if the record does not fit its kind's schema, or holds something that JSON cannot say, or the file
+        cannot be written (a full disk, a link).
     """
-    check(record, str(path))
+    line = _line(path, record)
+    try:
+        with files.open_to_append(path) as file:
+            _mend_end(file)
+            file.write(line.encode())
+            if record["kind"] != "train":  # of those there are many; they are on disk with the next of another kind
+                file.flush()
+                os.fsync(file.fileno())
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def write(path: str | os.PathLike, records: Sequence[dict[str, Any]]) -> None:
+    """Replaces a file by these records, durably: whole or not at all. Raises as `append`."""
+    content = "".join(_line(path, record) for record in records)
+    try:
+        files.write_atomically(path, content)
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def _line(path: str | os.PathLike, record: dict[str, Any]) -> str:
+    """A record as it stands in the file `path`."""
     clean = {k: str(float(v)) if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
     try:
         line = _sealed(json.dumps(clean, allow_nan=False)) + "\n"
     except (TypeError, ValueError) as error:
-        raise RecordError(f"{path}: {record['kind']} record cannot be written as JSON ({error})") from None
-    with open(path, "ab+") as file:
-        _mend_end(file)
-        file.write(line.encode())
+        raise RecordError(f"{path}: {record.get('kind')} record cannot be written as JSON ({error})") from None
+    check(record, str(path))
+    return line
 
 
 def _mend_end(file: BinaryIO) -> None:
@@ -96,39 +157,109 @@ def _parse(line: str) -> dict[str, Any] | None:
             return None
     try:
         record = json.loads(line)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict):
         return None
     return {k: NOT_FINITE.get(v, v) if isinstance(v, str) else v for k, v in record.items()}
 
 
-def load(path: str | os.PathLike, kind: str | None = None) -> list[dict[str, Any]]:
+def _record(line: str, where: str, more: Mapping[str, frozenset[str]] | None) -> dict[str, Any]:
+    """The record of a line. Raises RecordError, in one line starting with `where`."""
+    record = _parse(line)
+    if record is None:
+        whole = CHECKSUM.search(line)  # only a whole line ends so
+        raise RecordError(f"{where}: " + ("damaged; it is not what was written" if whole else "not a JSON object"))
+    check(record, where, more)
+    return record
+
+
+def _lines(path: str | os.PathLike) -> list[bytes]:
+    """The lines of a file. Raises FileNotFoundError, RecordError."""
+    try:
+        return files.read_bytes(path, MOST_BYTES, follow=True).split(b"\n")
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _decoded(line: bytes) -> str:
+    """A line as text; what is not UTF-8 is no JSON, even where Python would read it."""
+    try:
+        return line.decode()
+    except UnicodeDecodeError:
+        return ""
+
+
+def load(
+    path: str | os.PathLike, kind: str | None = None, more: Mapping[str, frozenset[str]] | None = None
+) -> list[dict[str, Any]]:
     """All records of a file, or those of one kind, in the order written; "nan" and "inf" are numbers again.
 
     A last line cut off by a kill is dropped; a broken line anywhere else is an error, and so is one that is not what
     was written. Of records written twice (a killed run repeats the steps after its last checkpoint) the later one
     stands, see `latest`.
 
+    Args:
+      path: of the file.
+      kind: only these; the others are checked all the same.
+      more: kind -> fields that these records have besides those of SCHEMA, such as STUDY.
+
     Raises:
-      RecordError: a broken line or a record that does not fit the schema; FileNotFoundError: no such file.
+      RecordError: a broken line or a record that does not fit the schema, or no regular file; FileNotFoundError: no
+        such file.
     """
-    lines = Path(path).read_text(encoding="utf-8", errors="replace").split("\n")
+    lines = _lines(path)
     out = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
+    for number, raw in enumerate(lines, 1):
+        if not raw.strip():
             continue
-        record = _parse(line)
-        if record is None:
-            if CHECKSUM.search(line):  # only a whole line ends so
-                raise RecordError(f"{path}:{number}: damaged; it is not what was written")
-            if number == len(lines):  # no newline after it: the write was cut off
-                break
-            raise RecordError(f"{path}:{number}: not a JSON object")
-        check(record, f"{path}:{number}")
+        line = _decoded(raw)
+        if number == len(lines) and _parse(line) is None and not CHECKSUM.search(line):
+            break  # no newline after it, and no checksum at its end: the write was cut off
+        record = _record(line, f"{path}:{number}", more)
         if kind is None or record["kind"] == kind:
             out.append(record)
     return out
+
+
+def set_aside(path: str | os.PathLike, more: Mapping[str, frozenset[str]] | None = None) -> str | None:
+    """Moves the lines that are no records out of a run's file, so that the run can go on: into NAME.damaged.jsonl.
+
+    Returns:
+      A line that says so, to be printed; None if there are none. What a kill cut off at the end is not of these.
+
+    Raises:
+      RecordError: no regular file, or it cannot be written.
+    """
+    path = Path(path)
+    try:
+        lines = _lines(path)
+    except FileNotFoundError:
+        return None
+    good, bad, first = [], [], None
+    for number, raw in enumerate(lines[:-1], 1):
+        try:
+            if raw.strip():
+                _record(_decoded(raw), f"{path}:{number}", more)
+            good.append(raw)
+        except RecordError as error:
+            first = first or str(error)
+            bad.append(raw)
+    if not bad:
+        return None
+    damaged = path.with_suffix(f".damaged{path.suffix}")
+    try:
+        with files.open_to_append(damaged) as file:
+            file.write(b"".join(raw + b"\n" for raw in bad))
+            file.flush()
+            os.fsync(file.fileno())
+        files.write_atomically(path, b"\n".join([*good, lines[-1]]))
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be written ({error.strerror})") from None
+    count = "1 line is" if len(bad) == 1 else f"{len(bad)} lines are"
+    return f"{first}; {count} set aside in {damaged.name}, and the run goes on"
 
 
 def latest(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,7 +1,9 @@
 """Records: what is written comes back; what does not fit is refused in one line; a kill costs one line at most."""
 
+import errno
 import json
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -156,3 +158,106 @@ def test_of_records_written_twice_the_later_stands():
     assert [(r["step"], r["loss"]) for r in kept if r["kind"] == "train"] == [(1, 5.0), (2, 4.5), (3, 3.5)]
     assert [r["split"] for r in kept if r["kind"] == "eval"] == ["validation", "train"]
     assert [r["step"] for r in kept] == sorted(r["step"] for r in kept)
+
+
+NOT_NUMBERS = ["5.5", None, True, [5.5], {}, 10**400]
+
+
+@pytest.mark.parametrize("value", NOT_NUMBERS, ids=lambda value: repr(value)[:20])
+@pytest.mark.parametrize("name", ["loss", "step", "seconds"])
+def test_text_for_a_number_is_refused_when_written_and_when_read(path, name, value):
+    with pytest.raises(records.RecordError, match=rf"records.jsonl: train record: {name}: .* is not a (number|count)$"):
+        records.append(path, {**TRAIN, name: value})
+    path.write_text(json.dumps(TRAIN) + "\n" + json.dumps({**TRAIN, name: value}) + "\n")
+    with pytest.raises(records.RecordError, match=rf"records.jsonl:2: (train record: {name}: .* is|not a JSON object)"):
+        records.load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("step", -1), ("step", 1.5), ("split", 3), ("run", None), ("width", 2**70)]
+)
+def test_counts_and_words_are_that(path, name, value):
+    path.write_text(json.dumps({**EVAL, name: value}) + "\n")
+    with pytest.raises(records.RecordError, match=rf"records.jsonl:1: eval record: {name}: .* is not (a count|text)$"):
+        records.load(path)
+
+
+def test_the_records_of_a_study_have_more(path):
+    records.append(path, FINAL)
+    with pytest.raises(
+        records.RecordError, match=r"jsonl:1: final record lacks branched_at, learning_rate, role, run,"
+    ):
+        records.load(path, more=records.STUDY)
+
+
+def test_what_is_no_file_of_records_is_one_line(path, tmp_path):
+    for make in (os.mkdir, os.mkfifo, lambda p: p.symlink_to("/dev/zero")):
+        make(path)
+        for use in (records.load, lambda p: records.append(p, TRAIN), records.set_aside):
+            with pytest.raises(records.RecordError, match=r"records.jsonl: cannot be (read|written) \("):
+                use(path)
+        path.rmdir() if path.is_dir() else path.unlink()
+    victim = tmp_path / "victim"
+    path.symlink_to(victim)
+    with pytest.raises(records.RecordError, match="is a symbolic link, which is not followed"):
+        records.append(path, TRAIN)
+    assert not victim.exists()
+    records.write(path, [TRAIN])  # replaces the link
+    assert not victim.exists() and records.load(path) == [TRAIN]
+
+
+BROKEN = [
+    b"garbage",
+    b"\x00\x00\x00",
+    b"\xff\xfe",
+    b"[" * 100_000,
+    b'{"kind": "train"}',
+    b"3",
+    b'{"kind": "eval", "loss": "x"}',
+]
+
+
+def test_broken_lines_are_set_aside_and_the_rest_stays(path):
+    whole = [json.dumps(record).encode() for record in ALL]
+    lines = [whole[0], BROKEN[0], BROKEN[1], whole[1], b"", BROKEN[2], whole[2], *BROKEN[3:], whole[3]]
+    path.write_bytes(b"\n".join(lines) + b"\n" + b'{"kind": "tr')
+    said = records.set_aside(path)
+    assert said == f"{path}:2: not a JSON object; 7 lines are set aside in records.damaged.jsonl, and the run goes on"
+    assert records.load(path) == ALL and path.read_bytes().endswith(b'\n{"kind": "tr')
+    assert path.with_name("records.damaged.jsonl").read_bytes() == b"".join(line + b"\n" for line in BROKEN)
+    assert records.set_aside(path) is None
+    records.append(path, TRAIN)
+    assert records.load(path) == [*ALL, TRAIN]
+    path.write_bytes(path.read_bytes() + b"more\n")
+    assert "1 line is set aside" in records.set_aside(path)
+    assert path.with_name("records.damaged.jsonl").read_bytes().endswith(b'loss": "x"}\nmore\n')
+
+
+def test_nothing_is_set_aside_of_a_whole_file_or_of_none(path):
+    assert records.set_aside(path) is None and not path.exists()
+    records.write(path, ALL)
+    before = path.stat().st_ino
+    assert records.set_aside(path) is None and path.stat().st_ino == before
+
+
+def test_what_is_written_whole_is_durable(path, monkeypatch):
+    done = []
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (done.append("sync"), real(handle))[1])
+    records.write(path, ALL)
+    assert done == ["sync", "sync"] and records.load(path) == ALL  # the file, and its name
+    done.clear()
+    for record, count in ((TRAIN, 0), (EVAL, 1), (EVENT, 1), (FINAL, 1)):
+        records.append(path, record)
+        assert done == ["sync"] * count
+        done.clear()
+
+
+def test_a_full_disk_is_one_line(path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    for write in (lambda: records.append(path, EVAL), lambda: records.write(path, ALL)):
+        with pytest.raises(records.RecordError, match=r"records.jsonl: cannot be written \(No space left on device\)$"):
+            write()
