@@ -3,11 +3,11 @@
 Everything that can be refused is refused before anything compiles and before anything is written.
 """
 
-import hashlib
-import json
 import math
 import shlex
+import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from jaxformer import agreement, distributed, manifest, memory
 from jaxformer.command_line import Parsed
-from jaxformer.config import Config, ConfigError, MeshConfig, to_dict
+from jaxformer.config import Config, ConfigError, MeshConfig
 from jaxformer.data import excerpt, languages
 from jaxformer.data.batches import Batches, eval_batches
 from jaxformer.data.corpus import Corpus, Split, open_corpus
@@ -34,6 +34,7 @@ from jaxformer.training.report import describe
 from jaxformer.training.step import compile_eval, place_batch
 from jaxformer.types import Batch, Model, Params
 from jaxformer.usable import check_here, check_mesh, usable_here
+from jaxformer.workdir_lock import WorkdirLock
 
 C = TypeVar("C", bound=Config)
 
@@ -61,6 +62,11 @@ def pretrain(parsed: Parsed) -> loop.Result:
       ConfigError, CheckpointError: one line each, nothing written over; TrainingDiverged.
       ProgramError: the run ended below the floor of its language, which only a leak can do.
     """
+    with ExitStack() as stack:
+        return _pretrain(parsed, stack)
+
+
+def _pretrain(parsed: Parsed, stack: ExitStack) -> loop.Result:
     distributed.initialize(parsed.config.distributed)
     if parsed.config.compilation_cache:
         keep_compiled_programs()
@@ -68,21 +74,27 @@ def pretrain(parsed: Parsed) -> loop.Result:
     log = print if chief else lambda _: None
     # What one process finds wrong ends all of them here, before the others wait for it in a step.
     verify = getattr(parsed.options, "verify", False)
-    ready = agreement.agree(lambda: _prepare(parsed.config, chief, verify), "its text")
+    ready = agreement.agree(lambda: _prepare(parsed.config, chief, stack, verify), "its text")
     config, corpus, mesh, model, batches, held_out = ready
     agreement.same(manifest.identity(config, corpus.fingerprint), "its config and text")
     floor = languages.floor(config.data, config.model.context_length)
-    about = manifest.describe(config, parsed.overrides, parsed.source, corpus.fingerprint)
 
-    def write() -> None:
-        if chief:
-            manifest.write_or_check(about, config)
+    def write() -> tuple[str, list[str]]:
+        if not chief:
+            return "", []
+        text = _tokenizer_text(corpus.tokenizer)
+        about = manifest.describe(
+            config, parsed.overrides, parsed.source, corpus.fingerprint, tokenizer=manifest.digest(text)
+        )
+        manifest.write_or_check(about, config)
+        if not manifest.tokenizer_is_kept(config.workdir):
             try:
                 corpus.tokenizer.save(config.workdir)
             except OSError as error:
                 raise ConfigError(f"config.workdir: {config.workdir}: tokenizer.json: {error.strerror}") from None
+        return manifest.fingerprints(config.workdir, config)
 
-    agreement.agree(write, "the manifest")
+    fingerprint, also = agreement.of_the_first(agreement.agree(write, "the manifest"), "the manifest")
     agreement.agree(lambda: manifest.check_shared(config), "the manifest")
     print_overview(config, corpus, batches, mesh, parsed.overrides, log)
 
@@ -104,7 +116,8 @@ def pretrain(parsed: Parsed) -> loop.Result:
             **({} if config.data.on_error == "stop" else {"num_skipped": corpus.num_skipped}),
             **({} if floor is None else {"floor": floor.nats, "floor_stderr": floor.standard_error}),
         },
-        fingerprint=_fingerprint(config),
+        fingerprint=fingerprint,
+        also_of_this_run=also,
         resume_command=resume_command(parsed),
         log=log,
     )
@@ -118,15 +131,18 @@ def pretrain(parsed: Parsed) -> loop.Result:
 
 
 def _prepare(
-    config: Config, chief: bool, verify: bool = False
+    config: Config, chief: bool, stack: ExitStack, verify: bool = False
 ) -> tuple[Config, Corpus, Mesh, Model, Batches, Sequence[Batch]]:
-    """Opens everything that a run needs and can be refused for; writes nothing but the corpus."""
+    """Opens everything that a run needs and can be refused for; writes nothing but the corpus and, into `stack`, the
+    lock of the working directory."""
     mesh = make_mesh(config.mesh)
     check_here(config.model)
     check_batch(config.train.batch_rows, config.train.micro_batches, mesh)
     check_context(config.model.context_length, mesh)
     check_mesh(config.model, mesh)
     manifest.check_workdir(config)
+    if chief:
+        stack.enter_context(WorkdirLock(config.workdir))
     corpus = open_corpus(config.data, progress=chief, verify=verify)
     config = fit_vocabulary(config, corpus.tokenizer)
     model = make_model(config.model, config.loss)
@@ -155,6 +171,12 @@ def fit_vocabulary(config: C, tokenizer: Tokenizer) -> C:
     return replace(config, model=replace(config.model, vocab_size=size))
 
 
+def _tokenizer_text(tokenizer: Tokenizer) -> bytes:
+    """What `Tokenizer.save` writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        return tokenizer.save(folder).read_bytes()
+
+
 def bytes_per_token(config: Config, split: Split) -> float | None:
     """Bytes of text each predicted token of a held-out split stands for; None for masked tokens, whose loss is not
     the length of any code."""
@@ -169,12 +191,23 @@ def open_run(workdir: str | Path) -> Run:
     Raises:
       ConfigError: there is no run; CheckpointError: it has no sound checkpoint.
     """
-    config = manifest.read_config(workdir)
+    config: Config = manifest.read_config(workdir)
     config = replace(config, model=usable_here(config.model))
+    if not manifest.tokenizer_is_kept(workdir):
+        raise ConfigError(
+            f"workdir {workdir}: tokenizer.json is gone, damaged or another (its checksum is not the manifest's); "
+            "going on with the run writes it again"
+        )
     tokenizer = Tokenizer.load(workdir)
     specs = make_model(config.model, config.loss).specs
-    params, step = restore_params(Path(workdir) / "checkpoints", abstract_params(specs))
+    params, step = _params(workdir, abstract_params(specs))
     return Run(config, params, tokenizer, step)
+
+
+def _params(workdir: str | Path, abstract: Params) -> tuple[Params, int]:
+    """The weights of the newest sound checkpoint of the run in `workdir`, and their step."""
+    fingerprint, also = manifest.fingerprints(workdir)
+    return restore_params(Path(workdir) / "checkpoints", abstract, fingerprint=fingerprint, also=also)
 
 
 def evaluate(workdir: str | Path, *, cache_dir: str | None = None, verify: bool = False, log=print) -> dict[str, float]:
@@ -189,7 +222,7 @@ def evaluate(workdir: str | Path, *, cache_dir: str | None = None, verify: bool 
     Raises:
       ConfigError: there is no run, or its text has changed since; CheckpointError: no sound checkpoint.
     """
-    config = manifest.read_config(workdir)
+    config: Config = manifest.read_config(workdir)
     if config.compilation_cache:
         keep_compiled_programs()
     about = manifest.read(workdir)
@@ -205,7 +238,7 @@ def evaluate(workdir: str | Path, *, cache_dir: str | None = None, verify: bool 
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(mesh)), abstract_params(model.specs)
     )
-    params, step = restore_params(Path(workdir) / "checkpoints", abstract)
+    params, step = _params(workdir, abstract)
     held_out = eval_batches(
         corpus.validation,
         corpus.tokenizer,
@@ -302,10 +335,6 @@ def resume_command(parsed: Parsed) -> str:
     """The command line that goes on with a run: the one that started it."""
     overrides = "".join(f" --config.{name}={shlex.quote(text)}" for name, text in parsed.given.items())
     return f"python -m experiments.pretrain --config={parsed.source}{overrides}"
-
-
-def _fingerprint(config: Config) -> str:
-    return hashlib.blake2b(json.dumps(to_dict(config), sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def _short(number: float) -> str:

@@ -6,7 +6,7 @@ started again executes the very dispatches of one that was not, and ends in the 
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from jaxformer.allocator import settle_heap
 from jaxformer.config import Config, ConfigError
 from jaxformer.specs import count_params, is_spec
 from jaxformer.training import metrics
-from jaxformer.training.checkpoint import Checkpoints
+from jaxformer.training.checkpoint import CheckpointError, Checkpoints
 from jaxformer.training.evaluate import SPLIT, Batches, EvalBatches, evaluate, evaluations_before, stops_early
 from jaxformer.training.interrupt import StopSignal
 from jaxformer.training.optim import make_optimizer
@@ -77,6 +77,7 @@ def train(
     bytes_per_token: float | None = None,
     final_fields: Mapping[str, Any] | None = None,
     fingerprint: str = "",
+    also_of_this_run: Sequence[str] = (),
     resume_command: str | None = None,
     log: Callable[[str], None] = print,
     bar: bool | None = None,
@@ -96,7 +97,8 @@ def train(
       flops_per_token: forward and backward, for the utilisation and the final record.
       bytes_per_token: bytes of the held-out split / tokens predicted in it; None: no bits per byte.
       final_fields: more fields for the final record, and better ones for `params_non_embedding`.
-      fingerprint: of the configuration, kept in every checkpoint.
+      fingerprint: of the run, kept in every checkpoint and compared when one is read; "" compares nothing.
+      also_of_this_run: other fingerprints that its checkpoints may carry.
       resume_command: printed when a signal ends the run.
       log: prints a line.
       bar: a progress bar (True), plain lines (False), or a bar where stderr is a terminal (None).
@@ -116,7 +118,7 @@ def train(
         stack.callback(progress.close)
         stop = stack.enter_context(StopSignal(progress.line))
         steps = compile_steps(model, make_optimizer(config.optimizer, config.train.steps, model.specs), mesh, config)
-        checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint, fingerprint)
+        checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint, fingerprint, also=also_of_this_run)
         checkpoints.start()
         batch, held_out = batches[0], eval_batches[0]
         helper = stack.enter_context(ThreadPoolExecutor(1))
@@ -125,6 +127,10 @@ def train(
         programs = None if finished else helper.submit(compile_ahead, steps, mesh, batch, held_out)
         restored = checkpoints.restore(steps.abstract_state)
         state, step = (steps.init(), 0) if restored is None else restored
+        if int(state.step) != step:
+            raise CheckpointError(
+                f"checkpoint {checkpoints.directory / str(step)} holds the state of step {state.step}"
+            )
         if programs is not None:
             steps = programs.result()
             jax.block_until_ready(state)
@@ -147,7 +153,8 @@ def train(
         if restored is not None:
             progress.line(f"going on from step {step}")
         reporter.event(step, "started" if restored is None else "resumed")
-        losses = list(evaluations_before(workdir / "records.jsonl", step).items())
+        path, chief = workdir / "records.jsonl", jax.process_index() == 0  # the others may not see yet what it mended
+        losses = list(evaluations_before(path, step).items()) if chief else []
         try:
             status, step, state = run.go(step, state, dict(agreement.of_the_first(losses, "the records")))
         except BaseException:

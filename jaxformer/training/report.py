@@ -55,6 +55,8 @@ class Reporter:
         self._writes = jax.process_index() == 0
         if self._writes:
             drop_cut_line(path)
+            if said := records.set_aside(path):
+                progress.line(f"note: {said}")
         self._board = TensorBoard(tensorboard) if tensorboard is not None and self._writes else None
         self._began = time.perf_counter()
         self._window: list[StepMetrics] = []
