@@ -11,7 +11,7 @@ Fit and report need the directory's manifest.json and records.jsonl alone.
 from pathlib import Path
 
 from jaxformer.command_line import Parsed, add_verify, finite, integer, parse_config, parser
-from jaxformer.config import Config, ConfigError, from_mapping
+from jaxformer.config import Config, ConfigError
 from jaxformer.process import a_device_for_each_core, program
 from jaxformer.scaling import bootstrap, plotting
 from jaxformer.scaling.ladder import StudyConfig, size_model
@@ -46,6 +46,7 @@ def main() -> int:
     if stage in (None, "plan", "run"):
         from jaxformer import study
         from jaxformer.training.sweep import Interrupted
+        from jaxformer.workdir_lock import WorkdirLock
 
         a_device_for_each_core()
         assert isinstance(parsed.config, StudyConfig)
@@ -54,12 +55,13 @@ def main() -> int:
         if stage == "plan":
             study.print_plan(opened)
             return 0
-        study.start(opened, parsed.overrides, parsed.source)
-        try:
-            study.run(opened, at_once=options.at_once)
-        except Interrupted as signal:
-            print(f"stopped by {signal}; the same command goes on")
-            return 75
+        with WorkdirLock(opened.config.workdir):
+            study.start(opened, parsed.overrides, parsed.source)
+            try:
+                study.run(opened, at_once=options.at_once)
+            except Interrupted as signal:
+                print(f"stopped by {signal}; the same command goes on")
+                return 75
     if stage != "run":
         conclude(parsed, stage, settings)
     return 0
@@ -87,32 +89,34 @@ def conclude(parsed: Parsed, stage: str | None, settings: Settings) -> None:
     from jaxformer.scaling import results
 
     workdir = Path(parsed.config.workdir)
-    about = manifest.read(workdir)
+    manifest.check_own_files(workdir)
+    about, trained = manifest.read(workdir), manifest.read_config(workdir, StudyConfig)
     path = workdir / "records.jsonl"
     if not path.exists():
         raise ConfigError(f"workdir {workdir}: no run has finished (no records.jsonl); --stage=run trains them")
-    found = records.load(path)
+    found = records.load(path, more=records.STUDY)
     fits = results.fit(found, settings, str(path))
     print(results.write_fits(workdir, fits))
-    trained: Config = from_mapping({key: about["config"][key] for key in ("model", "data")})
     floor = languages.floor(trained.data, trained.model.context_length)
     notes = [] if floor is None else [results.against_floor(fits, floor.nats, floor.standard_error)]
     if stage in (None, "report"):
-        command = f"python -m experiments.scaling --config={about['config_file']}"
+        command = f"python -m experiments.scaling --config={about.get('config_file')}"
         given = "".join(f" --config.{name}={text}" for name, text in parsed.given.items())
         for flag, field in (("bootstrap", "replicates"), ("delta", "delta"), ("holdout", "holdout")):
             if getattr(settings, field) != getattr(Settings, field):
                 given += f" --{flag}={getattr(settings, field)}"
         commands = [command + given]
-        print(results.write_report(workdir, title(about), found, fits, notes=notes, commands=commands, manifest=about))
+        print(
+            results.write_report(workdir, title(trained), found, fits, notes=notes, commands=commands, manifest=about)
+        )
     for line in [*notes, *results.summary(fits)]:
         print(line)
 
 
-def title(about: dict) -> str:
+def title(config: Config) -> str:
     """What the study is about, in a line."""
-    model, data = about["config"]["model"], about["config"]["data"]
-    return f"Scaling of {model['family'].upper()} on {data['source']} ({data['objective'].replace('_', ' ')})"
+    model, data = config.model, config.data
+    return f"Scaling of {model.family.upper()} on {data.source} ({data.objective.replace('_', ' ')})"
 
 
 if __name__ == "__main__":

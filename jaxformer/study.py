@@ -116,18 +116,23 @@ def print_plan(study: Study, log: Callable[[str], None] = print) -> float:
     return gflop
 
 
-def start(study: Study, overrides: list[str], source: str) -> None:
-    """Writes the manifest of a new study; of one that goes on, checks that its text is the same.
+def start(study: Study, overrides: list[str], source: str, log: Callable[[str], None] = print) -> None:
+    """Writes the manifest of a new study; of one that goes on, checks that its text is the same. The caller has locked
+    the directory.
 
-    Runs that only `records.jsonl` has get their files again.
+    Runs that only `records.jsonl` has get their files again, those whose files are damaged among them.
     """
-    manifest.write_or_check(manifest.describe(study.config, overrides, source, study.corpus.fingerprint), study.config)
+    about = manifest.describe(study.config, overrides, source, study.corpus.fingerprint)
+    manifest.write_or_check(about, study.config, free=MAY_CHANGE)
     workdir = Path(study.config.workdir)
     (workdir / "runs").mkdir(exist_ok=True)
+    sweep_files.set_aside_damaged(workdir, log)
+    if said := records.set_aside(workdir / RECORDS, records.STUDY):
+        log(f"note: {said}")
     for name, mine in _kept(workdir).items():
         path = sweep_files.run_path(workdir, name)
         if not path.exists():
-            sweep_files.write_run(path, mine)
+            records.write(path, mine)
 
 
 def run(study: Study, *, at_once: int | None = None, log: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
@@ -149,8 +154,9 @@ def run(study: Study, *, at_once: int | None = None, log: Callable[[str], None] 
     )
     try:
         found = sweep.run(
-            functools.partial(members, study), workdir, sources, at_once=at_once, expected_gflop=gflop, log=log
-        )
+            functools.partial(members, study), workdir, sources, at_once=at_once, expected_gflop=gflop,
+            fingerprint=manifest.fingerprints(workdir, config)[0], log=log,
+        )  # fmt: skip
     finally:
         _gather(study)
     check_floor(study.config, found)
@@ -215,12 +221,12 @@ def _held_out(config: Config, corpus: Corpus) -> Any:
 
 
 def _kept(workdir: Path) -> dict[str, list[dict[str, Any]]]:
-    """Name -> records of the runs in `records.jsonl`."""
+    """Name -> records of the runs in `records.jsonl`, as far as they have a final one."""
     path = workdir / RECORDS
     out: dict[str, list[dict[str, Any]]] = {}
-    for record in records.load(path) if path.exists() else []:
+    for record in records.load(path, more=records.STUDY) if path.exists() else []:
         out.setdefault(record["run"], []).append(record)
-    return out
+    return {name: mine for name, mine in out.items() if mine[-1]["kind"] == "final"}
 
 
 def _finished(study: Study) -> dict[str, dict[str, Any]]:
@@ -240,4 +246,4 @@ def _gather(study: Study) -> None:
             mine = records.load(sweep_files.run_path(workdir, member.name))
             lines += [*mine[:-1], {**mine[-1], "role": member.fields["role"]}]
     if lines:
-        sweep_files.write_run(workdir / RECORDS, lines)
+        records.write(workdir / RECORDS, lines)

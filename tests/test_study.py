@@ -207,3 +207,55 @@ def test_a_run_below_the_floor_is_a_leak(monkeypatch):
     study.check_floor(config, {"honest": {"loss": 1.99, "loss_stderr": 0.01}})
     with pytest.raises(ConfigError, match=r"leaky: .*1\.9000.*2\.0000"):
         study.check_floor(config, {"leaky": {"loss": 1.9, "loss_stderr": 0.01}})
+
+
+@pytest.mark.slow
+def test_a_damaged_run_file_is_told_and_records_serve(place, done, tmp_path):
+    """Empty, or without its final record: an IndexError before, though records.jsonl holds that run."""
+    shutil.copytree(place / "done", tmp_path / "hurt")
+    runs = sorted((tmp_path / "hurt" / "runs").iterdir())
+    runs[0].write_text("")
+    runs[1].write_text("".join(runs[1].read_text().splitlines(keepends=True)[:-1]))
+    path = tmp_path / "hurt" / "records.jsonl"
+    path.write_text("garbage\n" + path.read_text())
+    code, out, err = finish(place, tmp_path / "hurt", "--stage=run")
+    assert code == 0 and "0 TFLOP" in out, err[-2000:]
+    for run in runs[:2]:
+        assert f"note: {run} is damaged or has no final record; set aside as {run.stem}.damaged" in out
+        assert run.read_text() == (place / "done" / "runs" / run.name).read_text()
+    assert (
+        f"note: {path}:1: not a JSON object; 1 line is set aside in records.damaged.jsonl, and the run goes on" in out
+    )
+    assert told(tmp_path / "hurt") == told(place / "done")
+    # Where the records do not hold it either, the run is made again.
+    runs[0].write_text("")
+    mine = [line for line in path.read_text().splitlines(keepends=True) if json.loads(line)["run"] != runs[0].stem]
+    path.write_text("".join(mine))
+    code, out, err = finish(place, tmp_path / "hurt", "--stage=run")
+    assert code == 0 and told(tmp_path / "hurt") == told(place / "done"), err[-2000:]
+
+
+@pytest.mark.slow
+def test_a_study_in_use_a_link_in_it_and_another_studys_trunk(place, done, tmp_path):
+    from jaxformer.workdir_lock import WorkdirLock
+
+    shutil.copytree(place / "done", tmp_path / "mine")
+    with WorkdirLock(tmp_path / "mine"):
+        code, _, err = finish(place, tmp_path / "mine", "--stage=run")
+        assert code == 2 and f"config.workdir: {tmp_path / 'mine'} is in use by process {os.getpid()} on" in err
+        assert finish(place, tmp_path / "mine", "--stage=plan")[0] == 0  # writes nothing
+    for name in ("figures", "report.html", "runs/a.jsonl"):
+        victim = tmp_path / "victim"
+        victim.mkdir(exist_ok=True)
+        link = tmp_path / "mine" / name
+        aside = link.with_name("aside")
+        if link.exists():
+            link.rename(aside)
+        link.symlink_to(victim)
+        for stage in ("fit", "report", "run"):
+            code, _, err = finish(place, tmp_path / "mine", f"--stage={stage}")
+            assert code == 2 and f"config.workdir: {link} is a symbolic link, which is not followed" in err, err
+        link.unlink()
+        if aside.exists():
+            aside.rename(link)
+        assert not list(victim.iterdir())

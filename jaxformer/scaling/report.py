@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxformer import credentials, files
 from jaxformer.scaling import plotting
 from jaxformer.scaling.fit import CALLED, KAPLANS
 
@@ -95,7 +96,7 @@ def page(
       notes: paragraphs of what was done and what it does not show.
       tables: heading -> rows, plain dicts of the same keys; a dict with "ci95" in a cell is a number with its interval.
       commands: exact command lines.
-      manifest: versions, devices, data, seeds; printed as JSON.
+      manifest: versions, devices, data, seeds; printed as JSON. In both, what looks like a credential is masked.
     """
     name, first = next(iter(fits.items()))
     known = {**_CAPTIONS, **(captions or {})}
@@ -119,9 +120,9 @@ def page(
         parts.append("<h2>Notes of the fit</h2><ul>")
         parts += [f"<li>{html.escape(line)}</li>" for line in dict.fromkeys(warnings)] + ["</ul>"]
     if commands:
-        parts += ["<h2>Commands</h2>", f"<pre>{html.escape(chr(10).join(commands))}</pre>"]
+        parts += ["<h2>Commands</h2>", f"<pre>{html.escape(chr(10).join(map(credentials.mask_text, commands)))}</pre>"]
     if manifest:
-        text = json.dumps(manifest, indent=1, default=str, ensure_ascii=False)
+        text = json.dumps(credentials.mask_manifest(manifest), indent=1, default=str, ensure_ascii=False)
         parts += ["<h2>Manifest</h2>", f"<pre>{html.escape(text)}</pre>"]
     head = (
         f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -134,9 +135,7 @@ def write(path: str | os.PathLike, text: str) -> Path:
     """Writes a page whole or not at all; returns its path."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    files.write_atomically(path, text)
     return path
 
 

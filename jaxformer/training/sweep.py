@@ -20,16 +20,18 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxformer import records
 from jaxformer.allocator import settle_heap
 from jaxformer.config import CheckpointConfig, Config, ConfigError
 from jaxformer.training import metrics
 from jaxformer.training.checkpoint import CheckpointError, Checkpoints
+from jaxformer.training.checkpoint_layout import OLD_DIGITS
 from jaxformer.training.evaluate import SPLIT, Batches, EvalBatches, evaluate
 from jaxformer.training.interrupt import StopSignal
 from jaxformer.training.progress import Progress
 from jaxformer.training.state import TrainState, averaged
 from jaxformer.training.step import StepMetrics
-from jaxformer.training.sweep_files import curve, run_path, settled, write_run
+from jaxformer.training.sweep_files import curve, run_path, set_aside_damaged, settled
 from jaxformer.training.sweep_plan import Member, Trunk, branches, gflop_per_step, shape_of, shapes, trunks
 from jaxformer.training.sweep_program import Program, Way, choose
 from jaxformer.types import Model
@@ -62,6 +64,7 @@ def run(
     *,
     at_once: int | None = None,
     expected_gflop: float | None = None,
+    fingerprint: str = "",
     log: Callable[[str], None] = print,
     bar: bool | None = None,
 ) -> dict[str, dict[str, Any]]:
@@ -74,6 +77,7 @@ def run(
       sources: of models and batches.
       at_once: members of one shape that train together; None: what a short trial finds faster.
       expected_gflop: of all that is likely to be asked for, for the time left; None: of what is asked for first.
+      fingerprint: of the sweep, kept with the name of each trunk in its states and compared when one is read.
       log: prints a line.
       bar: as in `loop.train`.
 
@@ -90,8 +94,9 @@ def run(
         progress = Progress(round(expected_gflop or 0), log, bar=bar, unit="GFLOP")
         stack.callback(progress.close)
         stop = stack.enter_context(StopSignal(progress.line))
-        sweep = _Sweep(Path(workdir), sources, progress, stop, at_once)
+        sweep = _Sweep(Path(workdir), sources, progress, stop, at_once, fingerprint)
         stack.callback(sweep.feed.shutdown, wait=True, cancel_futures=True)
+        set_aside_damaged(workdir, progress.line)
         while True:
             members, found = settled(ask, workdir)
             if len({member.name for member in members}) < len(members):
@@ -110,7 +115,16 @@ def run(
 class _Sweep:
     """The moving parts of one call of `run`."""
 
-    def __init__(self, workdir: Path, sources: Sources, progress: Progress, stop: StopSignal, at_once: int | None):
+    def __init__(
+        self,
+        workdir: Path,
+        sources: Sources,
+        progress: Progress,
+        stop: StopSignal,
+        at_once: int | None,
+        fingerprint: str,
+    ):
+        self.fingerprint = fingerprint
         self.workdir, self.sources, self.progress, self.stop = workdir, sources, progress, stop
         self.at_once = at_once
         self.ways: dict[Config, Way] = {}
@@ -241,7 +255,7 @@ class _Sweep:
         }
         mine: StepMetrics = jax.tree.map(lambda *xs: np.concatenate([x[place] for x in xs]), *heard)
         lines = [*curve(mine, first, config.train.log_every_steps, tokens), final]
-        write_run(path, [{**record, "run": member.name, "trunk": trunk.name} for record in lines])
+        records.write(path, [{**record, "run": member.name, "trunk": trunk.name} for record in lines])
         ending = "diverged" if diverged else f"loss {values['loss']:.4f} ± {values['loss_stderr']:.4f}"
         self.progress.line(f"{member.name}: {ending}")
 
@@ -258,7 +272,8 @@ class _Sweep:
         """A trunk's newest sound state and its update."""
         try:
             return self.store(trunk).restore(program.abstract_member())
-        except CheckpointError:  # it has been told; the trunk begins anew
+        except CheckpointError as error:
+            self.progress.line(f"note: {error}; the trunk begins anew")
             return None
 
     def save(self, program: Program, group: list[Trunk], states: TrainState, step: int) -> None:
@@ -272,7 +287,11 @@ class _Sweep:
     def store(self, trunk: Trunk) -> Checkpoints:
         """Where a trunk's state is kept."""
         keep = CheckpointConfig(save_every_minutes=None, keep=1)
-        return Checkpoints(self.workdir / "trunks" / trunk.name, keep, trunk.name, warn=self.progress.line)
+        directory = self.workdir / "trunks" / trunk.name
+        mine = f"{self.fingerprint} {trunk.name}".strip()
+        # Studies that earlier versions began kept the name alone.
+        also = (trunk.name,) if len(self.fingerprint) == OLD_DIGITS else ()
+        return Checkpoints(directory, keep, mine, warn=self.progress.line, also=also)
 
     def path(self, member: Member) -> Path:
         """A member's file."""

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxformer import records
+from jaxformer import files, records
 from jaxformer.training.step import StepMetrics
 from jaxformer.training.sweep_plan import Member
 
@@ -22,12 +21,35 @@ def run_path(workdir: str | Path, name: str) -> Path:
 
 def finals(workdir: str | Path, members: Iterable[Member]) -> dict[str, dict[str, Any]]:
     """Name -> final record of the members that have finished (or diverged)."""
-    out = {}
-    for member in members:
-        path = run_path(workdir, member.name)
-        if path.exists():
-            out[member.name] = records.load(path, "final")[-1]
-    return out
+    found = {member.name: final_of(run_path(workdir, member.name)) for member in members}
+    return {name: record for name, record in found.items() if record is not None}
+
+
+def final_of(path: Path) -> dict[str, Any] | None:
+    """The final record of a finished run's file; None if it is not there, damaged, or does not end with one."""
+    try:
+        found = records.load(path)
+    except (FileNotFoundError, records.RecordError):
+        return None
+    return found[-1] if found and found[-1]["kind"] == "final" else None
+
+
+def set_aside_damaged(workdir: str | Path, log: Callable[[str], None]) -> None:
+    """Renames the files of runs that do not end with a final record, so that those count as not yet run.
+
+    Raises:
+      records.RecordError: one of them cannot be renamed.
+    """
+    for path in sorted((Path(workdir) / "runs").glob("*.jsonl")):
+        if path.name[0] == "." or final_of(path) is not None:
+            continue
+        aside = path.with_suffix(".damaged")
+        try:
+            path.replace(aside)
+        except OSError as error:
+            raise records.RecordError(f"{path}: damaged, and cannot be renamed ({error.strerror})") from None
+        files.sync_folder(path.parent)
+        log(f"note: {path} is damaged or has no final record; set aside as {aside.name}")
 
 
 def settled(
@@ -44,15 +66,6 @@ def settled(
         if now.keys() == found.keys():
             return members, found
         found = now
-
-
-def write_run(path: Path, lines: Sequence[dict[str, Any]]) -> None:
-    """Writes records whole or not at all."""
-    half = path.with_name(f".{path.name}.{os.getpid()}")
-    half.unlink(missing_ok=True)
-    for record in lines:
-        records.append(half, record)
-    half.replace(path)
 
 
 def curve(found: StepMetrics, first: int, every: int, tokens: int) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from jaxformer import records
 from jaxformer.config import ConfigError
 from jaxformer.sharding import make_mesh
 from jaxformer.training import loop, sweep, sweep_program
-from jaxformer.training.sweep_files import run_path, write_run
+from jaxformer.training.sweep_files import finals, run_path, set_aside_damaged
 from jaxformer.training.sweep_plan import Member, shapes, trunks
 
 MODEL = make_model(dropout=0.2)
@@ -226,7 +226,7 @@ def test_a_finished_sweep_of_many_rounds_is_not_run_again(tmp_path):
     members = [member(name, seed=seed) for seed, name in enumerate("abcd")]
     final = {"kind": "final", "step": 1, "tokens": 1, "loss": 1.0, "loss_stderr": 0.1, **members[0].fields}
     for each in members:
-        write_run(run_path(tmp_path, each.name), [{**final, "run": each.name}])
+        records.write(run_path(tmp_path, each.name), [{**final, "run": each.name}])
 
     def ask(found):
         return members[: 1 + sum(m.name in found for m in members)]
@@ -308,3 +308,31 @@ def test_sigterm_ends_it_and_the_same_call_goes_on(tmp_path):
     process = start(tmp_path)
     process.communicate(timeout=300)
     assert process.returncode == 0 and len(told(tmp_path)) == 6
+
+
+DAMAGES = {
+    "empty": lambda path: path.write_text(""),
+    "no final record": lambda path: path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1])),
+    "garbage": lambda path: path.write_bytes(b"\x00\x00\n" + path.read_bytes()),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_run_file_counts_as_not_yet_run(tmp_path, damage):
+    lines = []
+    (tmp_path / "runs").mkdir()
+    train = {"kind": "train", "step": 1, "tokens": 1, "loss": 1.0, "grad_norm": 1.0, "learning_rate": 1.0, "skipped": 0}
+    final = {"kind": "final", "step": 1, "tokens": 1, "loss": 1.0, "loss_stderr": 0.0, "params": 1, "flops": 1}
+    members = [Member(name, make_config(), {"flops": 1}) for name in ("whole", "damaged")]
+    for member in members:
+        mine = [{**train, "seconds": 0.0}, {**final, "params_non_embedding": 1}]
+        records.write(run_path(tmp_path, member.name), [{**record, "run": member.name} for record in mine])
+    path = run_path(tmp_path, "damaged")
+    DAMAGES[damage](path)
+    assert list(finals(tmp_path, members)) == ["whole"]
+    set_aside_damaged(tmp_path, lines.append)
+    assert lines == [f"note: {path} is damaged or has no final record; set aside as damaged.damaged"]
+    assert not path.exists() and path.with_suffix(".damaged").exists()
+    set_aside_damaged(tmp_path, lines.append)
+    assert len(lines) == 1 and list(finals(tmp_path, members)) == ["whole"]
