@@ -185,11 +185,11 @@ def _lines(path: str | os.PathLike) -> list[bytes]:
 
 
 def _decoded(line: bytes) -> str:
-    """A line as text; what is not UTF-8 is no JSON, even where Python would read it."""
+    """A line as text; of what is not UTF-8 nothing is read as JSON."""
     try:
         return line.decode()
     except UnicodeDecodeError:
-        return ""
+        return "not UTF-8: " + line.decode(errors="replace")
 
 
 def load(
