@@ -66,12 +66,11 @@ LINES = 300  # ceiling of a file
 MORE_LINES = {
     "jaxformer/config.py": 620,  # one table of every field with its checks; cut apart it would be read side by side
     "jaxformer/fields.py": 330,  # what a value of each type may be, as a value and as text
-    "jaxformer/main.py": 330,  # from config to run, and evaluation, with what both print
+    "jaxformer/main.py": 350,  # from config to run, and evaluation, with what both print
     "jaxformer/training/step.py": 320,  # the step and what compiles it
     "jaxformer/compiled.py": 320,  # the checked cache and the journal of what is being loaded
     "jaxformer/functional/block.py": 320,  # one block and the stack of them
-    "jaxformer/manifest.py": 345,  # what a run's directory says, and whose it is
-    "jaxformer/main.py": 330,  # config -> data + model + training -> run
+    "jaxformer/manifest.py": 360,  # what a run's directory says, and whose it is
     "jaxformer/training/checkpoint.py": 330,  # what is saved and what is read, by one library
     "jaxformer/training/loop.py": 310,  # one function that schedules
     "jaxformer/training/sweep.py": 310,  # the same of many runs
