@@ -25,7 +25,7 @@ def main() -> int:
     arguments = parser(__doc__, "scaling")
     arguments.add_argument("--stage", choices=STAGES, help="one stage alone (default: all)")
     arguments.add_argument(
-        "--at-once", type=integer(1, 10**6), metavar="M", help="members that train together (default: by trial)"
+        "--at-once", type=integer(1), metavar="M", help="members that train together (default: by trial)"
     )
     arguments.add_argument(
         "--bootstrap", type=integer(0, 10**6), default=1000, metavar="R", help="replicates (default 1000)"
