@@ -164,7 +164,8 @@ def test_one_clear_line(place, done, tmp_path):
     assert "needs" in few and "rows" in few
     shutil.copytree(place / "done", tmp_path / "cut", ignore=shutil.ignore_patterns("runs", "trunks"))
     path = tmp_path / "cut" / "records.jsonl"
-    path.write_text(path.read_text().replace('"flops"', '"flips"'))
+    # As an earlier version would have written it, whose lines have no checksum.
+    path.write_text(re.sub(r', "crc": "\w+"', "", path.read_text()).replace('"flops"', '"flips"'))
     assert "final record lacks flops" in line("--stage=fit", workdir=tmp_path / "cut")
 
 
