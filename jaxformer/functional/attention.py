@@ -59,6 +59,10 @@ def attention(
 ) -> Array | tuple[Array, Array]:
     """Scaled dot-product attention: multi-head, grouped-query, multi-query and cross.
 
+    Derivatives of both modes and of higher order go through "xla" and "chunked" (`jax.jvp`, `jax.hessian`, ...; the
+    loops of "chunked" can be differentiated once backwards: a second derivative is forward over reverse, as
+    `jax.hessian` does). "splash" and "cudnn" have `jax.grad` alone; for more say implementation="xla".
+
     Args:
       query: [B, T, H, K].
       key: [B, S, G, K]; H is a multiple of G (G = H multi-head, 1 < G < H grouped, G = 1 multi-query).

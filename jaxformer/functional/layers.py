@@ -1,6 +1,6 @@
 """Layers as plain functions of arrays and numbers: linear, norms, activations, MLP, dropout, embedding.
 
-The gradients of linear, norms and MLP are written down, for reverse mode: `jax.grad` and `jax.vjp`, not `jax.jvp`.
+The derivatives of linear, norms and MLP are written down, for `jax.grad` and `jax.jvp` alike (`kernels.derivatives`).
 """
 
 import functools
@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from jaxformer.kernels import derivatives
 from jaxformer.kernels.again import again
 from jaxformer.kernels.matmul import add_bias, matmul, matmul_of
 from jaxformer.types import Array
@@ -109,7 +110,7 @@ def _norm_rows(centre: bool, epsilon: float, x: Array, scale: Array, bias: Array
     return _norm(centre, epsilon, x, scale, bias)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _norm(centre: bool, epsilon: float, x: Array, scale: Array, bias: Array | None) -> Array:
     """Both norms. Written down, their gradient keeps x and a number or two of each token; differentiation keeps two or
     three arrays like x, in float32."""
@@ -143,7 +144,20 @@ def _norm_backward(centre, epsilon, saved, g):
     return (remade(inverse) * d_x).astype(x.dtype), d_scale, d_bias
 
 
-_norm.defvjp(_norm_forward, _norm_backward)
+def _norm_tangent(centre, epsilon, saved, changes):
+    del epsilon
+    x, scale, bias, mean, inverse = saved
+    change, d_scale, d_bias = changes
+    wide = _wide(change)
+    if centre:
+        wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    normed = (_wide(x) if mean is None else _wide(x) - mean) * inverse
+    d_normed = inverse * (wide - normed * jnp.mean(wide * normed, axis=-1, keepdims=True))
+    out = d_normed * _align(scale, x) + normed * _align(d_scale, x)
+    return (out if bias is None else out + _align(d_bias, x)).astype(x.dtype)
+
+
+derivatives.define(_norm, _norm_forward, _norm_tangent, _norm_backward)
 
 
 def relu(x: Array) -> Array:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from jaxformer.functional.layers import embed
+from jaxformer.kernels import derivatives
 from jaxformer.layout import ACTIVATION_RULES, RULES, entries, mesh_axes
 from jaxformer.types import Array
 
@@ -30,7 +31,7 @@ def look_up(tokens: Array, table: Array, axis: str) -> Array:
       axis: logical axis of the table's rows, "vocab" say.
 
     Returns:
-      [B, T, D] in the dtype of the table. Its gradient is for reverse mode.
+      [B, T, D] in the dtype of the table.
 
     >>> look_up(jnp.array([[1, 0]]), jnp.array([[1.0, 2.0], [3.0, 4.0]]), "vocab").tolist()
     [[[3.0, 4.0], [1.0, 2.0]]]
@@ -44,7 +45,7 @@ def look_up(tokens: Array, table: Array, axis: str) -> Array:
     return _look_up(table, tokens, table.shape, over)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3))
 def _look_up(table: Array, tokens: Array, shape: tuple[int, int], over: tuple[_Axes, _Axes, _Axes]) -> Array:
     """`shape` of the table, and the mesh axes that its rows, its width and the rows of tokens are split over."""
     vocab, width, rows = over
@@ -76,7 +77,11 @@ def _backward(shape, over, tokens, g):
     return jax.shard_map(local, in_specs=specs, out_specs=P(vocab, width), check_vma=False)(g, tokens), None
 
 
-_look_up.defvjp(_forward, _backward)
+def _tangent(shape, over, tokens, changes):
+    return _look_up(changes[0], tokens, shape, over)
+
+
+derivatives.define(_look_up, _forward, _tangent, _backward)
 
 
 def _devices(axes: _Axes) -> int:

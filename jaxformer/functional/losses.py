@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxformer.kernels import derivatives
 from jaxformer.kernels.matmul import product, times_transpose, transposed_product
 from jaxformer.layout import pin, row_shards, sum_parts
 from jaxformer.types import Array
@@ -93,7 +94,7 @@ def token_loss(
       table: [V, D].
       targets: [B, T] int.
       weights: [B, T] float; 0 leaves a position out. Only `hidden`, `table` and `bias` receive gradients, from
-        `total` alone.
+        `total` alone; in forward mode too the metrics' tangents are 0, and changes of the weights count for nothing.
       bias: [V] or None.
       label_smoothing, z_loss: as in `cross_entropy`.
       chunk_tokens: tokens whose logits exist at once, rounded to whole columns of B; None: chosen from V.
@@ -125,7 +126,7 @@ def token_loss(
     return TokenLoss(total, jnp.sum(weight_rows), nll_rows, correct_rows, weight_rows)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(5,))
 def _projected(hidden, table, bias, targets, weights, options):
     """(total, (nll of each row, correct weight of each row)) over all chunks."""
     return _visit(hidden, table, bias, targets, weights, options, gradients=False)[0]
@@ -141,7 +142,24 @@ def _projected_backward(options, gradients, cotangents):
     return *(g * scale.astype(g.dtype) for g in gradients), None, None
 
 
-_projected.defvjp(_projected_forward, _projected_backward)
+def _projected_tangent(options, gradients, changes):
+    del options
+    return total_tangent(gradients, changes[:3], changes[4])
+
+
+derivatives.define(_projected, _projected_forward, _projected_tangent, _projected_backward, loops=True)
+
+
+def total_tangent(gradients: Any, changes: Any, weights_BT: Array) -> tuple[Array, tuple[Array, Array]]:
+    """The change of (total, metrics) by what `gradients` are of: none of the metrics, as they pass no gradient.
+
+    Args:
+      gradients, changes: trees of arrays alike.
+      weights_BT: of the positions, for the shapes.
+    """
+    dtype, rows = weights_BT.dtype, jnp.zeros(len(weights_BT), weights_BT.dtype)
+    products = jax.tree.map(lambda g, t: jnp.sum(g.astype(dtype) * t.astype(dtype)), gradients, changes)
+    return sum(jax.tree.leaves(products), jnp.zeros((), dtype)), (rows, rows)
 
 
 def block_loss(hidden_ND, compute_VD, bias_V, targets_Bt, weights_Bt, label_smoothing, z_loss, *, gradients, parts=1):

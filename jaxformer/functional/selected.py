@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxformer.functional.losses import CHUNK_LOGITS, MIN_POSITIONS, TokenLoss, block_loss
+from jaxformer.functional.losses import CHUNK_LOGITS, MIN_POSITIONS, TokenLoss, block_loss, total_tangent
+from jaxformer.kernels import derivatives
 from jaxformer.layout import pin, row_shards, sum_parts
 from jaxformer.types import Array, Params
 
@@ -53,7 +54,8 @@ def selected_loss(
       chunk_tokens: most tokens whose logits exist at once, in whole columns of B; None: chosen from V.
 
     Returns:
-      TokenLoss of sums. `hidden`, `table`, `bias` and `transform_params` receive gradients, from `total` alone.
+      TokenLoss of sums. `hidden`, `table`, `bias` and `transform_params` receive gradients, from `total` alone; in
+      forward mode too the metrics' tangents are 0, and changes of the weights count for nothing.
 
     >>> h, e = jnp.ones((2, 3, 4)), jnp.zeros((5, 4))
     >>> out = selected_loss(h, e, jnp.zeros((2, 3), int), jnp.array([[0.0, 2.0, 0.0], [0.0, 0.0, 0.0]]))
@@ -80,7 +82,7 @@ def _identity(params: Params, x: Array) -> Array:
     return x
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
 def _projected(operands, targets, weights, options):
     """(total, (nll of each row, correct weight of each row))."""
     return _visit(operands, targets, weights, options, gradients=False)[0]
@@ -96,7 +98,12 @@ def _projected_backward(options, gradients, cotangents):
     return jax.tree.map(lambda g: g * scale.astype(g.dtype), gradients), None, None
 
 
-_projected.defvjp(_projected_forward, _projected_backward)
+def _projected_tangent(options, gradients, changes):
+    del options
+    return total_tangent(gradients, changes[0], changes[2])
+
+
+derivatives.define(_projected, _projected_forward, _projected_tangent, _projected_backward, loops=True)
 
 
 def _visit(operands, targets_BT, weights_BT, options, *, gradients):

@@ -10,6 +10,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+from jaxformer.kernels import derivatives
 from jaxformer.kernels.again import again
 from jaxformer.kernels.matmul import rounded_einsum, transposed_products
 from jaxformer.types import Array
@@ -63,7 +64,7 @@ def _split_heads(x: Array | None, groups: int, per_group: int) -> Array | None:
     return x.reshape(x.shape[0], *heads, *x.shape[2:])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _attend(spans, query, key, value, biases, allowed) -> Array:
     """query: [B, G, R, T, K]; key, value: [B, G, S, K]. Returns [B, G, R, T, K']."""
     return _forward(spans, query, key, value, biases, allowed)[0]
@@ -127,7 +128,25 @@ def _backward(spans, saved, g_out):
     return jnp.concatenate(d_query, axis=3), d_key, d_value, tuple(d_biases), None
 
 
-_attend.defvjp(_forward, _backward)
+def _tangent(spans, saved, changes):
+    query, key, value, biases, kept = saved
+    d_query, d_key, d_value, d_biases, _ = changes
+    wide = jnp.promote_types(query.dtype, jnp.float32)
+    outs = []
+    for ((first, last), (start, stop)), bias, d_bias, weights in zip(spans, biases, d_biases, kept, strict=True):
+        q, d_q = query[:, :, :, first:last], rows(d_query[:, :, :, first:last])
+        k, v, d_k, d_v = (rows(x[:, :, start:stop]) for x in (key, value, d_key, d_value))
+        d_scores = head_product("GTK,GSK->GTS", rows(q), d_k, wide) + head_product("GTK,GSK->GTS", d_q, k, wide)
+        if bias is not None:
+            d_scores = d_scores + rows(jnp.broadcast_to(d_bias.astype(wide), (*q.shape[:4], stop - start)))
+        d_weights = _through_softmax(weights.astype(wide), d_scores).astype(value.dtype)
+        out = head_product("GTS,GSK->GTK", d_weights, v, value.dtype)
+        out = out + head_product("GTS,GSK->GTK", weights, d_v, value.dtype)
+        outs.append(out.reshape(*q.shape[:4], v.shape[-1]))
+    return jnp.concatenate(outs, axis=3)
+
+
+derivatives.define(_attend, _forward, _tangent, _backward)
 
 
 def _summed(grad: Array, like: Array) -> Array:

@@ -172,7 +172,8 @@ def visit_keys(o: Options, x: Inputs, i: Array, carry: Carry) -> Carry:
     def part(carry, j, size, allowed):
         top, total, out = carry
         scores, _ = _scores(o, x, query, _keys(o, x.key, j, size), i, j, allowed)
-        new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
+        # What is subtracted cancels in the end: for derivatives it is a constant.
+        new_top = jnp.maximum(top, jnp.max(jax.lax.stop_gradient(scores), axis=-1))
         safe = jnp.where(jnp.isfinite(new_top), new_top, 0.0)
         shrink = jnp.exp(top - safe)
         weights = jnp.exp(scores - safe[..., None])

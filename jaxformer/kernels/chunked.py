@@ -9,7 +9,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxformer.kernels import block_problem, blocks
+from jaxformer.kernels import block_problem, blocks, derivatives
 from jaxformer.kernels.block_problem import Inputs, Options
 from jaxformer.kernels.blocked import heads_first
 from jaxformer.kernels.xla import Bias
@@ -38,7 +38,7 @@ def attend(
     return _attend(options, *inputs)[:, : query.shape[1]]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _attend(o: Options, query, key, value, bias, mask, rng) -> Array:
     return _forward(o, query, key, value, bias, mask, rng)[0]
 
@@ -66,4 +66,14 @@ def _backward(o: Options, saved, g_out):
     return *jax.tree.map(lambda grad, a: grad.astype(a.dtype), grads, tuple(arrays[:4])), None, None
 
 
-_attend.defvjp(_forward, _backward)
+def _tangent(o: Options, saved, changes):
+    """By differentiating the visits."""
+    arrays, *_ = saved
+
+    def out(*floats):
+        return _forward(o, *floats, *arrays[4:])[0]
+
+    return jax.jvp(out, arrays[:4], changes[:4])[1]
+
+
+derivatives.define(_attend, _forward, _tangent, _backward, loops=True)

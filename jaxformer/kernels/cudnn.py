@@ -2,7 +2,8 @@
 
 The scores never exist, and what is after a causal query is not visited. The kernel knows nothing of documents, and its
 windows could see the future (jax pull request 39576): whatever a mask asks for beyond causality goes in as an array of
-allowed pairs, [B, 1, T, S], which is read block by block. What it would not do exactly, `refusal` names.
+allowed pairs, [B, 1, T, S], which is read block by block. What it would not do exactly, `refusal` names. Its derivative
+is for `jax.grad` alone, not for `jax.jvp`.
 """
 
 from dataclasses import replace

@@ -19,6 +19,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxformer.kernels import derivatives
 from jaxformer.kernels.again import again
 from jaxformer.layout import mesh_axes
 from jaxformer.types import Array
@@ -70,7 +71,7 @@ def _ordered(spec: str, a: Array, b: Array, dtype) -> Array:
     return found.transpose([order.index(x) for x in out])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 3))
 def product(spec: str, a: Array, b: Array, dtype) -> Array:
     """einsum of two operands of one dtype, result in `dtype`; so are all products of its gradient.
 
@@ -98,10 +99,15 @@ def _product_backward(spec, dtype, saved, g):
     return gradient_a, rounded_einsum(f"{left},{out}->{right}", a, g, b.dtype)
 
 
-product.defvjp(_product_forward, _product_backward)
+def _product_tangent(spec, dtype, saved, changes):
+    a, b = saved
+    return rounded_einsum(spec, changes[0], b, dtype) + rounded_einsum(spec, a, changes[1], dtype)
 
 
-@jax.custom_vjp
+derivatives.define(product, _product_forward, _product_tangent, _product_backward)
+
+
+@jax.custom_jvp
 def matmul(x: Array, w: Array) -> Array:
     """x @ w. `x`: [N, D]; `w`: [D, F], cast to the dtype of x inside. Returns [N, F] in the dtype of x.
 
@@ -119,7 +125,12 @@ def _matmul_backward(saved, g):
     return times_transpose(g, _weight_again(w, g), x.dtype), transposed_product(x, g, w.dtype)
 
 
-matmul.defvjp(_matmul_forward, _matmul_backward)
+def _matmul_tangent(saved, changes):
+    x, w = saved
+    return matmul(changes[0], w) + matmul(x, changes[1])
+
+
+derivatives.define(matmul, _matmul_forward, _matmul_tangent, _matmul_backward)
 
 
 def _weight_again(w: Array, g: Array) -> Array:
@@ -129,7 +140,7 @@ def _weight_again(w: Array, g: Array) -> Array:
     return w if mesh_axes() else again(w, g[:1, :1])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def matmul_of(function: Callable[..., Array], inputs: tuple[Array, ...], w: Array) -> Array:
     """function(*inputs) @ w, of which the inputs alone are kept for the backward pass.
 
@@ -159,7 +170,13 @@ def _matmul_of_backward(function, saved, g):
     return pull(d_hidden), transposed_product(_flat(hidden), g, w.dtype)
 
 
-matmul_of.defvjp(_matmul_of_forward, _matmul_of_backward)
+def _matmul_of_tangent(function, saved, changes):
+    inputs, w = saved
+    hidden, change = jax.jvp(function, inputs, changes[0])
+    return matmul(_flat(change), w) + matmul(_flat(hidden), changes[1])
+
+
+derivatives.define(matmul_of, _matmul_of_forward, _matmul_of_tangent, _matmul_of_backward)
 
 
 def transposed_product(x: Array, g: Array, dtype) -> Array:
@@ -226,7 +243,7 @@ def _turned(x: Array) -> Array:
     return jax.lax.optimization_barrier(x.T[None])
 
 
-@jax.custom_vjp
+@jax.custom_jvp
 def add_bias(x: Array, b: Array) -> Array:
     """x + b. `x`: [N, F]; `b`: [F], cast to the dtype of x. Returns [N, F] in the dtype of x.
 
@@ -244,4 +261,9 @@ def _add_bias_backward(b, g):
     return g, jnp.sum(g, axis=0, dtype=b.dtype)
 
 
-add_bias.defvjp(_add_bias_forward, _add_bias_backward)
+def _add_bias_tangent(b, changes):
+    del b
+    return add_bias(*changes)
+
+
+derivatives.define(add_bias, _add_bias_forward, _add_bias_tangent, _add_bias_backward)

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from jax.tree_util import Partial
 
 from jaxformer import layout
-from jaxformer.kernels import placing
+from jaxformer.kernels import derivatives, placing
 from jaxformer.kernels import ring_part as part
 from jaxformer.kernels.xla import Bias
 from jaxformer.masks import Mask
@@ -101,7 +101,7 @@ def _call(structure, floats: tuple[bool, ...], fixed: tuple, query_place: Array,
     return bias(query_place, key_place)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _attend(o: part.Options, bias_function, query, key, value, bias, fixed, mask, rng) -> Array:
     return _forward(o, bias_function, query, key, value, bias, fixed, mask, rng)[0]
 
@@ -119,4 +119,14 @@ def _backward(o: part.Options, bias_function, saved, g_out):
     return *jax.tree.map(lambda grad, a: grad.astype(a.dtype), grads, tuple(arrays[:4])), None, None, None
 
 
-_attend.defvjp(_forward, _backward)
+def _tangent(o: part.Options, bias_function, saved, changes):
+    """By differentiating the visits."""
+    arrays, *_ = saved
+
+    def out(*floats):
+        return _forward(o, bias_function, *floats, *arrays[4:])[0]
+
+    return jax.jvp(out, arrays[:4], changes[:4])[1]
+
+
+derivatives.define(_attend, _forward, _tangent, _backward, loops=True)

@@ -1,7 +1,8 @@
 """Attention by the TPU kernel that comes with JAX ("splash": block-sparse flash attention in Pallas).
 
 Blocks that a causal mask or a window hides are never visited, and the [T, S] scores never exist. It honours less than
-the other implementations (`refusal` says what), and runs on TPUs alone; in Pallas's interpreter anywhere, slowly.
+the other implementations (`refusal` says what), and runs on TPUs alone; in Pallas's interpreter anywhere, slowly. Its
+derivative is for `jax.grad` alone, not for `jax.jvp`.
 """
 
 import functools

@@ -115,7 +115,10 @@ def output_table(params: Params) -> Array:
 
 
 def apply(params: Params, tokens: Array, cfg: ModelConfig, **fields) -> Array:
-    """Logits of the original token at every position, [B, T, V] float32. Arguments as in `hidden`."""
+    """Logits of the original token at every position, [B, T, V] float32. Arguments as in `hidden`.
+
+    Forward mode: see `gpt.apply`.
+    """
     x = transform(params, hidden(params, tokens, cfg, **fields), cfg)
     return layers.unembed(x, output_table(params), params["head"]["bias"])
 

@@ -83,7 +83,11 @@ def output_table(params: Params) -> Array:
 
 
 def apply(params: Params, tokens: Array, cfg: ModelConfig, **fields) -> Array:
-    """Logits of the next token, [B, T, V] float32. Arguments as in `hidden`."""
+    """Logits of the next token, [B, T, V] float32. Arguments as in `hidden`.
+
+    `jax.jvp` and `jax.hessian` go through this and through `loss`, with `cfg.attention` "xla" or "chunked": the kernels
+    that "auto" takes on TPUs and GPUs have `jax.grad` alone.
+    """
     return layers.unembed(hidden(params, tokens, cfg, **fields), output_table(params))
 
 

@@ -1,0 +1,162 @@
+"""Functions whose derivatives are written down for both modes, `jax.jvp` and `jax.grad`.
+
+`jax.custom_vjp` refuses forward mode, and the transpose that JAX derives from a `jax.custom_jvp` is not the backward
+pass that is fast. Here the tangent of a `jax.custom_jvp` is one linear operation that carries its own transpose: the
+backward pass. In training it is only ever transposed, so that the program is the one `jax.custom_vjp` gives.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive, unmapped_aval
+from jax.interpreters import ad, batching, mlir
+
+from jaxformer.types import Array
+
+Flat = Sequence[Any]  # leaves of a tree
+
+
+class _Rules(NamedTuple):
+    """The linear operation and its transpose, both of (what was saved, what they are linear in)."""
+
+    tangent: Callable[[Flat, Flat], list[Array]]
+    backward: Callable[[Flat, Flat], list[Array | None]]  # None: zero
+
+
+def define(function: Any, forward: Callable, tangent: Callable, backward: Callable, *, loops: bool = False) -> None:
+    """Gives a function its derivatives.
+
+    Args:
+      function: a `jax.custom_jvp`; its outputs are floats. Its `nondiff_argnums` come first in what follows.
+      forward: of all the function's arguments; returns its result and what to save for the derivatives.
+      tangent: (*nondiff, saved, tangents of the other arguments) -> tangent of the result, in its dtypes. None stands
+        for the tangent of what is not a float. Should read no more of `saved` than `backward` does: it would be kept.
+      backward: (*nondiff, saved, cotangent of the result) -> cotangents of the other arguments, None for zero.
+      loops: whether `forward` has loops. JAX would take out of them what does not change, as if they had to be split
+        into what is known and what is not, and keep it; so their pass is a function of its own, out of sight.
+    """
+    places = sorted(function.nondiff_argnums)
+
+    def jvp(*args):
+        *static, primals, tangents = args
+
+        def saving(*primals):
+            arguments = list(primals)
+            for place, value in zip(places, static, strict=True):
+                arguments.insert(place, value)
+            return forward(*arguments)
+
+        out, saved = (_apart(saving) if loops else saving)(*primals)
+        return out, _linear(
+            functools.partial(tangent, *static), functools.partial(backward, *static), saved, tangents, out
+        )
+
+    function.defjvp(jvp)
+
+
+def _apart(function: Callable) -> Callable:
+    """The function as a call that partial evaluation hands on whole."""
+    call = jax.custom_jvp(function)
+    call.defjvp(functools.partial(jax.jvp, function))
+    return call
+
+
+def _linear(tangent: Callable, backward: Callable, saved: Any, tangents: tuple, out: Any) -> Any:
+    """tangent(saved, tangents), as the operation whose transpose is `backward`. `out`: of the result's type."""
+    saved_leaves, saved_tree = jax.tree.flatten(saved)
+    # Keys as their numbers: JAX's check of keys used twice cannot see into an operation of ours.
+    kinds = [jax.random.key_impl(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else None for x in saved_leaves]
+    saved_leaves = [x if kind is None else jax.random.key_data(x) for x, kind in zip(saved_leaves, kinds, strict=True)]
+    out_leaves, out_tree = jax.tree.flatten(out)
+    leaves, tree = jax.tree.flatten(tangents)
+    structures: list[Any] = [jax.tree.structure(argument) for argument in tangents]
+    moves = [leaf.dtype != jax.dtypes.float0 for leaf in leaves]
+
+    def restored(saved: Flat) -> Any:
+        pairs = zip(saved, kinds, strict=True)
+        leaves = [x if kind is None else jax.random.wrap_key_data(x, impl=kind) for x, kind in pairs]
+        return jax.tree.unflatten(saved_tree, leaves)
+
+    def flat_tangent(saved: Flat, moving: Flat) -> list[Array]:
+        found = iter(moving)
+        whole = jax.tree.unflatten(tree, [next(found) if does else None for does in moves])
+        return jax.tree.leaves(tangent(restored(saved), whole))
+
+    def flat_backward(saved: Flat, cotangents: Flat) -> list[Array | None]:
+        found: list[Any] = []
+        grads = backward(restored(saved), jax.tree.unflatten(out_tree, cotangents))
+        for grad, structure in zip(grads, structures, strict=True):
+            found += [None] * structure.num_leaves if grad is None else structure.flatten_up_to(grad)
+        return [grad for grad, does in zip(found, moves, strict=True) if does]
+
+    found = _LINEAR.bind(
+        *saved_leaves,
+        *(leaf for leaf, does in zip(leaves, moves, strict=True) if does),
+        rules=_Rules(flat_tangent, flat_backward),
+        count=len(saved_leaves),
+        avals=tuple(jax.typeof(x).update(weak_type=False) for x in out_leaves),
+    )
+    return jax.tree.unflatten(out_tree, found)
+
+
+_LINEAR = Primitive("linear_with_transpose")  # operands: `count` saved arrays, then what it is linear in
+_LINEAR.multiple_results = True
+
+
+def _apply(*args, rules, count, avals):
+    del avals
+    return rules.tangent(args[:count], args[count:])
+
+
+def _abstract(*args, rules, count, avals):
+    del args, rules, count
+    return list(avals)
+
+
+def _transpose(cotangents, *args, rules, count, avals):
+    del avals
+    grads = rules.backward(args[:count], [ad.instantiate_zeros(ct) for ct in cotangents])
+    wanted = zip(grads, args[count:], strict=True)
+    # What is not undefined is known, and the cotangents of the others do not depend on it.
+    found = [(ad.Zero(x.aval) if d is None else d) if ad.is_undefined_primal(x) else None for d, x in wanted]
+    return [None] * count + found
+
+
+def _jvp(primals, tangents, *, rules, count, avals):
+    params = {"rules": rules, "count": count, "avals": avals}
+    saved, x = primals[:count], primals[count:]
+    changes = [_LINEAR.bind(*saved, *map(ad.instantiate_zeros, tangents[count:]), **params)]
+    moving = [i for i, t in enumerate(tangents[:count]) if type(t) is not ad.Zero and t.dtype != jax.dtypes.float0]
+
+    def of(*some: Array) -> list[Array]:
+        replaced = dict(zip(moving, some, strict=True))
+        return rules.tangent([replaced.get(i, array) for i, array in enumerate(saved)], x)
+
+    if moving:
+        changes.append(jax.jvp(of, [saved[i] for i in moving], [tangents[i] for i in moving])[1])
+    change = [functools.reduce(jnp.add, parts) for parts in zip(*changes, strict=True)]
+    return _LINEAR.bind(*primals, **params), change
+
+
+def _batch(args, axes, *, rules, count, avals):
+    size = next(x.shape[axis] for x, axis in zip(args, axes, strict=True) if axis is not None)
+    # What it is linear in is mapped as a whole, as its cotangents will be; of what is saved what is mapped already.
+    whole = [
+        x if axis is None and i < count else batching.bdim_at_front(x, axis, size)
+        for i, (x, axis) in enumerate(zip(args, axes, strict=True))
+    ]
+    in_axes = ([None if axis is None else 0 for axis in axes[:count]], 0)
+    both = _Rules(*(lambda saved, x, rule=rule: jax.vmap(rule, in_axes)(list(saved), list(x)) for rule in rules))
+    found = _LINEAR.bind(*whole, rules=both, count=count, avals=tuple(unmapped_aval(size, 0, aval) for aval in avals))
+    return found, [0] * len(found)
+
+
+_LINEAR.def_impl(_apply)
+_LINEAR.def_abstract_eval(_abstract)
+ad.primitive_jvps[_LINEAR] = _jvp
+ad.primitive_transposes[_LINEAR] = _transpose
+batching.primitive_batchers[_LINEAR] = _batch
+mlir.register_lowering(_LINEAR, mlir.lower_fun(_apply, multiple_results=True))

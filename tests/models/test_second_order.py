@@ -1,0 +1,81 @@
+"""Whole models in forward mode: a tangent is the gradient's product; the Hessian of a loss is its gradient's change."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+from model_cases import POSITIONS, SEGMENTS, B, T, config, random_params
+
+from jaxformer.config import LossConfig
+from jaxformer.models import bert, gpt
+from jaxformer.types import Batch
+
+KINDS = {
+    "gpt2": (gpt, config(dtype="float64")),
+    "llama": (
+        gpt,
+        config(
+            dtype="float64", norm="rms_norm", activation="swiglu", use_bias=False, positions="rotary", num_kv_heads=2,
+            qk_norm=True, attention="chunked", layers="scan", tie_embeddings=False,
+        ),
+    ),
+    "t5": (gpt, config(dtype="float64", positions="t5", block="post_norm", attention_soft_cap=3.0, remat="dots")),
+    "bert": (bert, config(dtype="float64", family="bert", block="post_norm", token_types=2)),
+}  # fmt: skip
+
+
+def batch_of(cfg):
+    rng = np.random.default_rng(3)
+    tokens, targets = rng.integers(0, cfg.vocab_size, (2, B, T))
+    return Batch(*map(jnp.array, (tokens, targets, rng.random((B, T)) < 0.7, POSITIONS, SEGMENTS)))
+
+
+def loss_of(family, cfg):
+    """(loss of the parameters as one vector, the parameters)."""
+    flat, back = ravel_pytree(jax.tree.map(lambda x: jnp.array(x, jnp.float64), random_params(family.specs(cfg))))
+    batch = batch_of(cfg)
+    batch = batch._replace(weights=batch.weights.astype(jnp.float64))
+
+    def loss(flat):
+        total, weight = family.loss(back(flat), batch, cfg, LossConfig(z_loss=0.01))[0]["loss"]
+        return total / weight
+
+    return loss, flat, back
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hessian_times_a_direction(kind):
+    family, cfg = KINDS[kind]
+    with jax.enable_x64(True):
+        loss, flat, back = loss_of(family, cfg)
+        v = jnp.array(np.random.default_rng(1).normal(size=flat.shape))
+        gradient = jax.jit(jax.grad(loss))
+        np.testing.assert_allclose(jax.jit(lambda x: jax.jvp(loss, (x,), (v,))[1])(flat), gradient(flat) @ v, rtol=1e-9)
+        found = jax.jit(lambda x: jax.jvp(jax.grad(loss), (x,), (v,))[1])(flat)
+        step = 1e-5
+        wanted = (gradient(flat + step * v) - gradient(flat - step * v)) / (2 * step)
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6 * np.abs(wanted).max())
+        if family is gpt:
+            tokens = batch_of(cfg).tokens
+            logits, tangent = jax.jit(lambda x: jax.jvp(lambda x: gpt.apply(back(x), tokens, cfg), (x,), (v,)))(flat)
+            _, pull = jax.vjp(lambda x: gpt.apply(back(x), tokens, cfg), flat)
+            np.testing.assert_allclose(jnp.vdot(jnp.cos(logits), tangent), pull(jnp.cos(logits))[0] @ v, rtol=1e-8)
+
+
+def test_the_whole_hessian_of_a_small_gpt():
+    """`jax.hessian` of all parameters: symmetric, and each row the change of the gradient."""
+    family, cfg = KINDS["gpt2"]
+    cfg = dataclasses.replace(cfg, num_layers=1, width=4, num_heads=2, mlp_width=4)
+    with jax.enable_x64(True):
+        loss, flat, _ = loss_of(family, cfg)
+        found = np.asarray(jax.jit(jax.hessian(loss))(flat))
+        step = 1e-5
+        rows = jax.jit(jax.vmap(jax.grad(loss)))
+        steps = step * jnp.eye(len(flat))
+        wanted = (rows(flat[None] + steps) - rows(flat[None] - steps)) / (2 * step)
+        scale = np.abs(found).max()
+        np.testing.assert_allclose(found, found.T, atol=1e-12 * scale)
+        np.testing.assert_allclose(found, wanted, atol=1e-6 * scale)
