@@ -50,6 +50,12 @@ class Mask:
     dense: Array | None = None
     parts: int = field(default=1, metadata={"static": True})
 
+    @property
+    def hides(self) -> bool:
+        """Whether there is any condition at all: without, every query sees every key."""
+        arrays = (self.prefix, self.keys, self.query_segments, self.key_segments, self.key_index, self.dense)
+        return self.causal or self.window is not None or any(x is not None for x in arrays)
+
     def __and__(self, other: "Mask") -> "Mask":
         """Both masks' conditions.
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer.kernels.blocked import heads_first
+from jaxformer.kernels.unseen import marked, usable_key, usable_value
 from jaxformer.kernels.xla import Bias
 from jaxformer.masks import Mask
 from jaxformer.types import Array
@@ -29,6 +30,7 @@ class Options(NamedTuple):
     window: int | None  # these two only where indices are 0, 1, 2, ..., so that blocks can be ruled out unseen
     causal: bool
     places_tell: bool  # causality and window are all there is to the mask; keys added to fill a block are behind them
+    hides: bool  # whether the mask hides anything
     bias: Callable[..., Array] | None  # (query index, key index, *constants) -> bias of a pair of blocks
 
 
@@ -79,6 +81,7 @@ def prepare(
         window=mask.window if plain else None,
         causal=mask.causal and plain,
         places_tell=plain and (mask.causal or to_key == 0) and all(x is None for x in others),
+        hides=mask.hides,
         bias=bias,
     )
     inputs = Inputs(
@@ -90,6 +93,16 @@ def prepare(
         rng,
     )
     return options, inputs
+
+
+def for_values(o: Options, x: Inputs) -> Inputs:
+    """With keys and values that tell none but the queries that may see them of what is not usable."""
+    return x._replace(key=marked(x.key, x.value), value=usable_value(x.value)) if o.hides else x
+
+
+def for_gradients(o: Options, x: Inputs) -> Inputs:
+    """With keys and values that may be multiplied with what is 0 for hidden pairs."""
+    return x._replace(key=usable_key(x.key), value=usable_value(x.value)) if o.hides else x
 
 
 def sizes(query: Array, key: Array) -> tuple[int, int]:

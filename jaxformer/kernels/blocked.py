@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxformer.kernels import derivatives
 from jaxformer.kernels.again import again
 from jaxformer.kernels.matmul import rounded_einsum, transposed_products
+from jaxformer.kernels.unseen import marked, only_seen, usable_key, usable_value
 from jaxformer.types import Array
 
 Span = tuple[int, int]
@@ -44,7 +45,8 @@ def attend(
     groups = key.shape[2]
     split = functools.partial(_split_heads, groups=groups, per_group=heads // groups)
     out = _attend(
-        spans, heads_first(query * jnp.asarray(scale, query.dtype), groups), key.swapaxes(1, 2), value.swapaxes(1, 2),
+        spans, any(x is not None for x in allowed),
+        heads_first(query * jnp.asarray(scale, query.dtype), groups), key.swapaxes(1, 2), value.swapaxes(1, 2),
         tuple(map(split, biases)), tuple(map(split, allowed)),
     )  # fmt: skip
     return out.transpose(0, 3, 1, 2, 4).reshape(batch, queries, heads, -1)
@@ -64,17 +66,20 @@ def _split_heads(x: Array | None, groups: int, per_group: int) -> Array | None:
     return x.reshape(x.shape[0], *heads, *x.shape[2:])
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _attend(spans, query, key, value, biases, allowed) -> Array:
-    """query: [B, G, R, T, K]; key, value: [B, G, S, K]. Returns [B, G, R, T, K']."""
-    return _forward(spans, query, key, value, biases, allowed)[0]
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _attend(spans, masked: bool, query, key, value, biases, allowed) -> Array:
+    """query: [B, G, R, T, K]; key, value: [B, G, S, K]; masked: whether any `allowed` is one. [B, G, R, T, K']."""
+    return _forward(spans, masked, query, key, value, biases, allowed)[0]
 
 
-def _forward(spans, query, key, value, biases, allowed):
+def _forward(spans, masked, query, key, value, biases, allowed):
+    seen_key = key
+    if masked:
+        seen_key, key, value = marked(key, value), usable_key(key), usable_value(value)
     wide = jnp.promote_types(query.dtype, jnp.float32)
     outs, kept = [], []
     for ((first, last), (start, stop)), bias, seen in zip(spans, biases, allowed, strict=True):
-        q, k, v = query[:, :, :, first:last], key[:, :, start:stop], value[:, :, start:stop]
+        q, k, v = query[:, :, :, first:last], seen_key[:, :, start:stop], value[:, :, start:stop]
         scores = head_product("GTK,GSK->GTS", rows(q), rows(k), wide).reshape(*q.shape[:4], stop - start)
         if bias is not None:
             scores = scores + bias.astype(wide)
@@ -101,7 +106,8 @@ def head_product(spec: str, a: Array, b: Array, dtype) -> Array:
     return rounded_einsum(spec, a, b, dtype)
 
 
-def _backward(spans, saved, g_out):
+def _backward(spans, masked, saved, g_out):
+    del masked
     query, key, value, biases, kept = saved
     wide = jnp.promote_types(query.dtype, jnp.float32)
     d_query, d_biases = [], []
@@ -128,7 +134,8 @@ def _backward(spans, saved, g_out):
     return jnp.concatenate(d_query, axis=3), d_key, d_value, tuple(d_biases), None
 
 
-def _tangent(spans, saved, changes):
+def _tangent(spans, masked, saved, changes):
+    del masked
     query, key, value, biases, kept = saved
     d_query, d_key, d_value, d_biases, _ = changes
     wide = jnp.promote_types(query.dtype, jnp.float32)
@@ -139,7 +146,8 @@ def _tangent(spans, saved, changes):
         d_scores = head_product("GTK,GSK->GTS", rows(q), d_k, wide) + head_product("GTK,GSK->GTS", d_q, k, wide)
         if bias is not None:
             d_scores = d_scores + rows(jnp.broadcast_to(d_bias.astype(wide), (*q.shape[:4], stop - start)))
-        d_weights = _through_softmax(weights.astype(wide), d_scores).astype(value.dtype)
+        weights_wide = weights.astype(wide)
+        d_weights = _through_softmax(weights_wide, only_seen(weights_wide, d_scores)).astype(value.dtype)
         out = head_product("GTS,GSK->GTK", d_weights, v, value.dtype)
         out = out + head_product("GTS,GSK->GTK", weights, d_v, value.dtype)
         outs.append(out.reshape(*q.shape[:4], v.shape[-1]))

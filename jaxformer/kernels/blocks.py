@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jaxformer.kernels.block_problem import Inputs, Options
 from jaxformer.kernels.blocked import head_product, rows
 from jaxformer.kernels.matmul import transposed_products
+from jaxformer.kernels.unseen import only_seen
 from jaxformer.masks import Mask, expand
 from jaxformer.types import Array
 
@@ -161,7 +162,7 @@ def visit_keys(o: Options, x: Inputs, i: Array, carry: Carry) -> Carry:
     """Query block i visits all blocks of keys it may see.
 
     Args:
-      o, x: of `prepare`.
+      o, x: of `prepare` and `for_values`.
       i: () int, the block.
       carry: [B, H, t], [B, H, t] and [B, H, t, K'], of the keys visited before; `nothing(x, t)` at first.
     """
@@ -210,7 +211,7 @@ def gradients(
     """Gradients by these keys.
 
     Args:
-      o, x: of `prepare`.
+      o, x: of `prepare` and `for_gradients`.
       passed: [B, T, H], sum over K' of output and its gradient: what each query's weights together pass back.
       log_sum: [B, H, T], of `finish`, over all keys of the query (those of other calls as well).
       g_out: [B, G, R, T, K'], gradient of the output, heads first.
@@ -237,7 +238,7 @@ def gradients(
             d_scores = weights * (d_weights - row)
             d_bias = (filled(d_scores),) if x.bias else ()
             if squashed is not None:
-                d_scores = d_scores * (1 - squashed * squashed)
+                d_scores = only_seen(weights, d_scores * (1 - squashed * squashed))
             d_scores = _grouped(d_scores, groups).astype(query.dtype)
             d_query = head_product("GTS,GSK->GTK", d_scores, rows(key), wide).reshape(query.shape)
             d_key = transposed_products(rows(query), d_scores, wide)

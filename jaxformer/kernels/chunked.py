@@ -44,7 +44,7 @@ def _attend(o: Options, query, key, value, bias, mask, rng) -> Array:
 
 
 def _forward(o: Options, *arrays):
-    x = Inputs(*arrays)
+    x = block_problem.for_values(o, Inputs(*arrays))
     batch, groups, per_group, length, _ = x.query.shape
 
     def query_block(_, i):
@@ -60,7 +60,7 @@ def _backward(o: Options, saved, g_out):
     arrays, out, log_sum = saved
     wide = jnp.promote_types(out.dtype, jnp.float32)
     passed = jnp.sum(g_out.astype(wide) * out.astype(wide), axis=-1)
-    x = Inputs(*arrays)
+    x = block_problem.for_gradients(o, Inputs(*arrays))
     d = blocks.gradients(o, x, passed, log_sum, heads_first(g_out, x.query.shape[1]))
     grads = d.query, blocks.turned(d.key), blocks.turned(d.value), d.bias
     return *jax.tree.map(lambda grad, a: grad.astype(a.dtype), grads, tuple(arrays[:4])), None, None

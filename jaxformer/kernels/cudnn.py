@@ -3,7 +3,7 @@
 The scores never exist, and what is after a causal query is not visited. The kernel knows nothing of documents, and its
 windows could see the future (jax pull request 39576): whatever a mask asks for beyond causality goes in as an array of
 allowed pairs, [B, 1, T, S], which is read block by block. What it would not do exactly, `refusal` names. Its derivative
-is for `jax.grad` alone, not for `jax.jvp`.
+is for `jax.grad` alone, not for `jax.jvp`. Padding reaches it as zeros, whatever stands there.
 """
 
 from dataclasses import replace
@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxformer import layout
 from jaxformer.kernels import placing
+from jaxformer.kernels.unseen import without_padding
 from jaxformer.kernels.xla import Bias
 from jaxformer.masks import Mask, expand
 from jaxformer.types import Array
@@ -63,6 +64,7 @@ def attend(
     inside = mask.causal and mask.query_index is None and mask.key_index is None and query.shape[1] == key.shape[1]
     pairs, seen = _pairs(mask, inside, query.shape[1], key.shape[1])
     sizes = layout.mesh_axes()
+    key, value = without_padding(mask, key, value)
     key, value, heads = placing.head_axes(query, key, value, sizes)
 
     def local(query: Array, key: Array, value: Array, pairs: Array | None) -> Array:

@@ -26,7 +26,9 @@ def attend_one(
 
     Args:
       query: [B, 1, H, K].
-      key, value: [B * G, S, K]; the products are computed in their dtype.
+      key, value: [B * G, S, K]; the products are computed in their dtype. Where the mask hides a slot its key may be
+        anything and its value anything finite: to look at each value would cost as much as to use it. `decoding.cache`
+        fills empty slots with copies of the first token.
       mask: over [1, S]; each row must see at least one key.
       bias: an array broadcastable to [B, H, 1, S], or None.
       scale, soft_cap: as in `functional.attention.attention`.

@@ -177,7 +177,8 @@ def visit_all(o: Options, bias, x: Operands) -> tuple[Array, Array]:
     def piece(carry, first):
         def visit(carry, read, added, source):
             options, inputs = _problem(o, bias, x, read[0], read[1], source * length + first)
-            inputs, size = inputs._replace(query=query), options.query_block
+            inputs = block_problem.for_values(options, inputs._replace(query=query))
+            size = options.query_block
 
             def query_block(i, carry):
                 one = tuple(_cut(c, i * size, size, 2) for c in carry)
@@ -207,7 +208,8 @@ def gradients(o: Options, bias, x: Operands, passed: Array, log_sum: Array, g_ou
         def visit(staying, read, added, source):
             options, inputs = _problem(o, bias, x, read[0], read[1], source * length + first)
             start = blocks.Gradients(staying[0], added[0], added[1], staying[1])
-            d = blocks.gradients(options, inputs._replace(query=query), passed, log_sum, g_out, start)
+            inputs = block_problem.for_gradients(options, inputs._replace(query=query))
+            d = blocks.gradients(options, inputs, passed, log_sum, g_out, start)
             return (d.query, d.bias), (d.key, d.value)
 
         staying, *whole = carry

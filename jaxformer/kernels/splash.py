@@ -2,7 +2,7 @@
 
 Blocks that a causal mask or a window hides are never visited, and the [T, S] scores never exist. It honours less than
 the other implementations (`refusal` says what), and runs on TPUs alone; in Pallas's interpreter anywhere, slowly. Its
-derivative is for `jax.grad` alone, not for `jax.jvp`.
+derivative is for `jax.grad` alone, not for `jax.jvp`. Padding reaches it as zeros, whatever stands there.
 """
 
 import functools
@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxformer import layout
 from jaxformer.kernels import placing
+from jaxformer.kernels.unseen import without_padding
 from jaxformer.kernels.xla import Bias
 from jaxformer.masks import Mask
 from jaxformer.types import Array
@@ -91,6 +92,7 @@ def attend(
     mask = Mask() if mask is None else mask
     sizes = layout.mesh_axes()
     rows = layout.splits(query.shape[0], ("data", "fsdp"), sizes)
+    key, value = without_padding(mask, key, value)
     key, value, heads = placing.head_axes(query, key, value, sizes)
 
     def local(query: Array, key: Array, value: Array, mask: Mask) -> Array:

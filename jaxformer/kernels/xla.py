@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxformer.kernels import blocked
 from jaxformer.kernels.blocked import softmax
 from jaxformer.kernels.matmul import product
+from jaxformer.kernels.unseen import marks, usable_key, usable_value
 from jaxformer.masks import Mask, crop, expand
 from jaxformer.types import Array
 
@@ -101,17 +102,23 @@ def _attend_block(
     per_group = heads // groups
     # Score products accumulate in float32 (float64 under x64); R counts the query heads of one key/value head.
     accumulate = jnp.promote_types(query.dtype, jnp.float32)
+    allowed = expand(mask, queries, keys)
+    if allowed is not None:
+        allowed, marks_BGS = _rank4(allowed), jnp.swapaxes(marks(key, value), 1, 2).astype(accumulate)
+        marks_BHTS = jnp.repeat(marks_BGS, per_group, axis=1)[:, :, None]
+        key, value = usable_key(key), usable_value(value)
     q_BTGRK = (query * jnp.asarray(scale, query.dtype)).reshape(batch, queries, groups, per_group, width)
     scores_BGRTS = product("BTGRK,BSGK->BGRTS", q_BTGRK, key, accumulate)
     scores_BHTS = scores_BGRTS.reshape(batch, heads, queries, keys)
     if soft_cap is not None:
+        if allowed is not None:  # whose slope is no number where a hidden score is none
+            scores_BHTS = jnp.where(allowed, scores_BHTS, 0.0)
         scores_BHTS = soft_cap * jnp.tanh(scores_BHTS / soft_cap)
     if bias is not None:
         bias = bias(jnp.arange(queries), jnp.arange(keys)) if callable(bias) else bias
         scores_BHTS = scores_BHTS + _rank4(bias).astype(accumulate)
-    allowed = expand(mask, queries, keys)
     if allowed is not None:
-        scores_BHTS = jnp.where(_rank4(allowed), scores_BHTS, -jnp.inf)
+        scores_BHTS = jnp.where(allowed, scores_BHTS + marks_BHTS, -jnp.inf)
     weights_BHTS = softmax(scores_BHTS)
     if dropout_rate > 0.0 and rng is not None:
         keep = jax.random.bernoulli(rng, 1.0 - dropout_rate, weights_BHTS.shape)
