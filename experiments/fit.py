@@ -10,7 +10,6 @@ al. (2022), as Besiroglu et al. (2024) fitted it:
         --drop-highest-loss 5 --out fit/
 """
 
-import argparse
 import hashlib
 import os
 import shlex
@@ -18,60 +17,57 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from jaxformer.command_line import Parser, finite, integer, parser, path_text
 from jaxformer.config import ConfigError
-from jaxformer.scaling import fit, plotting, report
+from jaxformer.process import ProgramError, program
+from jaxformer.scaling import fit, plotting, report, verdict
 from jaxformer.scaling.table import Table
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str):
-        raise ConfigError(message)
-
-
 def main(argv: list[str] | None = None) -> int:
-    """Runs the program; returns its exit status: 0, or 2 after one line on stderr, with nothing written."""
-    try:
-        args = _arguments().parse_args(argv)
-        if not (args.n or args.d or args.c):
-            raise ConfigError("give at least one of --n, --d and --c: the columns of parameters, tokens and FLOP")
-        out = _writable(args.out)
-        table = Table.from_csv(
-            args.csv,
-            n=args.n,
-            d=args.d,
-            c=args.c,
-            loss=args.loss,
-            cluster=args.cluster,
-            flops_constant=args.flops_constant,
-        ).drop_highest_loss(args.drop_highest_loss)
-        settings = fit.Settings(
-            delta=args.delta,
-            replicates=args.bootstrap,
-            seed=args.seed,
-            resampling=args.resampling,
-            budgets=tuple(args.budget),
-            holdout=args.holdout,
-        )
-        if not args.no_figures:
-            plotting.matplotlib()
-        result = fit.fit_table(table, settings)
-    except ConfigError as error:
-        print(f"experiments.fit: {error}", file=sys.stderr)
-        return 2
+    """Runs the program; returns exit code 0.
+
+    Raises:
+      ConfigError, ProgramError: what the user can mend, in one line, with nothing written.
+    """
+    args = _arguments().parse_args(argv)
+    if not (args.n or args.d or args.c):
+        raise ConfigError("give at least one of --n, --d and --c: the columns of parameters, tokens and FLOP")
+    out = _writable(args.out)
+    settings = fit.Settings(
+        delta=args.delta,
+        replicates=args.bootstrap,
+        seed=args.seed,
+        resampling=args.resampling,
+        budgets=tuple(args.budget),
+        holdout=args.holdout,
+    )
+    table = Table.from_csv(
+        args.csv,
+        n=args.n,
+        d=args.d,
+        c=args.c,
+        loss=args.loss,
+        cluster=args.cluster,
+        flops_constant=args.flops_constant,
+    ).drop_highest_loss(args.drop_highest_loss)
+    digest = hashlib.sha256(Path(args.csv).read_bytes()).hexdigest()
+    if not args.no_figures:
+        plotting.matplotlib()
+    result = fit.fit_table(table, settings)
     command = shlex.join(["python", "-m", "experiments.fit", *(sys.argv[1:] if argv is None else argv)])
     result["settings"] |= {
         "command": command,
         "columns": {"N": args.n, "D": args.d, "C": args.c, "loss": args.loss, "cluster": args.cluster},
         "drop_highest_loss": args.drop_highest_loss,
-        "sha256": hashlib.sha256(Path(args.csv).read_bytes()).hexdigest(),
+        "sha256": digest,
     }
     try:
         out.mkdir(parents=True, exist_ok=True)
         written = [] if args.no_figures else _figures(table, result, out)
         report.write_json(out / "fit.json", result)
     except OSError as error:
-        print(f"experiments.fit: {error.filename or out}: {(error.strerror or str(error)).lower()}", file=sys.stderr)
-        return 2
+        raise ProgramError(f"{error.filename or out}: {(error.strerror or str(error)).lower()}") from None
     print(summary(result))
     print(f"\nwrote {out / 'fit.json'}" + (f" and {len(written)} figures beside it" if written else ""))
     return 0
@@ -99,33 +95,53 @@ def summary(result: dict[str, Any]) -> str:
 
 
 def _parametric_lines(result: dict[str, Any]) -> list[str]:
-    law, optimal = result["parametric"], result["optimal"]
-    lines = ["", f"{law['law']}   (95% intervals from {result['settings']['replicates']} bootstrap replicates)"]
-    lines += [f"  {name:<6}{_text(law[name])}" for name in ("E", "A", "B", "alpha", "beta")]
-    low, high = law["profile"]["ci95"]
-    lines.append(f"  E by profile likelihood: {low:.4f} to {high:.4f}")
+    optimal, ranking = result["optimal"], result["ranking"]
+    lines = ["", f"fits best: {verdict.fits_best(ranking)}"]
+    lines += [f"E, the irreducible loss: {_text(result[result['fits_best']]['E'])}"]
+    for row in ranking:
+        law = result[row["law"]]
+        lines += ["", f"{law['law']}   (95% intervals from {result['settings']['replicates']} bootstrap replicates)"]
+        if row["beaten"]:
+            lines.append(f"  beaten clearly by {verdict.CALLED[ranking[0]['law']]}: these data deny this law")
+        names = fit.LAWS[row["law"]].names
+        width = max(map(len, names)) + 1
+        lines += [f"  {name:<{width}}{_text(law[name])}" for name in names]
+        if "profile" in law:
+            low, high = law["profile"]["ci95"]
+            lines.append(f"  E by profile likelihood: {low:.4f} to {high:.4f}")
     lines += ["", "compute-optimal size and tokens, N ~ C^a, D ~ C^b"]
-    names = {"optimal": "law", "isoflop": "iso-FLOP parabolas", "envelope": "envelope"}
-    for part, name in names.items():
+    ways = {row["law"]: verdict.CALLED[row["law"]] + " (beaten)" * row["beaten"] for row in ranking}
+    ways |= {"isoflop": "iso-FLOP curves", "envelope": "envelope"}
+    width = max(map(len, ways.values())) + 2
+    for part, name in ways.items():
         found = result[part]
         if "skipped" in found:
-            lines.append(f"  {name:<20}{_reason(found, result)}")
+            lines.append(f"  {name:<{width}}{_reason(found, result)}")
         else:
-            lines.append(f"  {name:<20}a = {_text(found['a'])}")
-            lines.append(f"  {'':<20}b = {_text(found['b'])}")
+            lines.append(f"  {name:<{width}}a = {_text(found['a'])}")
+            lines.append(f"  {'':<{width}}b = {_text(found['b'])}")
+    for budget in result["isoflop"].get("budgets", []):
+        number = _text({"value": budget["N"], "ci95": budget["N_ci95"]})
+        lines.append(f"  at C = {budget['C']:.3g} FLOP, by iso-FLOP curves: N {number}")
     for row in optimal["budgets"]:
         far = f", {row['extrapolation']:g} times the table's largest" if row["extrapolation"] > 1 else ""
-        lines.append(f"  at C = {row['C']:.3g} FLOP{far}:")
+        lines.append(f"  at C = {row['C']:.3g} FLOP{far}, by {verdict.CALLED[optimal['law']]}:")
         lines += [f"    {key:<6}{_text(row[key])}" for key in ("N", "D", "D/N", "loss")]
+    return [*lines, "", *_holdout_lines(result)]
+
+
+def _holdout_lines(result: dict[str, Any]) -> list[str]:
     held = result["holdout"]
-    lines.append("")
     if "skipped" in held:
-        lines.append(f"largest budgets held out: {_reason(held, result)}")
-    else:
-        rows = "1 row" if len(held["rows"]) == 1 else f"{len(held['rows'])} rows"
-        lines.append(f"{rows} above {held['fitted_up_to']:.3g} FLOP, predicted from the "
-                     f"{held['fitted_rows']} below: off by {100 * held['mean_abs_error']:.2f}% on average, "
-                     f"{100 * held['max_abs_error']:.2f}% at most")  # fmt: skip
+        return [f"largest budgets held out: {_reason(held, result)}"]
+    rows = "1 row" if len(held["rows"]) == 1 else f"{len(held['rows'])} rows"
+    lines = [f"{rows} above {held['fitted_up_to']:.3g} FLOP, predicted from the {held['fitted_rows']} below:"]
+    parts = {"parametric": held, **{key: held[key] for key in fit.KAPLANS}}
+    for row in result["ranking"]:
+        part = parts[row["law"]]
+        if "skipped" not in part:
+            mean, most = 100 * part["mean_abs_error"], 100 * part["max_abs_error"]
+            lines.append(f"  off by {mean:.2f}% on average, {most:.2f}% at most, by {verdict.CALLED[row['law']]}")
     return lines
 
 
@@ -164,9 +180,8 @@ def _figures(table: Table, result: dict[str, Any], out: Path) -> list[Path]:
 
 def _writable(path: str) -> Path:
     """The output folder, checked before the work: it or its nearest existing parent must be a writable folder."""
-    out = Path(path)
-    nearest = out
-    while not nearest.exists() and nearest != nearest.parent:
+    out = nearest = Path(path)
+    while not os.path.lexists(nearest) and nearest != nearest.parent:
         nearest = nearest.parent
     if not nearest.is_dir():
         raise ConfigError(f"--out: {nearest} is a file; accepted: a folder to write into")
@@ -175,29 +190,31 @@ def _writable(path: str) -> Path:
     return out
 
 
-def _arguments() -> argparse.ArgumentParser:
-    parser = _Parser(prog="experiments.fit", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--csv", required=True, metavar="FILE", help="table; any usual delimiter, header line first")
-    parser.add_argument("--n", metavar="COLUMN", help="parameters")
-    parser.add_argument("--d", metavar="COLUMN", help="training tokens")
-    parser.add_argument("--c", metavar="COLUMN", help="training FLOP")
-    parser.add_argument("--loss", required=True, metavar="COLUMN", help="final loss, nats per token")
-    parser.add_argument("--cluster", metavar="COLUMN", help="rows with the same entry are resampled together")
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder for fit.json and the figures")
-    parser.add_argument("--drop-highest-loss", type=int, default=0, metavar="K", help="leave out the K highest losses")
-    parser.add_argument("--budget", type=float, nargs="+", action="extend", default=[], metavar="C",
-                        help="FLOP to split best between N and D (default: the largest, and ten times it)")  # fmt: skip
-    parser.add_argument("--holdout", type=int, default=1, metavar="K", help="largest budgets to predict (default 1)")
-    parser.add_argument("--flops-constant", type=float, default=6.0, metavar="K", help="C = K N D (default 6)")
-    parser.add_argument(
-        "--delta", type=float, default=1e-3, help="of Huber's function on log-residuals (default 0.001)"
+def _arguments() -> Parser:
+    made = parser(__doc__, "fit")
+    made.add_argument("--csv", required=True, type=path_text, metavar="FILE", help="table, header line first")
+    made.add_argument("--n", metavar="COLUMN", help="parameters")
+    made.add_argument("--d", metavar="COLUMN", help="training tokens")
+    made.add_argument("--c", metavar="COLUMN", help="training FLOP")
+    made.add_argument("--loss", required=True, metavar="COLUMN", help="final loss, nats per token")
+    made.add_argument("--cluster", metavar="COLUMN", help="rows with the same entry are resampled together")
+    made.add_argument("--out", required=True, type=path_text, metavar="DIR", help="folder for fit.json and the figures")
+    made.add_argument(
+        "--drop-highest-loss", type=integer(0), default=0, metavar="K", help="leave out the K highest losses"
     )
-    parser.add_argument("--bootstrap", type=int, default=1000, metavar="R", help="replicates (default 1000)")
-    parser.add_argument("--resampling", default="weights", help="weights (default) or rows, see scaling/bootstrap.py")
-    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default 0)")
-    parser.add_argument("--no-figures", action="store_true", help="write fit.json only")
-    return parser
+    made.add_argument("--budget", type=finite, nargs="+", action="extend", default=[], metavar="C",
+                      help="FLOP to split best between N and D (default: the largest, and ten times it)")  # fmt: skip
+    made.add_argument("--holdout", type=integer(0), default=1, metavar="K", help="largest budgets to predict (1)")
+    made.add_argument("--flops-constant", type=float, default=6.0, metavar="K", help="C = K N D (default 6)")
+    made.add_argument("--delta", type=finite, default=1e-3, help="of Huber's function on log-residuals (default 0.001)")
+    made.add_argument(
+        "--bootstrap", type=integer(100, 100_000), default=1000, metavar="R", help="replicates (default 1000)"
+    )
+    made.add_argument("--resampling", default="weights", help="weights (default) or rows, see scaling/bootstrap.py")
+    made.add_argument("--seed", type=integer(0), default=0, help="of the bootstrap (default 0)")
+    made.add_argument("--no-figures", action="store_true", help="write fit.json only")
+    return made
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program(main)

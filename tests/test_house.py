@@ -68,6 +68,7 @@ MORE_LINES = {
     "jaxformer/fields.py": 330,  # what a value of each type may be, as a value and as text
     "jaxformer/main.py": 350,  # from config to run, and evaluation, with what both print
     "jaxformer/training/step.py": 320,  # the step and what compiles it
+    "jaxformer/scaling/report.py": 330,  # one page and its tables
     "jaxformer/compiled.py": 320,  # the checked cache and the journal of what is being loaded
     "jaxformer/functional/block.py": 320,  # one block and the stack of them
     "jaxformer/manifest.py": 360,  # what a run's directory says, and whose it is

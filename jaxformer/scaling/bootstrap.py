@@ -32,6 +32,7 @@ Floats = np.ndarray
 
 RESAMPLING = ("weights", "rows")
 _FEW_CLUSTERS = 8
+_APART = 0.25
 
 
 def special() -> Any:
@@ -140,12 +141,19 @@ def quantity(
         why = f"{interval} is wider than {max_width:g}"
     elif doubt is not None:
         why = doubt
-    elif peaks := two_peaks(np.log(kept) if max_ratio is not None else kept):
+    elif peaks := _two_groups(np.log(kept) if max_ratio is not None else kept,
+                              np.log(max_ratio) if max_ratio is not None else max_width):  # fmt: skip
         first, second = np.exp(peaks) if max_ratio is not None else peaks
         why = f"the bootstrap replicates fall into two groups, around {first:.3g} and {second:.3g}"
     if why is not None:
         out |= {"value": None, "why": why, "estimate": float(value)}
     return out
+
+
+def _two_groups(sample: Floats, accepted: float | None) -> tuple[float, float] | None:
+    """The two modes of a sample, unless they are closer than a quarter of the width that is accepted anyway."""
+    peaks = two_peaks(sample)
+    return None if peaks is None or (accepted is not None and peaks[1] - peaks[0] < _APART * accepted) else peaks
 
 
 def two_peaks(sample: Floats) -> tuple[float, float] | None:

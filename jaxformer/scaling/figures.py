@@ -21,7 +21,7 @@ def draw(table: Table, result: Mapping[str, Any]) -> dict[str, Any]:
         if "parametric" in result:
             out["loss_compute"] = loss_compute(table, result)
             if "skipped" not in result["isoflop"]:
-                out["isoflop"] = isoflop_parabolas(table, result["isoflop"])
+                out["isoflop"] = isoflop_curves(table, result["isoflop"])
             out["optimum"] = optimum_lines(table, result)
             out["residuals"] = residual_panels(table, result)
             if "skipped" not in result["holdout"]:
@@ -42,8 +42,9 @@ def loss_compute(table: Table, result: Mapping[str, Any]) -> Any:
     )
     curve = result["optimal"]["curve"]
     axes.fill_between(curve["C"], curve["loss_low"], curve["loss_high"], color="0.8", linewidth=0, zorder=1)
-    _inside_and_beyond(axes, curve, "loss", table, "frontier: the law at its best N, 95% band", "extrapolated")
-    floor = result["parametric"]["E"]
+    name = CALLED[result["optimal"]["law"]]
+    _inside_and_beyond(axes, curve, "loss", table, f"{name} at its best N, 95% band", "extrapolated")
+    floor = result[result["fits_best"]]["E"]
     if floor["value"] is not None:
         axes.axhline(floor["value"], color="black", linestyle="--", linewidth=1, label=f"E = {floor['value']:.3f}")
     _ring_outliers(axes, table.c, table.loss, table, result)
@@ -56,23 +57,24 @@ def loss_compute(table: Table, result: Mapping[str, Any]) -> Any:
     return figure
 
 
-def isoflop_parabolas(table: Table, iso: Mapping[str, Any]) -> Any:
-    """Loss against size at each budget, with the fitted parabola and its vertex."""
+def isoflop_curves(table: Table, iso: Mapping[str, Any]) -> Any:
+    """Loss against size at each budget, with the fitted curve and its minimum, and the minimum's 95 % interval."""
     figure, axes = plotting.panel()
     row_of = {int(row): i for i, row in enumerate(table.rows)}
     for i, budget in enumerate(iso["budgets"]):
         index = [row_of[row] for row in budget["rows"]]
         style = plotting.line_style(i, len(iso["budgets"]))
         x = np.linspace(np.log(table.n[index]).min(), np.log(table.n[index]).max(), 120)
-        y = np.polynomial.polynomial.polyval(x - budget["centre"], budget["parabola"])
+        y = np.exp(np.polynomial.polynomial.polyval(x - budget["centre"], budget["log_loss"]))
         axes.plot(np.exp(x), y, linewidth=1.3, **style)
         axes.plot(table.n[index], table.loss[index], plotting.marker(i), color=style["color"], markersize=5,
                   markeredgecolor="0.25", markeredgewidth=0.4, label=f"{budget['C']:.2g} FLOP")  # fmt: skip
+        axes.plot(budget["N_ci95"], [budget["loss"]] * 2, color="black", linewidth=2.2, solid_capstyle="butt", zorder=4)
         axes.plot(budget["N"], budget["loss"], "*", color="black", markersize=10, zorder=5)
-    axes.plot([], [], "*", color="black", markersize=10, label="minimum")
+    axes.plot([], [], "*-", color="black", markersize=10, linewidth=2.2, label="minimum,\n95% interval")
     axes.set_xscale("log")
     plotting.log_ticks(axes.xaxis)
-    axes.set(xlabel=plotting.UNITS["N"], ylabel="loss (nats per token)", title="Iso-FLOP parabolas")
+    axes.set(xlabel=plotting.UNITS["N"], ylabel="loss (nats per token)", title="Iso-FLOP curves")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title="budget C")
     return figure
 
@@ -85,7 +87,8 @@ def optimum_lines(table: Table, result: Mapping[str, Any]) -> Any:
         slope = result["optimal"]["a" if key == "N" else "b"]
         text = _short(slope)
         axes.fill_between(curve["C"], curve[f"{key}_low"], curve[f"{key}_high"], color="0.8", linewidth=0)
-        _inside_and_beyond(axes, curve, key, table, f"3 law: $C$ to the {text}", "its extrapolation")
+        name = CALLED[result["optimal"]["law"]]
+        _inside_and_beyond(axes, curve, key, table, f"3 {name}: $C$ to the {text}", "its extrapolation")
         styles = (("envelope", "1 envelope", "s", "--", 0.15), ("isoflop", "2 iso-FLOP", "o", "-.", 0.75))
         for part, name, marker, dash, shade in styles:
             found = result[part]
@@ -128,7 +131,7 @@ def residual_panels(table: Table, result: Mapping[str, Any]) -> Any:
         plotting.log_ticks(axes.xaxis)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2)
-    figure.suptitle(r"Residuals of $L = E + A/N^\alpha + B/D^\beta$")
+    figure.suptitle(f"Residuals of {CALLED[result['optimal']['law']]}")
     return figure
 
 

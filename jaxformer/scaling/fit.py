@@ -19,17 +19,17 @@ from typing import Any
 import numpy as np
 
 from jaxformer.config import ConfigError
-from jaxformer.scaling import bootstrap, isoflop, laws, optimum
+from jaxformer.scaling import bootstrap, isoflop, laws, optimum, verdict
 from jaxformer.scaling.law_fit import Settings, drawn_weights, fit_law, fit_power_law, replicated
 from jaxformer.scaling.table import Table
+from jaxformer.scaling.verdict import CALLED
 
-__all__ = ["Settings", "Table", "find_outliers", "fit_law", "fit_power_law", "fit_table", "predict_largest"]
+__all__ = ["CALLED", "Settings", "Table", "find_outliers", "fit_law", "fit_power_law", "fit_table", "predict_largest"]
 
 Floats = np.ndarray
 
 KAPLANS = {"kaplan": laws.KAPLAN, "kaplan_floor": laws.KAPLAN_FLOOR}
-# What the laws of size and tokens are called, by their keys in the result.
-CALLED = {"parametric": "the sum", "kaplan": "Kaplan's law", "kaplan_floor": "Kaplan's law with a floor"}
+LAWS = {"parametric": laws.SUM, **KAPLANS}
 OUTLIER_Z = 4.0
 _CURVE_POINTS, _CURVE_REPLICATES = 40, 200
 
@@ -42,11 +42,11 @@ def fit_table(table: Table, settings: Settings | None = None) -> dict[str, Any]:
       settings: see `Settings`.
 
     Returns:
-      "parametric" (E, A, B, alpha, beta; how the search went), "profile" of E, "optimal" (a, b, and N, D, loss at the
-      budgets), "kaplan" and "kaplan_floor" (Kaplan's joint law without and with E, and its a and b), "fits_best"
-      ("parametric" or "kaplan_floor": of these two, with five parameters each, the one of the lower objective; its E is
-      the one to believe), "isoflop", "envelope", "power_laws", "holdout", "outliers", "residuals", "warnings" (lines),
-      "settings".
+      "parametric" (E, A, B, alpha, beta; "profile" of E; "a", "b"; how the search went), "kaplan" and "kaplan_floor"
+      (Kaplan's joint law without and with E), "ranking" (see `verdict.rank`) of these, "fits_best" ("parametric" or
+      "kaplan_floor": of these two, with five parameters each, the one of the lower objective; its E is the one to
+      believe), "optimal" (N, D, loss at the budgets, a and b, by the best law of all: "law"), "isoflop", "envelope",
+      "power_laws", "holdout", "outliers" and "residuals" of the best law, "warnings" (lines), "settings".
       A part that the table does not allow is {"skipped": why}.
 
     Raises:
@@ -59,16 +59,15 @@ def fit_table(table: Table, settings: Settings | None = None) -> dict[str, Any]:
     if len(table.known) == 3:
         price = optimum.Price.of(table)
         how = settings.budget_tolerance, settings.replicates, settings.seed, price
-        parabolas = _or_skip(isoflop.parabolas, table, *how)  # first: it may find that nothing else is worth doing
-        out |= _parametric(table, settings, price)
-        out |= {key: _or_skip(fit_joined, law, table, settings) for key, law in KAPLANS.items()}
-        out["fits_best"] = _closer(out["parametric"], out["kaplan_floor"])
-        out["isoflop"] = parabolas
+        minima = _or_skip(isoflop.minima, table, *how)  # first: it may find that nothing else is worth doing
+        out |= _fitted_laws(table, settings, price)
+        out["isoflop"] = minima
         out["envelope"] = _or_skip(isoflop.envelope, table, *how)
         out["holdout"] = _or_skip(predict_largest, table, settings)
-        warnings += [f"iso-FLOP: {line}" for line in parabolas.get("left_out", [])]
+        warnings += verdict.warnings(out)
+        warnings += [f"iso-FLOP: {line}" for line in minima.get("left_out", [])]
         warnings += [f"envelope: {out['envelope']['note']}"] if out["envelope"].get("note") else []
-    out["power_laws"] = _frontiers(table, settings)
+    out["power_laws"] = _frontiers(table, settings, out)
     if "parametric" not in out and all("skipped" in law["with_floor"] for law in out["power_laws"].values()):
         raise ConfigError(next(iter(out["power_laws"].values()))["with_floor"]["skipped"])
     out["warnings"] = warnings
@@ -78,25 +77,31 @@ def fit_table(table: Table, settings: Settings | None = None) -> dict[str, Any]:
         "flops_constant": table.flops_constant,
         "derived": list(table.derived),
         "common_error": table.common_error,
-        "clusters": None if table.clusters is None else len(set(table.clusters)),
+        "clusters": table.num_clusters,
         "source": table.source,
     }
     return out
 
 
 def fit_joined(law: laws.Law, table: Table, settings: Settings) -> dict[str, Any]:
-    """One of Kaplan's laws (`laws.KAPLAN`, `laws.KAPLAN_FLOOR`) as `fit_law` gives it, with the exponents "a" and "b"
-    of the compute-optimal N ~ C^a and D ~ C^b, C being proportional to N D.
+    """A law of N and D as `fit_law` gives it, with the exponents "a" and "b" of the compute-optimal N ~ C^a and
+    D ~ C^b, C being proportional to N D.
 
     Raises:
       ConfigError: too few rows or sizes.
     """
+    return _with_exponents(law, table, settings)[2]
+
+
+def _with_exponents(law: laws.Law, table: Table, settings: Settings) -> tuple[laws.Estimate, Floats, dict[str, Any]]:
     found, thetas, out = fit_law(law, table, settings)
+    (_, of_n), (_, of_d) = law.terms
     best, drawn = (
-        optimum.exponents(each["alpha_N"], each["alpha_D"]) for each in map(found.natural, (found.theta[None], thetas))
+        optimum.exponents(each[of_n], each[of_d]) for each in map(found.natural, (found.theta[None], thetas))
     )
     levels = bootstrap.tails(len(table), len(law.names), table.clusters)
-    return out | {k: bootstrap.quantity(float(best[k][0]), drawn[k], levels=levels, max_width=0.5) for k in best}
+    out |= {k: bootstrap.quantity(float(best[k][0]), drawn[k], levels=levels, max_width=0.5) for k in best}
+    return found, thetas, out
 
 
 def find_outliers(residuals: Floats, params: int) -> tuple[Floats, Floats]:
@@ -137,7 +142,7 @@ def predict_largest(table: Table, settings: Settings) -> dict[str, Any]:
     rest = dataclasses.replace(rest, source=f"{table.source} without its largest budgets")
     out = _forecast(laws.SUM, rest, test, settings)
     out |= {key: _or_skip(_forecast, law, rest, test, settings) for key, law in KAPLANS.items()}
-    out["fits_best"] = _closer(out, out["kaplan_floor"])
+    out["fits_best"] = verdict.closer({"parametric": out, **out})
     return {**out, "fitted_rows": len(rest), "fitted_up_to": float(rest.c.max())}
 
 
@@ -165,24 +170,51 @@ def _forecast(law: laws.Law, rest: Table, test: Table, settings: Settings) -> di
     }
 
 
-def _closer(added: dict[str, Any], joined: dict[str, Any]) -> str:
-    """Which of the two laws of five parameters, E among them, fits more closely."""
-    return "kaplan_floor" if joined.get("objective", np.inf) < added["objective"] else "parametric"
+def _fitted_laws(table: Table, settings: Settings, price: optimum.Price) -> dict[str, Any]:
+    """The laws of N and D, their ranking, and what follows from the best one."""
+    fitted = {"parametric": _with_exponents(laws.SUM, table, settings)}
+    out: dict[str, Any] = {"parametric": fitted["parametric"][2]}
+    for key, law in KAPLANS.items():
+        try:
+            fitted[key] = _with_exponents(law, table, settings)
+            out[key] = fitted[key][2]
+        except ConfigError as error:
+            out[key] = {"skipped": str(error)}
+    for key, floor in verdict.settle_floor(out).items():
+        out[key]["E"] = floor
+    out["ranking"], out["fits_best"] = verdict.rank(out), verdict.closer(out)
+    best = out["ranking"][0]["law"]
+    found, thetas, parameters = fitted[best]
+    return out | {"optimal": {"law": best, "a": parameters["a"], "b": parameters["b"],
+                              **_optimal(found, thetas, table, settings, price)},
+                  **_misfits(found, table)}  # fmt: skip
 
 
-def _parametric(table: Table, settings: Settings, price: optimum.Price) -> dict[str, Any]:
-    found, thetas, parameters = fit_law(laws.SUM, table, settings)
-    value, values = found.natural(found.theta[None]), replicated(found, thetas, table, settings)
+def _misfits(found: laws.Estimate, table: Table) -> dict[str, Any]:
+    """Residuals of a law, and the rows that are likely outliers by it."""
     residuals = np.log(table.loss / found.predict(found.theta[None], [table.n, table.d])[0])
     flagged, z = find_outliers(residuals, len(found.theta))
+    return {
+        "outliers": [
+            {"row": int(table.rows[i]), "where": table.names[i], "loss": float(table.loss[i]), "z": float(z[i]),
+             "predicted": float(table.loss[i] * np.exp(-residuals[i]))} for i in flagged
+        ],
+        "residuals": {"row": table.rows.tolist(), "log": residuals.tolist(), "z": z.tolist(),
+                      "scale": laws.robust_scale(residuals, len(found.theta))},
+    }  # fmt: skip
+
+
+def _optimal(
+    found: laws.Estimate, thetas: Floats, table: Table, settings: Settings, price: optimum.Price
+) -> dict[str, Any]:
+    """Best N, D and loss at the budgets asked for, and along a curve up to them."""
+    value, values = found.natural(found.theta[None]), replicated(found, thetas, table, settings)
     top = float(table.c.max())
     levels = bootstrap.tails(len(table), len(found.theta), table.clusters)
-    best, drawn = (optimum.exponents(each["alpha"], each["beta"]) for each in (value, values))
     optimal: dict[str, Any] = {
-        k: bootstrap.quantity(float(best[k][0]), drawn[k], levels=levels, max_width=0.5) for k in ("a", "b")
+        "flops_per_parameter_token": float(np.exp(price.log_flops[0])) if price.is_constant else None,
+        "budgets": [],
     }
-    optimal["flops_per_parameter_token"] = float(np.exp(price.log_flops[0])) if price.is_constant else None
-    optimal["budgets"] = []
     for budget in settings.budgets or (top, 10 * top):
         at, spread = optimum.allocate(value, budget, price), optimum.allocate(values, budget, price)
         row: dict[str, Any] = {
@@ -192,16 +224,7 @@ def _parametric(table: Table, settings: Settings, price: optimum.Price) -> dict[
     reach = np.geomspace(table.c.min(), max([top, *(row["C"] for row in optimal["budgets"])]), _CURVE_POINTS)
     few = {name: column[:_CURVE_REPLICATES] for name, column in values.items()}
     optimal["curve"] = _curve(value, few, reach, price, levels)
-    return {
-        "parametric": parameters,
-        "optimal": optimal,
-        "outliers": [
-            {"row": int(table.rows[i]), "where": table.names[i], "loss": float(table.loss[i]), "z": float(z[i]),
-             "predicted": float(table.loss[i] * np.exp(-residuals[i]))} for i in flagged
-        ],
-        "residuals": {"row": table.rows.tolist(), "log": residuals.tolist(), "z": z.tolist(),
-                      "scale": laws.robust_scale(residuals, len(found.theta))},
-    }  # fmt: skip
+    return optimal
 
 
 def _curve(
@@ -222,17 +245,23 @@ def _curve(
     return out
 
 
-def _frontiers(table: Table, settings: Settings) -> dict[str, Any]:
-    """L(N), L(D), L(C): the power laws of the rows that nobody beats with less of that variable."""
+def _frontiers(table: Table, settings: Settings, fits: dict[str, Any]) -> dict[str, Any]:
+    """L(N), L(D), L(C): the power laws of the rows that nobody beats with less of that variable.
+
+    Args:
+      fits: the laws of N and D, if there are any: an E that the best of them does not pin, no frontier does.
+    """
     alone = len(table.known) == 1
     out = {}
     for name in table.known:
         chosen = np.arange(len(table)) if alone else np.sort(isoflop.lowest(table.column(name), table.loss))
         part = dataclasses.replace(table.take(chosen), source=f"{table.source}, L({name})", clusters=None)
-        fits = {}
+        forms = {}
         for key, floor in (("with_floor", True), ("without_floor", False)):
-            fits[key] = _or_skip(_parameters, laws.Law((name,), floor), part, settings)
-        out[f"L({name})"] = {"rows": part.rows.tolist(), "points": "all rows" if alone else "frontier", **fits}
+            forms[key] = _or_skip(_parameters, laws.Law((name,), floor), part, settings)
+        if "parametric" in fits and "E" in forms["with_floor"]:
+            forms["with_floor"]["E"] = verdict.settle_frontier(forms["with_floor"]["E"], fits)
+        out[f"L({name})"] = {"rows": part.rows.tolist(), "points": "all rows" if alone else "frontier", **forms}
     return out
 
 

@@ -1,12 +1,12 @@
-"""Chinchilla's first two approaches: the envelope of all runs, and a parabola through each budget's runs.
+"""Chinchilla's first two approaches: the envelope of all runs, and a curve through each budget's runs.
 
 Both read the compute-optimal size straight off the measured losses and then fit N ~ C^a, D ~ C^b through it. Neither
-needs the law L(N, D); both know only the sizes that were tried. A parabola in log N is symmetric and the true curve
-is not, so sizes that reach further on one side of the optimum than on the other move the vertex.
+needs the law L(N, D); both know only the sizes that were tried. Chinchilla's curve is a parabola in log N, which is
+symmetric where the true one is not: here `valley` averages it with forms that bend.
 
 >>> c = np.repeat([1e15, 2e15, 4e15], 5)
 >>> n = np.sqrt(c / 120) * np.tile([0.25, 0.5, 1, 2, 4], 3)
->>> found = parabolas(Table.of(n=n, c=c, loss=2 + 0.05 * np.log(n / np.sqrt(c / 120)) ** 2))
+>>> found = minima(Table.of(n=n, c=c, loss=2 + 0.05 * np.log(n / np.sqrt(c / 120)) ** 2))
 >>> round(found["a"]["value"], 3), [round(budget["D/N"], 1) for budget in found["budgets"]]
 (0.5, [20.0, 20.0, 20.0])
 """
@@ -19,11 +19,13 @@ from jaxformer.config import ConfigError
 from jaxformer.scaling import bootstrap
 from jaxformer.scaling.optimum import Price
 from jaxformer.scaling.table import Table
+from jaxformer.scaling.valley import Valleys
 
 Floats = np.ndarray
 
 _SIZES_PER_BUDGET = 4
 _BUDGETS = 3
+_EQUAL = 1e-9
 
 
 class NoMinimumError(ConfigError):
@@ -65,31 +67,33 @@ def opens_upward(log_n: Floats, loss: Floats, where: str) -> Floats:
     """Coefficients [c0, c1, c2] of the least-squares parabola c0 + c1 x + c2 x^2 in x = log N.
 
     Raises:
-      ConfigError: fewer than four different sizes.
+      ConfigError: fewer than four different sizes, or equal losses.
       NoMinimumError: the parabola opens downward.
     """
     if len(np.unique(log_n)) < _SIZES_PER_BUDGET:
         raise ConfigError(
             f"{where}: {len(np.unique(log_n))} different sizes; a parabola needs at least {_SIZES_PER_BUDGET}"
         )
+    if np.ptp(loss) < _EQUAL:
+        raise ConfigError(f"{where}: all of its losses are equal, so none is the lowest")
     coefficients = np.polynomial.polynomial.polyfit(log_n, loss, 2)
     if not coefficients[2] > 0:
         raise NoMinimumError(f"{where}: the parabola through its {len(loss)} runs opens downward, so it has no minimum")
     return coefficients
 
 
-def parabolas(
+def minima(
     table: Table, tolerance: float = 0.05, replicates: int = 1000, seed: int = 0, price: Price | None = None
 ) -> dict[str, Any]:
-    """Approach 2: per budget the vertex of a parabola in log N, then power laws through the vertices.
+    """Approach 2: per budget the minimum of a curve through its runs (`valley`), then power laws through the minima.
 
-    Intervals come from refitting to the fitted parabolas plus residuals drawn from all budgets together (relative to
-    the loss, enlarged for the three parameters each parabola used up): the design is small and was chosen, so rows
-    are not resampled.
+    Rows are not resampled: the design is small and was chosen. Intervals hold the noise, what is not known of the
+    curve's form, and what leaving out a size changes. `experiments.coverage` measures how often they hold the truth.
 
     Returns:
-      {"budgets": [{"C", "N", "D", "D/N", "loss", "N_ci95", "parabola", "centre", "rows"}], "a", "b",
-      "left_out": [lines]}; loss = c0 + c1 x + c2 x^2 at x = log N - centre.
+      {"budgets": [{"C", "N", "D", "D/N", "loss", "N_ci95", "log_loss", "centre", "rows"}], "a", "b",
+      "forms": name -> {"N" at each budget, "cp", "weight", "refuted"}, "left_out": [lines]};
+      log loss = sum_k log_loss[k] x^k at x = log N - centre.
 
     Raises:
       ConfigError: no groups of equal budgets, fewer than 3 budgets with a minimum inside the sizes tried.
@@ -98,13 +102,13 @@ def parabolas(
     groups = budget_groups(table.c, tolerance)
     if not groups:
         raise ConfigError(f"{table.source}: the budgets do not fall into groups within {100 * tolerance:g}%; "
-                          "iso-FLOP parabolas need runs of several sizes at the same C")  # fmt: skip
+                          "iso-FLOP curves need runs of several sizes at the same C")  # fmt: skip
     price = price or Price.of(table)
-    kept, left_out, noise, downward = [], [], [], 0
+    kept, left_out, downward = [], [], 0
     for group in groups:
         budget = float(np.median(table.c[group]))
         where = f"budget {budget:.3g} FLOPs"
-        log_n, loss = np.log(table.n[group]), table.loss[group]
+        log_n, loss = np.log(table.n[group]), np.log(table.loss[group])
         centre = float(log_n.mean())
         try:
             coefficients = opens_upward(log_n - centre, loss, where)
@@ -117,10 +121,7 @@ def parabolas(
             side = "smaller" if vertex <= log_n.min() else "larger"
             left_out.append(f"{where}: its minimum lies outside the sizes tried; add {side} ones")
             continue
-        hat = np.linalg.pinv(np.vander(log_n - centre, 3, increasing=True))
-        fitted = np.vander(log_n - centre, 3, increasing=True) @ coefficients
-        noise.append((loss - fitted) / fitted * np.sqrt(len(loss) / max(len(loss) - 3, 1)))
-        kept.append((budget, group, centre, coefficients, hat, fitted))
+        kept.append((budget, group))
     if len(kept) < _BUDGETS:
         others = f" (and {len(left_out) - 1} more budgets left out)" if len(left_out) > 1 else ""
         if downward == len(groups):
@@ -129,27 +130,27 @@ def parabolas(
             f"{table.source}: {len(kept)} of {len(groups)} budgets have a minimum inside the sizes tried; approach 2 "
             f"needs at least {_BUDGETS}" + (f"; {left_out[0]}{others}" if left_out else "")
         )
-    rng = np.random.default_rng(seed)
-    pool = np.concatenate(noise)
-    budgets, log_c, vertices, drawn = [], [], [], []
-    for budget, group, centre, coefficients, hat, fitted in kept:
-        again = (fitted * (1 + rng.choice(pool, size=(replicates, len(fitted))))) @ hat.T
-        with np.errstate(divide="ignore", invalid="ignore"):
-            moved = np.where(again[:, 2] > 0, centre - 0.5 * again[:, 1] / again[:, 2], np.nan)
-        vertex = centre - 0.5 * coefficients[1] / coefficients[2]
-        tokens = np.log(budget) - price.per_token(np.array(vertex))
-        low, high = np.exp(np.nanquantile(moved, [0.025, 0.975])) if np.isfinite(moved).any() else (np.nan, np.nan)
+    found = Valleys(*zip(*((np.log(table.n[group]), np.log(table.loss[group])) for _, group in kept), strict=True))
+    drawn = found.replicates(replicates, seed)
+    levels = bootstrap.tails(sum(len(group) for _, group in kept), found.params)
+    budgets = []
+    for b, (budget, group) in enumerate(kept):
+        best, inside = found.minima[b], drawn[np.isfinite(drawn[:, b]), b]
+        tokens = float(np.log(budget) - price.per_token(best))
+        ends = np.exp(np.quantile(inside, levels)) if len(inside) else (np.nan, np.nan)
         budgets.append({
-            "C": budget, "N": float(np.exp(vertex)), "D": float(np.exp(tokens)), "D/N": float(np.exp(tokens - vertex)),
-            "loss": float(coefficients[0] - 0.25 * coefficients[1] ** 2 / coefficients[2]),
-            "N_ci95": [float(low), float(high)], "parabola": [float(v) for v in coefficients], "centre": centre,
+            "C": budget, "N": float(np.exp(best)), "D": float(np.exp(tokens)), "D/N": float(np.exp(tokens - best)),
+            "loss": float(np.exp(found.log_loss(b, best))), "N_ci95": [float(end) for end in ends],
+            "log_loss": found.coefficients[b].tolist(), "centre": float(found.centres[b]),
             "rows": [int(row) for row in table.rows[group]],
         })  # fmt: skip
-        log_c.append(np.log(budget))
-        vertices.append(vertex)
-        drawn.append(moved)
-    out = _slopes(np.array(log_c), np.array(vertices), np.stack(drawn, -1), price)
-    return {"budgets": budgets, **out, "left_out": left_out}
+    log_c = np.log([budget for budget, _ in kept])
+    out = _slopes(log_c, found.minima, drawn, price, levels)
+    forms = {
+        name: {"N": np.exp(form.minima).tolist(), "cp": form.cp, "weight": form.weight, "refuted": form.refuted}
+        for name, form in found.forms.items()
+    }
+    return {"budgets": budgets, **out, "forms": forms, "left_out": left_out}
 
 
 def envelope(
@@ -224,13 +225,13 @@ def _line(log_c: Floats, log_n: Floats, price: Price) -> tuple[float, float]:
     return float(x @ log_n / (x @ x)), float(x @ log_d / (x @ x))
 
 
-def _slopes(log_c: Floats, vertices: Floats, drawn: Floats, price: Price) -> dict[str, Any]:
-    """The two exponents with intervals; drawn: [R, budgets] vertices of the replicates."""
-    value = _line(log_c, vertices, price)
+def _slopes(log_c: Floats, best: Floats, drawn: Floats, price: Price, levels: tuple[float, float]) -> dict[str, Any]:
+    """The two exponents with intervals; best: [budgets] log N; drawn: [R, budgets], those of the replicates."""
+    value = _line(log_c, best, price)
     x = log_c - log_c.mean()
     tokens = log_c - price.per_token(drawn)
     a, b = drawn @ x / (x @ x), tokens @ x / (x @ x)
     return {
-        "a": bootstrap.quantity(value[0], a, max_width=0.5),
-        "b": bootstrap.quantity(value[1], b, max_width=0.5),
+        "a": bootstrap.quantity(value[0], a, levels=levels, max_width=0.5),
+        "b": bootstrap.quantity(value[1], b, levels=levels, max_width=0.5),
     }

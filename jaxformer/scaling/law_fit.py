@@ -7,14 +7,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxformer.config import ConfigError
-from jaxformer.scaling import bootstrap, laws
+from jaxformer.scaling import bootstrap, laws, verdict
 from jaxformer.scaling.profile import Profile, profile_floor
-from jaxformer.scaling.table import Table
+from jaxformer.scaling.table import LARGEST, Table
 
 Floats = np.ndarray
 
 _MAX_RATIO = {"E": 2.0, "A": 1000.0, "B": 1000.0, "alpha": 3.0, "beta": 3.0}
 _MAX_RATIO |= {"N_c": 1e6, "D_c": 1e6, "alpha_N": 3.0, "alpha_D": 3.0}
+_LEAST_DELTA, _MOST_REPLICATES = 1e-9, 100_000
+_MOST_WEIGHTS = 200_000_000  # replicates x rows: 1.6 GB
 _WORTHLESS = 1e-3  # E below this share of the lowest loss is no irreducible loss
 
 
@@ -44,15 +46,21 @@ class Settings:
         for name, low in (("delta", 0.0), ("budget_tolerance", 0.0)):
             if not low < getattr(self, name) < 1:
                 raise ConfigError(f"{name}: {getattr(self, name)}; accepted: a number between 0 and 1")
+        if self.delta < _LEAST_DELTA:
+            raise ConfigError(f"delta: {self.delta}; accepted: a number between 0 and 1, {_LEAST_DELTA:g} at least")
+        if self.seed < 0:
+            raise ConfigError(f"seed: {self.seed}; accepted: 0 or more")
         if self.replicates < 100:
             raise ConfigError(f"replicates: {self.replicates}; accepted: 100 or more (95% intervals need their tails)")
+        if self.replicates > _MOST_REPLICATES:
+            raise ConfigError(f"replicates: {self.replicates}; accepted: 100 to {_MOST_REPLICATES}")
         if self.holdout < 0:
             raise ConfigError(f"holdout: {self.holdout}; accepted: 0 or more")
         if self.resampling not in bootstrap.RESAMPLING:
             raise ConfigError(f"resampling: {self.resampling!r}; accepted: {', '.join(bootstrap.RESAMPLING)}")
         for budget in self.budgets:
-            if not 0 < budget < float("inf"):
-                raise ConfigError(f"budget: {budget}; accepted: FLOPs above 0")
+            if not 1 / LARGEST <= budget <= LARGEST:
+                raise ConfigError(f"budget: {budget}; accepted: FLOPs above 0, {LARGEST:g} at most")
 
 
 def fit_law(law: laws.Law, table: Table, settings: Settings) -> tuple[laws.Estimate, Floats, dict[str, Any]]:
@@ -87,6 +95,7 @@ def fit_law(law: laws.Law, table: Table, settings: Settings) -> tuple[laws.Estim
     parameters["objective"] = found.value
     residuals = np.log(table.loss / found.predict(found.theta[None], xs)[0])
     parameters["rms"] = float(np.sqrt(np.mean(residuals**2)))
+    parameters["aicc"] = verdict.aicc(residuals, len(law.names), table.num_clusters)
     parameters["starts"] = {"tried": found.num_starts, "reached_best": found.num_reached}
     if profile:
         parameters["profile"] = {
@@ -95,11 +104,20 @@ def fit_law(law: laws.Law, table: Table, settings: Settings) -> tuple[laws.Estim
             "cut": profile.cut,
             "ci95": _crossings(profile.floor, profile.statistic, profile.cut),
         }
+        if profile.statistic[0] < profile.cut:  # its first point stands for zero
+            parameters["E"]["ci95"][0] = parameters["profile"]["ci95"][0] = 0.0
     return found, thetas, parameters
 
 
 def drawn_weights(table: Table, settings: Settings) -> Floats:
-    """[R, I] bootstrap weights of the table's rows."""
+    """[R, I] bootstrap weights of the table's rows.
+
+    Raises:
+      ConfigError: more of them than are held in memory.
+    """
+    if settings.replicates * len(table) > _MOST_WEIGHTS:
+        raise ConfigError(f"replicates: {settings.replicates} of {len(table)} rows; accepted: "
+                          f"{_MOST_WEIGHTS} at most, rows times replicates")  # fmt: skip
     return bootstrap.weights(
         len(table), settings.replicates, seed=settings.seed, clusters=table.clusters, resampling=settings.resampling
     )

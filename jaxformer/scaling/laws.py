@@ -37,6 +37,7 @@ _SUM = (("A", "alpha"), ("B", "beta"))
 _JOINED = (("N_c", "alpha_N"), ("D_c", "alpha_D"))
 _START_EXPONENTS = (0.08, 0.2, 0.4, 0.8, 1.6)
 _START_FLOORS = (0.05, 0.4, 0.75, 0.95)  # E as a share of the lowest loss
+_MOST_LOG = 690.0  # of a coefficient whose exponent ran to its bound: what a float holds
 _SAMPLE = 48  # replicates that try the further starts before all of them do
 
 
@@ -114,7 +115,7 @@ class Law:
         for i, (coefficient, exponent) in enumerate(self.terms):
             log_size, alpha = theta[:, first + 2 * i], theta[:, first + 2 * i + 1]
             log_scale = log_size / alpha + centres[i]
-            out[coefficient] = np.exp(log_scale if self.joined else alpha * log_scale)
+            out[coefficient] = np.exp(np.clip(log_scale if self.joined else alpha * log_scale, -_MOST_LOG, _MOST_LOG))
             out[exponent] = alpha
         return out
 

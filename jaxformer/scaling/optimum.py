@@ -20,6 +20,7 @@ from jaxformer.scaling.table import Table
 Floats = np.ndarray
 
 _GRID_POINTS = 1200
+_MOST_LOG = 200.0
 
 
 @dataclass(frozen=True)
@@ -70,20 +71,30 @@ def allocate(law: dict[str, Floats], budget: float, price: Price) -> dict[str, F
     """Compute-optimal N, D, loss and tokens per parameter at `budget` FLOPs.
 
     Args:
-      law: E, A, alpha, B, beta, [R] each.
+      law: A, alpha, B, beta of the sum, or N_c, alpha_N, D_c, alpha_D of Kaplan's law, [R] each, and E if it has one.
 
     Returns:
       "N", "D", "loss", "D/N", [R] each.
     """
-    floor, a, alpha, b, beta = (law[name] for name in ("E", "A", "alpha", "B", "beta"))
-    middle = (np.log(alpha * a / (beta * b)) + beta * (np.log(budget) - price.log_flops[0])) / (alpha + beta)
+    terms, power = _terms(law)
+    log_a, alpha, log_b, beta = terms
     if price.is_constant:
-        log_n = middle
+        spent = np.log(budget) - price.log_flops[0]
+        log_n = (np.log(alpha / beta) + log_a - log_b + beta * spent) / (alpha + beta)
     else:
-        log_n = _search(law, budget, price)
+        log_n = _search(terms, budget, price)
+    log_n = np.clip(log_n, -_MOST_LOG, _MOST_LOG)  # exponents at their bound have it anywhere
     log_d = np.log(budget) - price.per_token(log_n)
-    loss = floor + a * np.exp(-alpha * log_n) + b * np.exp(-beta * log_d)
+    loss = law.get("E", 0.0) + np.exp(power * np.logaddexp(log_a - alpha * log_n, log_b - beta * log_d))
     return {"N": np.exp(log_n), "D": np.exp(log_d), "loss": loss, "D/N": np.exp(log_d - log_n)}
+
+
+def _terms(law: dict[str, Floats]) -> tuple[tuple[Floats, Floats, Floats, Floats], Floats | float]:
+    """log a, alpha, log b, beta and the power of a / N^alpha + b / D^beta, which is least where the law is."""
+    if "N_c" not in law:
+        return (np.log(law["A"]), law["alpha"], np.log(law["B"]), law["beta"]), 1.0
+    ratio = law["alpha_N"] / law["alpha_D"]
+    return (ratio * np.log(law["N_c"]), ratio, np.log(law["D_c"]), np.ones_like(ratio)), law["alpha_D"]
 
 
 def exponents(alpha: Floats, beta: Floats) -> dict[str, Floats]:
@@ -96,16 +107,14 @@ def exponents(alpha: Floats, beta: Floats) -> dict[str, Floats]:
     return {"a": beta / total, "b": alpha / total}
 
 
-def _search(law: dict[str, Floats], budget: float, price: Price) -> Floats:
+def _search(terms: tuple[Floats, Floats, Floats, Floats], budget: float, price: Price) -> Floats:
     """log N of the lowest loss on a grid along the budget, refined by a parabola through the three lowest points."""
     low = price.log_n[0] - 12.0
     grid = np.linspace(low, max(price.log_n[-1], np.log(budget) / 2) + 12.0, _GRID_POINTS)
     log_d = np.log(budget) - price.per_token(grid)
-    out = np.empty(len(law["A"]))
-    for i in range(len(out)):
-        size = np.log(law["A"][i]) - law["alpha"][i] * grid
-        tokens = np.log(law["B"][i]) - law["beta"][i] * log_d
-        total = np.logaddexp(size, tokens)
+    out = np.empty(len(terms[0]))
+    for i, (log_a, alpha, log_b, beta) in enumerate(zip(*terms, strict=True)):
+        total = np.logaddexp(log_a - alpha * grid, log_b - beta * log_d)
         best = int(np.clip(total.argmin(), 1, len(grid) - 2))
         before, at, after = total[best - 1 : best + 2]
         bend = before - 2 * at + after

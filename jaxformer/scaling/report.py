@@ -22,15 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from jaxformer import credentials, files
-from jaxformer.scaling import plotting
-from jaxformer.scaling.fit import CALLED, KAPLANS
+from jaxformer.scaling import plotting, verdict
+from jaxformer.scaling.fit import CALLED, KAPLANS, LAWS
 
 _CAPTIONS = {
     "loss_compute": "Every run's loss against its compute, shaded by size; the line is the law at its best size.",
-    "isoflop": "Runs of equal compute, the parabola through them, and its minimum (approach 2).",
-    "optimum": "The size and tokens of lowest loss at a budget: law (3), envelope (1) and parabolas (2). "
-    "Bars are 95% intervals of the parabolas' minima.",
-    "residuals": "What the law misses, in percent of the loss.",
+    "isoflop": "Runs of equal compute, the curve through them, and its minimum with a 95% interval (approach 2).",
+    "optimum": "The size and tokens of lowest loss at a budget: the law that fits best (3), envelope (1) and iso-FLOP "
+    "curves (2). Bars are 95% intervals of the curves' minima.",
+    "residuals": "What the law that fits best misses, in percent of the loss.",
     "holdout": "The largest budgets, left out of the fit and predicted from the smaller ones.",
     "profile": "The likelihood-ratio statistic with E held at each value and everything else refitted.",
     "learning_rate": "Final loss against peak learning rate at each size.",
@@ -218,47 +218,38 @@ def _figure(name: str, picture: str, caption: str) -> str:
 
 def _fit_tables(name: str, fit: Mapping[str, Any]) -> list[str]:
     out = []
-    if "parametric" in fit:
-        law = fit["parametric"]
+    ranking = fit.get("ranking") or [{"law": key, "beaten": False} for key in CALLED if "law" in fit.get(key, {})]
+    if ranking and "aicc" in ranking[0]:
+        words = ["fits best", *("beaten clearly" if row["beaten"] else "not told apart" for row in ranking[1:])]
         rows = [
-            {"parameter": key, "value [95% interval]": law[key]}
-            for key in ("E", "A", "B", "alpha", "beta")
-            if key in law
-        ]
-        out += [f"<h2>The law {_law(law['law'])}</h2>", table(rows, f"N and C counted as: {name}")]
+            {"law": fit[row["law"]]["law"], "residuals, root mean square": f"{100 * row['rms']:.3g}%",
+             "AICc": f"{row['behind']:.3g} higher" if row["behind"] else "lowest", "verdict": word}
+            for row, word in zip(ranking, words, strict=True)
+        ]  # fmt: skip
+        out += ["<h2>Which law fits best</h2>", table(rows, f"N and C counted as: {name}")]
+        out += [f"<p><strong>{html.escape(line[0].upper() + line[1:])}.</strong></p>" for line in verdict.warnings(fit)]
+    for row in ranking:
+        law, key = fit[row["law"]], row["law"]
+        out.append(f"<h2>{html.escape(CALLED[key][0].upper() + CALLED[key][1:])}: {_law(law['law'])}</h2>")
+        if row["beaten"]:
+            out.append(f"<p>Beaten clearly by {html.escape(CALLED[ranking[0]['law']])}: these data deny this law.</p>")
+        rows = [{"parameter": each, "value [95% interval]": law[each]} for each in LAWS[key].names if each in law]
+        out.append(table(rows, "Kaplan et al. 2020, equation 1.5" if key == "kaplan" else None))
         if "profile" in law:
             out.append(_profiled(law))
-    joined = [fit[key] for key in KAPLANS if "alpha_N" in fit.get(key, {})]
-    if joined:
-        out.append("<h2>Kaplan's law, in which size and data limit together</h2>")
-        for law, source in zip(joined, (" (Kaplan et al. 2020, equation 1.5)", ""), strict=False):
-            names = ("E", "alpha_N", "alpha_D", "N_c", "D_c")
-            rows = [{"parameter": key, "value [95% interval]": law[key]} for key in names if key in law]
-            out.append(table(rows, law["law"] + source))
-            if "profile" in law:
-                out.append(_profiled(law))
-        rows = [
-            {"law": law["law"], "root mean squared residual": f"{100 * law['rms']:.3g}%", "objective": law["objective"]}
-            for law in (fit["parametric"], *joined)
-        ]
-        note = "how closely each law fits: the sum of Huber's function over log-residuals is what was minimised"
-        out.append(table(rows, note))
     if "optimal" in fit:
         rows = [
             {"C (FLOP)": row["C"], "of the largest run": f"{row['extrapolation']:g} x", "N": row["N"], "D": row["D"],
              "tokens/parameter": row["D/N"], "loss": row["loss"]} for row in fit["optimal"]["budgets"]
         ]  # fmt: skip
-        out += ["<h2>Compute-optimal size and tokens</h2>", table(rows)]
-        ways = [
-            ("3, the law", fit["optimal"]),
-            ("2, iso-FLOP parabolas", fit["isoflop"]),
-            ("1, envelope", fit["envelope"]),
-            *((f"{CALLED[key]}, C ~ ND", fit[key]) for key in KAPLANS),
-        ]
+        out += ["<h2>Compute-optimal size and tokens</h2>", table(rows, f"by {CALLED[fit['optimal']['law']]}")]
+        out += _isoflop(fit["isoflop"])
+        laws = [(f"3, {CALLED[row['law']]}" + ", beaten" * row["beaten"], fit[row["law"]]) for row in ranking]
+        ways = [*laws, ("2, iso-FLOP curves", fit["isoflop"]), ("1, envelope", fit["envelope"])]
         done = [
             {"approach": way, "a (N ~ C^a)": part["a"], "b (D ~ C^b)": part["b"]} for way, part in ways if "a" in part
         ]
-        out.append(table(done, "exponents, by Chinchilla's three approaches and by Kaplan's law"))
+        out.append(table(done, "exponents, by Chinchilla's three approaches (3: C taken as proportional to N D)"))
         out += [f"<p>Approach {way}: {html.escape(part['skipped'])}.</p>" for way, part in ways if "skipped" in part]
     if "rows" in fit.get("holdout", {}):
         keys = ("N", "D", "C", "measured", "predicted")
@@ -284,10 +275,31 @@ def _fit_tables(name: str, fit: Mapping[str, Any]) -> list[str]:
     return out
 
 
+def _isoflop(found: Mapping[str, Any]) -> list[str]:
+    """The minimum of each budget, and where each form of the curve puts it."""
+    if "budgets" not in found:
+        return []
+    rows = []
+    for b, budget in enumerate(found["budgets"]):
+        number = {"value": budget["N"], "ci95": budget["N_ci95"]}
+        each = {name: float(form["N"][b]) for name, form in found["forms"].items()}
+        rows.append({"C (FLOP)": budget["C"], "N": number, "tokens/parameter": budget["D/N"], "loss": budget["loss"],
+                     **{f"by a {name}": plotting.count(n) for name, n in each.items()}})  # fmt: skip
+    said = [
+        f"{name} {100 * form['weight']:.0f}%" + " (refuted)" * form["refuted"] for name, form in found["forms"].items()
+    ]
+    return [table(rows, f"by iso-FLOP curves; weights of their forms: {', '.join(said)}")]
+
+
 def _profiled(law: Mapping[str, Any]) -> str:
     return "<p>E by profile likelihood: {:.4g} to {:.4g} nats per token.</p>".format(*law["profile"]["ci95"])
 
 
 def _exponents(fit: Mapping[str, Any]) -> dict[str, Any]:
-    law, optimal = fit["parametric"], fit["optimal"]
-    return {"alpha": law["alpha"], "beta": law["beta"], "a (N ~ C^a)": optimal["a"], "b (D ~ C^b)": optimal["b"]}
+    optimal, isoflop = fit["optimal"], fit["isoflop"]
+    names = [pair[1] for pair in LAWS[optimal["law"]].terms]
+    return {
+        "fits best": CALLED[optimal["law"]], "of N": fit[optimal["law"]][names[0]],
+        "of D": fit[optimal["law"]][names[1]], "a (N ~ C^a)": optimal["a"],
+        "a by iso-FLOP curves": isoflop.get("a", "not done"),
+    }  # fmt: skip

@@ -9,8 +9,8 @@ import numpy as np
 
 from jaxformer import files
 from jaxformer.config import ConfigError
-from jaxformer.scaling import figures, plotting, report, run_figures
-from jaxformer.scaling.fit import CALLED, KAPLANS, Settings, Table, fit_table
+from jaxformer.scaling import figures, plotting, report, run_figures, verdict
+from jaxformer.scaling.fit import CALLED, LAWS, Settings, Table, fit_table
 
 Record = Mapping[str, Any]
 # How N and C are counted; the first is the headline.
@@ -69,24 +69,24 @@ def fit(records: Sequence[Record], settings: Settings, source: str = "records") 
 
 
 def summary(fits: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Three lines: the exponents, the best split of the largest budget, the error of prediction; by the sum
-    E + A / N^alpha + B / D^beta, by Kaplan's laws and, where the table has them, by iso-FLOP parabolas."""
+    """Three lines: the law that fits best and the exponents, the best split of the largest budget, the error of
+    prediction; by the laws in the order in which they fit and, where the table has them, by iso-FLOP curves."""
     name, first = next(iter(fits.items()))
-    law, joint, best = first["parametric"], first["kaplan_floor"], first["optimal"]
-    exponents = ", ".join(f"{key} {report.interval(law[key])}" for key in ("alpha", "beta", "E"))
-    at = best["budgets"][0]
-    parabolas = first["isoflop"]
-    ways = [("parabolas", parabolas), (CALLED["parametric"], best)]
-    ways += [(CALLED[key], first[key]) for key in KAPLANS]
-    if first["fits_best"] == "kaplan_floor":
-        exponents += f" (Kaplan's law with a floor fits better, {_fit_quality(first)}: E {report.interval(joint['E'])})"
-    growth = ", ".join(f"{report.interval(part['a'], '{:.3f}'.format)} by {way}" for way, part in ways if "a" in part)
-    best_n = ""
-    if "skipped" not in parabolas:
-        top = parabolas["budgets"][-1]
+    best, curves, ranking = first["optimal"], first["isoflop"], first["ranking"]
+    names = LAWS[best["law"]].names
+    shown = [key for key in names if key == "E" or key.startswith("alpha") or key == "beta"]
+    exponents = ", ".join(f"{key} {report.interval(first[best['law']][key])}" for key in shown)
+    if "E" not in names:
+        exponents += f", E by {CALLED[first['fits_best']]} {report.interval(first[first['fits_best']]['E'])}"
+    ways = [("iso-FLOP curves", curves)]
+    ways += [(CALLED[row["law"]] + " (beaten)" * row["beaten"], first[row["law"]]) for row in ranking]
+    growth = ", ".join(f"by {way} {report.interval(part['a'], '{:.3f}'.format)}" for way, part in ways if "a" in part)
+    at, best_n = best["budgets"][0], ""
+    if "skipped" not in curves:
+        top = curves["budgets"][-1]
         if math.isclose(top["C"], at["C"], rel_tol=0.05):
             low, high = (plotting.count(n) for n in top["N_ci95"])
-            best_n = f"; by a parabola N {plotting.count(top['N'])} [{low}, {high}]"
+            best_n = f"; by iso-FLOP curves N {plotting.count(top['N'])} [{low}, {high}]"
     held = first["holdout"]
     if "skipped" in held:
         prediction = f"prediction: not done ({held['skipped']})"
@@ -103,8 +103,8 @@ def summary(fits: Mapping[str, Mapping[str, Any]]) -> list[str]:
             f"{held['fitted_rows']} below: off by {off[chosen]}, which fits those below better{others}"
         )
     return [
-        f"law ({name}): {exponents}; N ~ C^a, a {growth}",
-        f"best at {at['C']:.3g} FLOP: N {report.interval(at['N'], plotting.count)}, "
+        f"law ({name}): fits best {verdict.fits_best(ranking)}; {exponents}; N ~ C^a, a {growth}",
+        f"best at {at['C']:.3g} FLOP, by {CALLED[best['law']]}: N {report.interval(at['N'], plotting.count)}, "
         f"D {report.interval(at['D'], plotting.count)} tokens, loss {report.interval(at['loss'])}{best_n}",
         prediction,
     ]
@@ -128,7 +128,9 @@ def against_floor(fits: Mapping[str, Mapping[str, Any]], nats: float, standard_e
         width = 100 * (high - low) / 2 / found["value"]
         line += f" {verdict}, the interval's half width is {width:.3g} % of E"
     if first["fits_best"] == "kaplan_floor":
-        added = report.interval(first["parametric"]["E"])
+        floor = first["parametric"]["E"]
+        unpinned = floor["value"] is None and "estimate" in floor
+        added = f"{floor['estimate']:.4g}, not pinned" if unpinned else report.interval(floor)
         line += f"; by Kaplan's law with a floor, which fits better, {_fit_quality(first)}: its E {added}"
     return line
 

@@ -23,6 +23,8 @@ from jaxformer.scaling.csv_reader import Rows
 
 Floats = np.ndarray
 
+LARGEST = 1e50  # of what is given, and its inverse the least: beyond, products and powers leave what a float holds
+
 
 @dataclass(frozen=True)
 class Table:
@@ -83,6 +85,8 @@ class Table:
         """
         if not 0 <= common_error < np.inf:
             raise ConfigError(f"{source}: common_error: {common_error}; accepted: 0 or more")
+        if not 1 / LARGEST <= flops_constant <= LARGEST:
+            raise ConfigError(f"flops-constant: {flops_constant}; accepted: a number above 0, 6 as a rule")
         names = tuple(names) if names is not None else tuple(f"row {i + 1}" for i in range(np.size(loss)))
         given = {"N": n, "D": d, "C": c, "loss": loss}
         columns = {}
@@ -97,6 +101,10 @@ class Table:
             if bad.any():
                 first = int(bad.argmax())
                 raise ConfigError(f"{source}: {names[first]}, {title}: {column[first]}; accepted: a number above 0")
+            if (far := (column > LARGEST) | (column < 1 / LARGEST)).any():
+                first = int(far.argmax())
+                raise ConfigError(f"{source}: {names[first]}, {title}: {column[first]}; accepted: {1 / LARGEST:g} to "
+                                  f"{LARGEST:g}")  # fmt: skip
             columns[key] = column
         if len(columns) < 2:
             raise ConfigError(f"{source}: neither N nor D nor C; a fit needs at least one of them")
@@ -186,6 +194,11 @@ class Table:
 
     def __len__(self) -> int:
         return len(self.loss)
+
+    @property
+    def num_clusters(self) -> int | None:
+        """How many different labels the rows have; None without labels."""
+        return None if self.clusters is None else len(set(self.clusters))
 
     def column(self, name: str) -> Floats:
         """[I] of "N", "D" or "C"."""

@@ -224,3 +224,11 @@ def test_the_profile_of_the_floor_is_lowest_at_the_estimate():
     assert (np.diff(statistic[floors <= found["E"]["value"]]) < 1e-3).all()
     low, high = found["profile"]["ci95"]
     assert low < found["E"]["value"] < high
+
+
+def test_two_groups_that_are_as_good_as_one_do_not_unpin_a_number():
+    """The best size of the novels' top budget lay around 259k and 278k: "not pinned", it said."""
+    rng = np.random.default_rng(0)
+    near = 2.6e5 * np.exp(np.r_[rng.normal(0, 0.006, 400), rng.normal(0.07, 0.006, 400)])
+    assert bootstrap.quantity(2.6e5, near, max_ratio=10.0)["value"] == 2.6e5
+    assert "two groups" in bootstrap.quantity(2.6e5, 2.6e5 * (near / 2.6e5) ** 12, max_ratio=10.0)["why"]

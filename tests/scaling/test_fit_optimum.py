@@ -84,7 +84,7 @@ def test_intervals_of_the_parabolas_cover_the_vertices_of_planted_parabolas():
     rng, hits = np.random.default_rng(0), 0
     for seed in range(200):
         loss = (3 * (c / 1e17) ** -0.05 + 0.06 * np.log(n / best) ** 2) * np.exp(0.005 * rng.standard_normal(len(c)))
-        low, high = isoflop.parabolas(Table.of(n=n, c=c, loss=loss), replicates=500, seed=seed)["a"]["ci95"]
+        low, high = isoflop.minima(Table.of(n=n, c=c, loss=loss), replicates=500, seed=seed)["a"]["ci95"]
         hits += low <= 0.52 <= high
     assert 180 <= hits <= 199, hits
 
@@ -98,7 +98,7 @@ def curved(c, offset, curvature):
 def test_parabolas_that_all_open_downward_are_one_clear_line():
     table = curved(np.repeat([1e15, 2e15, 4e15], 5), np.ones(15), -0.1)
     with pytest.raises(isoflop.NoMinimumError, match=r"budget 1e\+15 FLOPs: the parabola .* opens downward") as error:
-        isoflop.parabolas(table)
+        isoflop.minima(table)
     assert "\n" not in str(error.value)
     with pytest.raises(isoflop.NoMinimumError):  # and nothing else is fitted to them either
         fit.fit_table(table)
@@ -106,7 +106,7 @@ def test_parabolas_that_all_open_downward_are_one_clear_line():
 
 def test_one_bad_budget_is_left_out_and_named():
     c = np.repeat([1e15, 2e15, 4e15, 8e15, 1.6e16], 5)
-    found = isoflop.parabolas(curved(c, np.where(c == 8e15, 30.0, 1.0), np.where(c == 2e15, -0.1, 0.1)), replicates=100)
+    found = isoflop.minima(curved(c, np.where(c == 8e15, 30.0, 1.0), np.where(c == 2e15, -0.1, 0.1)), replicates=100)
     assert [budget["C"] for budget in found["budgets"]] == [1e15, 4e15, 1.6e16]
     assert len(found["left_out"]) == 2 and "opens downward" in found["left_out"][0]
     assert "lies outside the sizes tried; add larger ones" in found["left_out"][1]
@@ -122,7 +122,7 @@ def test_one_bad_budget_is_left_out_and_named():
 )
 def test_too_few_budgets_say_how_many_are_needed(c, says):
     with pytest.raises(ConfigError, match=says):
-        isoflop.parabolas(curved(c, np.ones(len(c)), 0.1))
+        isoflop.minima(curved(c, np.ones(len(c)), 0.1))
     with pytest.raises(ConfigError, match="3 different sizes; a parabola needs at least 4"):
         isoflop.opens_upward(np.log([1e6, 2e6, 4e6]), np.array([3.0, 2.9, 3.0]), "budget 1e15")
 

@@ -9,7 +9,7 @@ import pytest
 from planted import TRUTH, loss_of
 
 from jaxformer.config import ConfigError
-from jaxformer.scaling import results
+from jaxformer.scaling import results, verdict
 from jaxformer.scaling.fit import Settings
 
 SETTINGS = Settings(replicates=100)
@@ -93,25 +93,31 @@ def test_the_planted_law_comes_back(fits):
 def test_the_summary_is_three_lines(fits):
     lines = results.summary(fits)
     assert len(lines) == 3 and not any("\n" in line for line in lines)
-    assert re.match(r"law \(all parameters, exact FLOP\): alpha 0\.\d+ \[", lines[0])
-    assert lines[1].startswith("best at ") and lines[2].startswith("prediction: ")
+    said = r"law \(all parameters, exact FLOP\): fits best the sum: residuals of \S+ % \(root mean square\); then "
+    assert re.match(said, lines[0]) and re.search(r"; E \S+ \[.*, alpha 0\.\d+ \[", lines[0])
+    assert re.match(r"best at \S+ FLOP, by the sum: N ", lines[1]) and lines[2].startswith("prediction: ")
     assert " at most by the sum, which fits those below better; " in lines[2]
-    # By parabolas too, where four sizes meet at a budget.
+    # By iso-FLOP curves too, where four sizes meet at a budget.
     first = next(iter(fits.values()))
-    assert "skipped" in first["isoflop"] and not any("parabola" in line for line in lines)
+    assert "skipped" in first["isoflop"] and not any("iso-FLOP" in line for line in lines)
     top = {"C": first["optimal"]["budgets"][0]["C"], "N": 5e6, "N_ci95": [4e6, 6e6]}
     found = {"budgets": [top], "a": {"value": 0.5, "ci95": [0.4, 0.6]}}
     lines = results.summary({"all": {**first, "isoflop": found}})
-    assert "N ~ C^a, a 0.500 [0.400, 0.600] by parabolas, " in lines[0]
-    assert lines[1].endswith("; by a parabola N 5M [4M, 6M]")
+    assert "N ~ C^a, a by iso-FLOP curves 0.500 [0.400, 0.600], by the sum " in lines[0]
+    assert lines[1].endswith("; by iso-FLOP curves N 5M [4M, 6M]")
 
 
 def test_a_better_law_with_a_floor_is_the_one_that_speaks_of_the_floor(fits):
     first = next(iter(fits.values()))
-    assert first["fits_best"] == "parametric" and "fits better" not in results.summary(fits)[0]
-    joined = first["kaplan_floor"] | {"E": {"value": 1.25, "ci95": [1.2, 1.3]}, "rms": 0.001}
-    other = {"all": first | {"fits_best": "kaplan_floor", "kaplan_floor": joined}}
-    assert "(Kaplan's law with a floor fits better, residuals of 0.1 %" in results.summary(other)[0]
+    assert first["fits_best"] == "parametric" and "fits best the sum" in results.summary(fits)[0]
+    joined = first["kaplan_floor"] | {"E": {"value": 1.25, "ci95": [1.2, 1.3]}, "rms": 0.001, "aicc": -1e3}
+    ranking = verdict.rank({**first, "kaplan_floor": joined})
+    best = first["optimal"] | {"law": "kaplan_floor"}
+    other = first | {"fits_best": "kaplan_floor", "kaplan_floor": joined, "ranking": ranking, "optimal": best}
+    other = {"all": other}
+    line = results.summary(other)[0]
+    assert "fits best Kaplan's law with a floor: residuals of 0.1 % (root mean square); then the sum" in line
+    assert "; E 1.25 [1.2, 1.3], alpha_N" in line and ", by the sum (beaten) " in line
     held, missed = (results.against_floor(other, nats) for nats in (1.21, 1.31))
     assert "E 1.25 [1.2, 1.3] holds it, the interval's half width is 4 % of E; by Kaplan's law with a floor" in held
     assert "does NOT hold it" in missed and "holds it" in results.against_floor(other, 1.31, standard_error=0.01)
