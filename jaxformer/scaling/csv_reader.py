@@ -22,13 +22,16 @@ import difflib
 import io
 import os
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from jaxformer.config import ConfigError
+from jaxformer.fields import shown
 
+_MOST_BYTES, _LONGEST_LINE, _MOST_TITLES = 1 << 28, 100_000, 20
 _DELIMITERS = (",", ";", "\t", "|")
 _PLAIN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _POWER_OF_TEN = re.compile(r"\s*[\u00d7x*\u00b7]\s*10\s*(?:\^|\*\*)\s*\{?([+-]?\d+)\}?$")
@@ -58,10 +61,17 @@ class Rows:
     @classmethod
     def from_file(cls, path: str | os.PathLike) -> "Rows":
         """Raises ConfigError, in one line, if there is no such file or no table in it."""
+        if not str(path):
+            raise ConfigError("csv: ''; accepted: a file")
         try:
+            about = os.stat(path)
+            if not stat.S_ISREG(about.st_mode) and not stat.S_ISDIR(about.st_mode):
+                raise ConfigError(f"{path}: a pipe or a device; accepted: a file")
+            if about.st_size > _MOST_BYTES:
+                raise ConfigError(f"{path}: {about.st_size} bytes; accepted: {_MOST_BYTES} at most")
             raw = Path(path).read_bytes()
         except OSError as error:
-            raise ConfigError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from None
+            raise ConfigError(f"{path}: {(error.strerror or 'cannot be read').lower()}; accepted: a file") from None
         if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
             text = raw.decode("utf-16", errors="replace")
         else:
@@ -70,7 +80,7 @@ class Rows:
             except UnicodeDecodeError:
                 text = raw.decode("latin-1")
         if "\0" in text:
-            raise ConfigError(f"{path}: not a text file")
+            raise ConfigError(f"{path}: not a text file; accepted: UTF-8, or UTF-16 with its byte-order mark")
         return cls.from_text(text, str(path))
 
     @classmethod
@@ -79,6 +89,10 @@ class Rows:
         kept: list[tuple[int, str]] = []
         comment = None
         for number, line in enumerate(text.lstrip("\ufeff").splitlines(), 1):
+            if len(line) > _LONGEST_LINE:
+                raise ConfigError(
+                    f"{source}: line {number} has {len(line)} characters; accepted: {_LONGEST_LINE} at most"
+                )
             bare = line.strip()
             if bare.startswith("#") and not kept:
                 comment = (number, bare.lstrip("# "))
@@ -111,12 +125,12 @@ class Rows:
         """Index of a column; raises ConfigError naming the nearest columns if there is none, or more than one."""
         exact = [i for i, title in enumerate(self.header) if title == name.strip()]
         found = exact or [i for i, title in enumerate(self.header) if _plain(title) == _plain(name)]
-        listing = ", ".join(repr(title) for title in self.header)
+        listing = ", ".join(map(shown, self.header[:_MOST_TITLES])) + ", ..." * (len(self.header) > _MOST_TITLES)
         if not found:
             titles = {_plain(title): title for title in self.header}
             near = difflib.get_close_matches(_plain(name), titles, 1, 0.6)
-            hint = f"; did you mean {titles[near[0]]!r}? It has" if near else "; it has"
-            raise ConfigError(f"{self.source}: no column {name!r}{hint} {listing}")
+            hint = f"; did you mean {shown(titles[near[0]])}? It has" if near else "; it has"
+            raise ConfigError(f"{self.source}: no column {shown(name)}{hint} {listing}")
         if len(found) > 1:
             raise ConfigError(f"{self.source}: {len(found)} columns are called {name!r}; it has {listing}")
         return found[0]
@@ -137,15 +151,15 @@ class Rows:
         )
         out = np.empty(len(texts))
         for i, text in enumerate(texts):
-            where = f"{self.source}: {self.where(i)}, column {title!r}"
+            where = f"{self.source}: {self.where(i)}, column {shown(title)}"
             if text.casefold() in _MISSING:
-                raise ConfigError(f"{where}: {f'{text!r}' if text else 'empty'}; accepted: a finite number")
+                raise ConfigError(f"{where}: {shown(text) if text else 'empty'}; accepted: a finite number")
             if self.delimiter != "," and not decimal and text in commas and text.count(",") == 1:
-                raise ConfigError(f"{where}: {text!r} could be {text.replace(',', '.')} or {text.replace(',', '')}; "
-                                  "write it without the comma")  # fmt: skip
+                point, none = text.replace(",", "."), text.replace(",", "")
+                raise ConfigError(f"{where}: {text!r} could be {point} or {none}; write it without the comma")
             value = _number(text.replace(".", "").replace(",", ".") if decimal and "," in text else text)
             if value is None or not np.isfinite(value):
-                raise ConfigError(f"{where}: {text!r}; accepted: a finite number without a unit")
+                raise ConfigError(f"{where}: {shown(text)}; accepted: a finite number without a unit")
             out[i] = value
         return out
 
