@@ -16,7 +16,7 @@ from jaxformer.sharding import make_mesh
 from jaxformer.specs import init_params
 
 B, H, G, K = 2, 4, 2, 4
-GARBAGE = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf, "huge": 1e38}
+GARBAGE = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf, "huge": 3e38}
 SHORT, LONG = 13, xla.QUERY_BLOCK + 13  # `xla` as one block of queries and as several
 OPTIONS = {
     "plain": {},
@@ -86,6 +86,7 @@ def same(found, wanted):
 )
 def test_keys_that_nobody_sees(implementation, garbage, length, options):
     query, key, value, bias, g = arrays(length)
+    query = 8 * query  # whose products with huge keys of both signs are infinite, and their sums NaN
     unseen_keys = jnp.arange(length) >= length - 3
     names = ("causal_padding",) if length == LONG else hidden_from_all(length)
     if options == "dropout":
@@ -270,7 +271,7 @@ def test_one_token_against_empty_slots():
     wanted = run(key, value)
     for garbage in GARBAGE.values():
         np.testing.assert_array_equal(run(spoiled(key, empty, garbage), value), wanted)
-    np.testing.assert_array_equal(run(key, spoiled(value, empty, 1e38)), wanted)
+    np.testing.assert_array_equal(run(key, spoiled(value, empty, 3e38)), wanted)
 
 
 @pytest.mark.parametrize("window", [None, 4])
