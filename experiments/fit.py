@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from jaxformer import credentials
 from jaxformer.command_line import Parser, finite, integer, parser, path_text
 from jaxformer.config import ConfigError
 from jaxformer.process import ProgramError, program
@@ -35,13 +36,9 @@ def main(argv: list[str] | None = None) -> int:
         raise ConfigError("give at least one of --n, --d and --c: the columns of parameters, tokens and FLOP")
     out = _writable(args.out)
     settings = fit.Settings(
-        delta=args.delta,
-        replicates=args.bootstrap,
-        seed=args.seed,
-        resampling=args.resampling,
-        budgets=tuple(args.budget),
-        holdout=args.holdout,
-    )
+        delta=args.delta, replicates=args.bootstrap, seed=args.seed, resampling=args.resampling,
+        budgets=tuple(args.budget), holdout=args.holdout,
+    )  # fmt: skip
     table = Table.from_csv(
         args.csv,
         n=args.n,
@@ -55,9 +52,9 @@ def main(argv: list[str] | None = None) -> int:
     if not args.no_figures:
         plotting.matplotlib()
     result = fit.fit_table(table, settings)
-    command = shlex.join(["python", "-m", "experiments.fit", *(sys.argv[1:] if argv is None else argv)])
+    words = credentials.mask_command(sys.argv[1:] if argv is None else argv)
     result["settings"] |= {
-        "command": command,
+        "command": shlex.join(["python", "-m", "experiments.fit", *words]),
         "columns": {"N": args.n, "D": args.d, "C": args.c, "loss": args.loss, "cluster": args.cluster},
         "drop_highest_loss": args.drop_highest_loss,
         "sha256": digest,

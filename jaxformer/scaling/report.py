@@ -223,7 +223,7 @@ def _fit_tables(name: str, fit: Mapping[str, Any]) -> list[str]:
         words = ["fits best", *("beaten clearly" if row["beaten"] else "not told apart" for row in ranking[1:])]
         rows = [
             {"law": fit[row["law"]]["law"], "residuals, root mean square": f"{100 * row['rms']:.3g}%",
-             "AICc": f"{row['behind']:.3g} higher" if row["behind"] else "lowest", "verdict": word}
+             "AICc": f"{verdict.higher(row['behind'])} higher" if row["behind"] else "lowest", "verdict": word}
             for row, word in zip(ranking, words, strict=True)
         ]  # fmt: skip
         out += ["<h2>Which law fits best</h2>", table(rows, f"N and C counted as: {name}")]

@@ -46,6 +46,15 @@ def rank(fits: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def higher(difference: float) -> str:
+    """A difference of AICc as text.
+
+    >>> higher(963.2), higher(2.916)
+    ('963', '2.9')
+    """
+    return f"{difference:.0f}" if difference >= CLEARLY else f"{difference:.2g}"
+
+
 def fits_best(ranking: list[dict[str, Any]]) -> str:
     """A clause about the law at the top of a ranking.
 
@@ -54,7 +63,7 @@ def fits_best(ranking: list[dict[str, Any]]) -> str:
     """
     first, *others = ranking
     line = f"{CALLED[first['law']]}: residuals of {100 * first['rms']:.2g} % (root mean square)"
-    rest = [f"{CALLED[row['law']]}, {100 * row['rms']:.2g} %, AICc {row['behind']:.2g} higher" for row in others]
+    rest = [f"{CALLED[row['law']]}, {100 * row['rms']:.2g} %, AICc {higher(row['behind'])} higher" for row in others]
     return line + (f"; then {'; '.join(rest)}" if rest else "")
 
 
@@ -105,7 +114,7 @@ def warnings(fits: Mapping[str, Any]) -> list[str]:
         return []
     names = " and ".join(CALLED[row["law"]] for row in beaten)
     rms = " and ".join(f"{100 * row['rms']:.2g} %" for row in beaten)
-    more = " and ".join(f"{row['behind']:.0f}" for row in beaten)
+    more = " and ".join(f"{higher(row['behind'])}" for row in beaten)
     verb = "is" if len(beaten) == 1 else "are"
     line = (f"{names} {verb} beaten clearly by {CALLED[best['law']]}: residuals of {rms} (root mean square) "
             f"against {100 * best['rms']:.2g} %, AICc {more} higher")  # fmt: skip
