@@ -223,7 +223,9 @@ def test_a_damaged_run_file_is_told_and_records_serve(place, done, tmp_path):
     assert code == 0 and "0 TFLOP" in out, err[-2000:]
     for run in runs[:2]:
         assert f"note: {run} is damaged or has no final record; set aside as {run.stem}.damaged" in out
-        assert run.read_text() == (place / "done" / "runs" / run.name).read_text()
+        again, before = records.load(run), records.load(place / "done" / "runs" / run.name)
+        # A run's role is what is known of it in the end, as the records of all say.
+        assert [{**r, "role": ""} for r in again] == [{**r, "role": ""} for r in before]
     assert (
         f"note: {path}:1: not a JSON object; 1 line is set aside in records.damaged.jsonl, and the run goes on" in out
     )
@@ -233,7 +235,9 @@ def test_a_damaged_run_file_is_told_and_records_serve(place, done, tmp_path):
     mine = [line for line in path.read_text().splitlines(keepends=True) if json.loads(line)["run"] != runs[0].stem]
     path.write_text("".join(mine))
     code, out, err = finish(place, tmp_path / "hurt", "--stage=run")
-    assert code == 0 and told(tmp_path / "hurt") == told(place / "done"), err[-2000:]
+    # Its stretch of the trunk may be gone: the trunk's kept state is further on.
+    finals = [[r for r in told(tmp_path / name) if r["kind"] == "final"] for name in ("hurt", place / "done")]
+    assert code == 0 and finals[0] == finals[1], err[-2000:]
 
 
 @pytest.mark.slow
