@@ -1,29 +1,43 @@
 """Whole models in forward mode: a tangent is the gradient's product; the Hessian of a loss is its gradient's change."""
 
 import dataclasses
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
-from model_cases import POSITIONS, SEGMENTS, B, T, config, random_params
+from model_cases import POSITIONS, SEGMENTS, B, T, random_params
+from model_cases import config as small
 
-from jaxformer.config import LossConfig
+from jaxformer.config import LossConfig, ModelConfig
 from jaxformer.models import bert, gpt
 from jaxformer.types import Batch
 
+
+@dataclasses.dataclass(frozen=True)
+class Exact(ModelConfig):
+    """A model computed in float64, which no program offers."""
+
+    dtype: Literal["float32", "bfloat16", "float64"] = "float64"  # type: ignore[assignment]
+
+
+def config(**fields):
+    return Exact(**{**dataclasses.asdict(small()), "dtype": "float64", **fields})
+
+
 KINDS = {
-    "gpt2": (gpt, config(dtype="float64")),
+    "gpt2": (gpt, config()),
     "llama": (
         gpt,
         config(
-            dtype="float64", norm="rms_norm", activation="swiglu", use_bias=False, positions="rotary", num_kv_heads=2,
+            norm="rms_norm", activation="swiglu", use_bias=False, positions="rotary", num_kv_heads=2,
             qk_norm=True, attention="chunked", layers="scan", tie_embeddings=False,
         ),
     ),
-    "t5": (gpt, config(dtype="float64", positions="t5", block="post_norm", attention_soft_cap=3.0, remat="dots")),
-    "bert": (bert, config(dtype="float64", family="bert", block="post_norm", token_types=2)),
+    "t5": (gpt, config(positions="t5", block="post_norm", attention_soft_cap=3.0, remat="dots")),
+    "bert": (bert, config(family="bert", block="post_norm", token_types=2)),
 }  # fmt: skip
 
 
