@@ -1,5 +1,8 @@
 """Small models whose logits are far from uniform, for the tests in this folder."""
 
+import dataclasses
+from typing import Literal
+
 import jax
 import numpy as np
 
@@ -13,8 +16,16 @@ gpt_apply = jax.jit(gpt.apply, static_argnums=2)
 bert_apply = jax.jit(bert.apply, static_argnums=2)
 
 
+@dataclasses.dataclass(frozen=True)
+class Exact(ModelConfig):
+    """A model computed in float64, which no program offers."""
+
+    dtype: Literal["float32", "bfloat16", "float64"] = "float64"  # type: ignore[assignment]
+
+
 def config(**changes) -> ModelConfig:
-    return ModelConfig(**{**SMALL, **changes})
+    made = Exact if changes.get("dtype") == "float64" else ModelConfig
+    return made(**{**SMALL, **changes})
 
 
 def params_of(cfg: ModelConfig, seed: int = 1, dtype=np.float32):
