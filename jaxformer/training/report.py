@@ -1,6 +1,7 @@
 """What a run tells: one record per logging window and evaluation, the progress display, TensorBoard."""
 
 import math
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxformer import records
+from jaxformer import files, records
 from jaxformer.training.metrics import utilisation
 from jaxformer.training.progress import Progress, TensorBoard
 from jaxformer.training.step import StepMetrics
@@ -148,12 +149,21 @@ class Reporter:
 
 
 def drop_cut_line(path: Path) -> None:
-    """Takes away a last line that a killed process left unfinished, before anything is appended to it."""
-    if path.exists():
-        text = path.read_bytes()
-        if text and not text.endswith(b"\n"):
-            with open(path, "r+b") as file:
+    """Takes away a last line that a killed process left unfinished, before anything is appended to it.
+
+    Raises:
+      RecordError: it is a link, a pipe or a folder, or cannot be written.
+    """
+    if not os.path.lexists(path):
+        return
+    try:
+        with files.open_to_append(path) as file:
+            file.seek(0)
+            text = file.read()
+            if text and not text.endswith(b"\n"):
                 file.truncate(text.rfind(b"\n") + 1)
+    except OSError as error:
+        raise records.RecordError(f"{path}: cannot be written ({error.strerror})") from None
 
 
 def describe(values: Mapping[str, float]) -> str:

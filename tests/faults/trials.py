@@ -238,7 +238,7 @@ def full_disk(suite: Suite, dice: random.Random) -> Tried:
     if where == "xdg":
         shutil.rmtree(place)
     if not suite.can_mount or dice.random() < 0.3:  # a limit to the size of a file stands in for it
-        limit = int(dice.choice([0, 4096, 10 ** dice.uniform(3, 5.3)]))
+        limit = int(dice.choice([2**14, 10 ** dice.uniform(4.2, 5.3)]))  # with room for what it prints
         fault, did = "file size limit", f"{limit} bytes"
         ended = suite.wait(suite.start(reader, file_size=limit), reader)
     else:

@@ -432,6 +432,22 @@ def test_a_record_cut_off_by_a_kill_does_not_spoil_the_next(tmp_path):
     assert path.read_bytes() == whole
 
 
+@pytest.mark.parametrize("what", ["pipe", "link", "broken link", "folder"])
+def test_records_that_are_no_file_of_their_own_are_one_line(tmp_path, what):
+    """A pipe was waited for, for ever; what a link led to was cut."""
+    path, elsewhere = tmp_path / "records.jsonl", tmp_path / "elsewhere"
+    elsewhere.write_bytes(b"somebody's")
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(elsewhere if what == "link" else tmp_path / "not there")
+    with pytest.raises(records.RecordError, match=r"records.jsonl: cannot be written \(.*\)$"):
+        drop_cut_line(path)
+    assert elsewhere.read_bytes() == b"somebody's" and not (tmp_path / "not there").exists()
+
+
 def test_a_bar_on_a_terminal(tmp_path, capfd):
     config = make_config()
     mesh = make_mesh(config.mesh, jax.devices()[:1])
