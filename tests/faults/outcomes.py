@@ -125,7 +125,8 @@ def crash(ended: Ended) -> str | None:
         return f"died by signal {-ended.code}: {ended.err.strip()[-200:]}"
     if "Traceback" in ended.err:
         return f"traceback: {err[-1][:300]}"
-    if ended.code == 2 and (len(err) != 1 or not err[0].startswith("error: ")):
+    told = [line for line in err if not line.startswith("note: ")]  # as of a cache that cannot be written either
+    if ended.code == 2 and (len(told) != 1 or not told[0].startswith("error: ")):
         return f"exit code 2 with {len(err)} lines: {ended.err.strip()[:300]!r}"
     if len(err) > MOST_LINES:
         return f"{len(err)} lines on standard error: {ended.err.strip()[:300]!r}"
