@@ -7,7 +7,7 @@ python -m experiments.curves --workdir=runs/a --workdir=runs/b --label=narrow --
 import math
 from pathlib import Path
 
-from jaxformer import records
+from jaxformer import manifest, records
 from jaxformer.command_line import parser, path_text
 from jaxformer.config import ConfigError
 from jaxformer.process import program
@@ -45,7 +45,10 @@ def main() -> None:
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
     unit = "nats per token"
     for index, (workdir, label) in enumerate(zip(options.workdir, labels, strict=True)):
-        found = records.latest(records.load(Path(workdir) / "records.jsonl"))
+        path = Path(workdir) / "records.jsonl"
+        found = records.latest(records.load(path))
+        if (Path(workdir) / manifest.FILE_NAME).exists():
+            records.check_run(path, found, manifest.fingerprints(workdir)[0])
         evals = [r for r in found if r["kind"] == "eval"]
         # Training loss is in nats per token; the ratio of the last evaluation turns it into bits per byte.
         factor = evals[-1]["bits_per_byte"] / evals[-1]["loss"] if evals and "bits_per_byte" in evals[-1] else 1.0

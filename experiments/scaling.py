@@ -95,6 +95,7 @@ def conclude(parsed: Parsed, stage: str | None, settings: Settings) -> None:
     if not path.exists():
         raise ConfigError(f"workdir {workdir}: no run has finished (no records.jsonl); --stage=run trains them")
     found = records.load(path, more=records.STUDY)
+    records.check_run(path, found, manifest.fingerprints(workdir)[0])
     fits = results.fit(found, settings, str(path))
     print(results.write_fits(workdir, fits))
     floor = languages.floor(trained.data, trained.model.context_length)

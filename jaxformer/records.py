@@ -42,7 +42,7 @@ NUMBERS = frozenset(
      "bits_per_byte", "bits_per_byte_stderr", "accuracy", "accuracy_stderr", "tokens_per_second", "utilisation",
      "flops_6nd_per_token", "floor", "floor_stderr"}
 )  # fmt: skip
-WORDS = frozenset({"split", "event", "run", "trunk", "role", "status"})
+WORDS = frozenset({"split", "event", "run", "trunk", "role", "status", "fingerprint"})
 # What the records of a study have besides.
 STUDY: dict[str, frozenset[str]] = {
     "train": frozenset({"run", "trunk"}),
@@ -260,6 +260,24 @@ def set_aside(path: str | os.PathLike, more: Mapping[str, frozenset[str]] | None
         raise RecordError(f"{path}: cannot be written ({error.strerror})") from None
     count = "1 line is" if len(bad) == 1 else f"{len(bad)} lines are"
     return f"{first}; {count} set aside in {damaged.name}, and the run goes on"
+
+
+def check_run(path: str | os.PathLike, found: Sequence[dict[str, Any]], fingerprint: str) -> None:
+    """Looks whether records are those of the run or study beside them; those of earlier versions do not say.
+
+    Args:
+      path: they are from, for the message.
+      found: records; a run's beginnings and a study's final ones have a field `fingerprint`.
+      fingerprint: of the run, see `manifest.fingerprints`; "" compares nothing.
+
+    Raises:
+      RecordError: they are of another one.
+    """
+    for record in found if fingerprint else ():
+        if record.get("fingerprint", fingerprint) != fingerprint:
+            raise RecordError(
+                f"{path}: is of another run: its fingerprint is {record['fingerprint']}, this run's {fingerprint}"
+            )
 
 
 def latest(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -126,7 +126,7 @@ def start(study: Study, overrides: list[str], source: str, log: Callable[[str], 
     manifest.write_or_check(about, study.config, free=MAY_CHANGE)
     workdir = Path(study.config.workdir)
     (workdir / "runs").mkdir(exist_ok=True)
-    sweep_files.set_aside_damaged(workdir, log)
+    sweep_files.set_aside_damaged(workdir, log, _fingerprint(workdir))
     if said := records.set_aside(workdir / RECORDS, records.STUDY):
         log(f"note: {said}")
     for name, mine in _kept(workdir).items():
@@ -155,7 +155,7 @@ def run(study: Study, *, at_once: int | None = None, log: Callable[[str], None] 
     try:
         found = sweep.run(
             functools.partial(members, study), workdir, sources, at_once=at_once, expected_gflop=gflop,
-            fingerprint=manifest.fingerprints(workdir, config)[0], log=log,
+            fingerprint=_fingerprint(workdir), log=log,
         )  # fmt: skip
     finally:
         _gather(study)
@@ -220,11 +220,18 @@ def _held_out(config: Config, corpus: Corpus) -> Any:
     )
 
 
+def _fingerprint(workdir: Path) -> str:
+    """Of the study; "" before it has begun."""
+    return manifest.fingerprints(workdir)[0] if (workdir / manifest.FILE_NAME).exists() else ""
+
+
 def _kept(workdir: Path) -> dict[str, list[dict[str, Any]]]:
     """Name -> records of the runs in `records.jsonl`, as far as they have a final one."""
     path = workdir / RECORDS
     out: dict[str, list[dict[str, Any]]] = {}
-    for record in records.load(path, more=records.STUDY) if path.exists() else []:
+    found = records.load(path, more=records.STUDY) if path.exists() else []
+    records.check_run(path, found, _fingerprint(workdir))
+    for record in found:
         out.setdefault(record["run"], []).append(record)
     return {name: mine for name, mine in out.items() if mine[-1]["kind"] == "final"}
 
@@ -233,13 +240,15 @@ def _finished(study: Study) -> dict[str, dict[str, Any]]:
     """Final records of the finished runs, from their files or from `records.jsonl`; writes nothing."""
     workdir = Path(study.config.workdir)
     kept = {name: mine[-1] for name, mine in _kept(workdir).items()}
-    return kept | sweep_files.settled(lambda found: members(study, kept | dict(found)), workdir)[1]
+    return (
+        kept | sweep_files.settled(lambda found: members(study, kept | dict(found)), workdir, _fingerprint(workdir))[1]
+    )
 
 
 def _gather(study: Study) -> None:
     """Writes the records of all finished runs into one file; a run's role is what is known of it now."""
     workdir = Path(study.config.workdir)
-    wanted, found = sweep_files.settled(functools.partial(members, study), workdir)
+    wanted, found = sweep_files.settled(functools.partial(members, study), workdir, _fingerprint(workdir))
     lines: list[dict[str, Any]] = []
     for member in wanted:
         if member.name in found:

@@ -173,6 +173,16 @@ def test_damaged_records(runs):
     assert runs.resume() == (2, expected()["a folder as records"])
 
 
+@pytest.mark.slow
+def test_records_of_another_run(runs):
+    """Evaluations decide when a run stops early."""
+    shutil.copy(runs.place.folder / "other" / "records.jsonl", runs.run / "records.jsonl")
+    before = (runs.run / "records.jsonl").read_bytes()
+    lines = [(code, re.sub(r"\b[0-9a-f]{32}\b", "HASH", line)) for code, line in (runs.read("curves"), runs.resume())]
+    assert lines == [(2, expected()["records of another run"])] * 2
+    assert (runs.run / "records.jsonl").read_bytes() == before
+
+
 HOSTILE = {
     "records.jsonl is a link": "records.jsonl",
     "tokenizer.json is a link": "tokenizer.json",

@@ -222,7 +222,9 @@ def test_a_damaged_run_file_is_told_and_records_serve(place, done, tmp_path):
     code, out, err = finish(place, tmp_path / "hurt", "--stage=run")
     assert code == 0 and "0 TFLOP" in out, err[-2000:]
     for run in runs[:2]:
-        assert f"note: {run} is damaged or has no final record; set aside as {run.stem}.damaged" in out
+        assert (
+            f"note: {run} is damaged, has no final record or is another run's; set aside as {run.stem}.damaged" in out
+        )
         again, before = records.load(run), records.load(place / "done" / "runs" / run.name)
         # A run's role is what is known of it in the end, as the records of all say.
         assert [{**r, "role": ""} for r in again] == [{**r, "role": ""} for r in before]

@@ -62,12 +62,17 @@ def evaluate(
     return metrics.collect(jax.device_get(found))
 
 
-def evaluations_before(path: Path, step: int) -> dict[int, float]:
-    """step -> loss of the evaluations that a run had made when it stood at `step`."""
+def evaluations_before(path: Path, step: int, fingerprint: str = "") -> dict[int, float]:
+    """step -> loss of the evaluations that a run had made when it stood at `step`.
+
+    Raises RecordError if the records are of another run than that of `fingerprint`.
+    """
     if not path.exists():
         return {}
-    found = records.latest(records.load(path, "eval"))
-    return {r["step"]: float(r["loss"]) for r in found if r["step"] <= step and r["split"] == SPLIT}
+    found = records.load(path)
+    records.check_run(path, found, fingerprint)
+    evals = [r for r in records.latest(found) if r["kind"] == "eval"]
+    return {r["step"]: float(r["loss"]) for r in evals if r["step"] <= step and r["split"] == SPLIT}
 
 
 def stops_early(losses: list[float], patience: int | None) -> bool:

@@ -152,9 +152,10 @@ def train(
         stack.callback(run.feed.shutdown, wait=True, cancel_futures=True)
         if restored is not None:
             progress.line(f"going on from step {step}")
-        reporter.event(step, "started" if restored is None else "resumed")
         path, chief = workdir / "records.jsonl", jax.process_index() == 0  # the others may not see yet what it mended
-        losses = list(evaluations_before(path, step).items()) if chief else []
+        losses = list(evaluations_before(path, step, fingerprint).items()) if chief else []
+        whose = {"fingerprint": fingerprint} if fingerprint else {}
+        reporter.event(step, "started" if restored is None else "resumed", **whose)
         try:
             status, step, state = run.go(step, state, dict(agreement.of_the_first(losses, "the records")))
         except BaseException:

@@ -129,9 +129,9 @@ class Reporter:
         )
         self._progress.line(f"step {step} {split}: {describe(values)}")
 
-    def event(self, step: int, event: str) -> None:
+    def event(self, step: int, event: str, **fields: Any) -> None:
         """Records that something happened."""
-        self.write({"kind": "event", "step": step, "event": event})
+        self.write({"kind": "event", "step": step, "event": event, **fields})
 
     def write(self, record: dict[str, Any]) -> None:
         """Appends any record, and draws its numbers."""

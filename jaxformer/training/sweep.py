@@ -96,9 +96,9 @@ def run(
         stop = stack.enter_context(StopSignal(progress.line))
         sweep = _Sweep(Path(workdir), sources, progress, stop, at_once, fingerprint)
         stack.callback(sweep.feed.shutdown, wait=True, cancel_futures=True)
-        set_aside_damaged(workdir, progress.line)
+        set_aside_damaged(workdir, progress.line, fingerprint)
         while True:
-            members, found = settled(ask, workdir)
+            members, found = settled(ask, workdir, fingerprint)
             if len({member.name for member in members}) < len(members):
                 raise ConfigError("sweep: two members have the same name")
             todo = [member for member in members if member.name not in found]
@@ -252,6 +252,7 @@ class _Sweep:
             "branched_at": trunk.branches[i],
             "seconds": seconds,
             **member.fields,
+            **({"fingerprint": self.fingerprint} if self.fingerprint else {}),
         }
         mine: StepMetrics = jax.tree.map(lambda *xs: np.concatenate([x[place] for x in xs]), *heard)
         lines = [*curve(mine, first, config.train.log_every_steps, tokens), final]

@@ -19,29 +19,32 @@ def run_path(workdir: str | Path, name: str) -> Path:
     return Path(workdir) / "runs" / f"{name}.jsonl"
 
 
-def finals(workdir: str | Path, members: Iterable[Member]) -> dict[str, dict[str, Any]]:
+def finals(workdir: str | Path, members: Iterable[Member], fingerprint: str = "") -> dict[str, dict[str, Any]]:
     """Name -> final record of the members that have finished (or diverged)."""
-    found = {member.name: final_of(run_path(workdir, member.name)) for member in members}
+    found = {member.name: final_of(run_path(workdir, member.name), fingerprint) for member in members}
     return {name: record for name, record in found.items() if record is not None}
 
 
-def final_of(path: Path) -> dict[str, Any] | None:
-    """The final record of a finished run's file; None if it is not there, damaged, or does not end with one."""
+def final_of(path: Path, fingerprint: str = "") -> dict[str, Any] | None:
+    """The final record of a finished run's file; None if it is not there, damaged, does not end with one, or is of
+    another run or (where it says so) of another sweep than that of `fingerprint`."""
     try:
         found = records.load(path)
+        records.check_run(path, found, fingerprint)
     except (FileNotFoundError, records.RecordError):
         return None
-    return found[-1] if found and found[-1]["kind"] == "final" else None
+    mine = bool(found) and all(record.get("run") == path.stem for record in found)
+    return found[-1] if mine and found[-1]["kind"] == "final" else None
 
 
-def set_aside_damaged(workdir: str | Path, log: Callable[[str], None]) -> None:
-    """Renames the files of runs that do not end with a final record, so that those count as not yet run.
+def set_aside_damaged(workdir: str | Path, log: Callable[[str], None], fingerprint: str = "") -> None:
+    """Renames the files of runs for which `final_of` finds none, so that those count as not yet run.
 
     Raises:
       records.RecordError: one of them cannot be renamed.
     """
     for path in sorted((Path(workdir) / "runs").glob("*.jsonl")):
-        if path.name[0] == "." or final_of(path) is not None:
+        if path.name[0] == "." or final_of(path, fingerprint) is not None:
             continue
         aside = path.with_suffix(".damaged")
         try:
@@ -49,11 +52,11 @@ def set_aside_damaged(workdir: str | Path, log: Callable[[str], None]) -> None:
         except OSError as error:
             raise records.RecordError(f"{path}: damaged, and cannot be renamed ({error.strerror})") from None
         files.sync_folder(path.parent)
-        log(f"note: {path} is damaged or has no final record; set aside as {aside.name}")
+        log(f"note: {path} is damaged, has no final record or is another run's; set aside as {aside.name}")
 
 
 def settled(
-    ask: Callable[[Mapping[str, dict[str, Any]]], Sequence[Member]], workdir: str | Path
+    ask: Callable[[Mapping[str, dict[str, Any]]], Sequence[Member]], workdir: str | Path, fingerprint: str = ""
 ) -> tuple[Sequence[Member], dict[str, dict[str, Any]]]:
     """All members that `ask` wants as far as finished ones decide, and the final records of those.
 
@@ -62,7 +65,7 @@ def settled(
     found: dict[str, dict[str, Any]] = {}
     while True:
         members = ask(found)
-        now = finals(workdir, members)
+        now = finals(workdir, members, fingerprint)
         if now.keys() == found.keys():
             return members, found
         found = now

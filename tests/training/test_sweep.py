@@ -314,6 +314,10 @@ DAMAGES = {
     "empty": lambda path: path.write_text(""),
     "no final record": lambda path: path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1])),
     "garbage": lambda path: path.write_bytes(b"\x00\x00\n" + path.read_bytes()),
+    "its neighbour's": lambda path: path.write_bytes(path.with_name("whole.jsonl").read_bytes()),
+    "another study's": lambda path: records.write(
+        path, [{**record, "fingerprint": "another"} for record in records.load(path)]
+    ),
     "a folder": lambda path: (path.unlink(), path.mkdir()),
 }
 
@@ -326,13 +330,13 @@ def test_a_damaged_run_file_counts_as_not_yet_run(tmp_path, damage):
     final = {"kind": "final", "step": 1, "tokens": 1, "loss": 1.0, "loss_stderr": 0.0, "params": 1, "flops": 1}
     members = [Member(name, make_config(), {"flops": 1}) for name in ("whole", "damaged")]
     for member in members:
-        mine = [{**train, "seconds": 0.0}, {**final, "params_non_embedding": 1}]
+        mine = [{**train, "seconds": 0.0}, {**final, "params_non_embedding": 1, "fingerprint": "mine"}]
         records.write(run_path(tmp_path, member.name), [{**record, "run": member.name} for record in mine])
     path = run_path(tmp_path, "damaged")
     DAMAGES[damage](path)
-    assert list(finals(tmp_path, members)) == ["whole"]
-    set_aside_damaged(tmp_path, lines.append)
-    assert lines == [f"note: {path} is damaged or has no final record; set aside as damaged.damaged"]
+    assert list(finals(tmp_path, members, "mine")) == ["whole"]
+    set_aside_damaged(tmp_path, lines.append, "mine")
+    assert lines == [f"note: {path} is damaged, has no final record or is another run's; set aside as damaged.damaged"]
     assert not path.exists() and path.with_suffix(".damaged").exists()
-    set_aside_damaged(tmp_path, lines.append)
-    assert len(lines) == 1 and list(finals(tmp_path, members)) == ["whole"]
+    set_aside_damaged(tmp_path, lines.append, "mine")
+    assert len(lines) == 1 and list(finals(tmp_path, members, "mine")) == ["whole"]
