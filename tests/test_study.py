@@ -81,7 +81,7 @@ def test_from_one_command_to_the_report(place, done):
     assert re.match(r"\d+ runs on \d+ trunks, 3 programs to compile; 0 finished", lines[0])
     assert str(place / "done" / "report.html") in lines
     assert lines[-3].startswith("law (all parameters, exact FLOP)") and re.match(
-        r"best at (4|3\.9)\S*e\+09 FLOP: N ", lines[-2]
+        r"best at (4|3\.9)\S*e\+09 FLOP(, by [^:]* law)?: N ", lines[-2]
     )
     assert lines[-1].startswith("prediction: ")
     found = [r for r in told(place / "done") if r["kind"] == "final"]
