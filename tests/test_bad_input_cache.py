@@ -12,6 +12,7 @@ import pytest
 from bad_input_cases import Place, expected, place
 from test_bad_input import mask_hex
 
+from jaxformer import json_checksum
 from jaxformer.data import blocks, description, ingest
 
 __all__ = ["place"]
@@ -184,12 +185,13 @@ def test_hostile_cache_and_run(kept, capsys):
     stranger = kept.folder / "stranger"
     shutil.copytree(kept.folder / "cache", stranger)
     manifest = kept.folder / "run" / "manifest.json"
-    about = json.loads(manifest.read_text())
+    about = json_checksum.read(manifest)
+    about.pop(json_checksum.FIELD)
     about["config"]["data"]["cache_dir"] = str(stranger)
     about["config"]["workdir"] = str(kept.folder / "victim")
     about["config"]["tensorboard"] = about["config"]["compilation_cache"] = True
     about["config"]["distributed"] |= {"coordinator_address": "localhost:9", "num_processes": 2, "process_id": 0}
-    manifest.write_text(json.dumps(about))
+    manifest.write_text(json.dumps(json_checksum.add_checksum(about)))
     (stranger / "index" / index.name).write_text(json.dumps({"key": "../victim"}))
     tokens = stranger / corpus_of(kept).name / "validation.tokens"
     tokens.write_bytes(bytes(len(tokens.read_bytes())))
