@@ -5,6 +5,7 @@
 ({'step': 110}, None, None)
 """
 
+import hashlib
 import json
 import os
 import zlib
@@ -40,6 +41,19 @@ def read(path: str | os.PathLike) -> Any:
       OSError: it cannot be read, or is no regular file; ValueError: it is not JSON, or nested too deeply.
     """
     return parse(files.read_bytes(path, MOST_BYTES, follow=True))
+
+
+def read_verified(path: str | os.PathLike, most_bytes: int) -> dict[str, Any] | None:
+    """The object that `add_checksum` made, from a file that is no link; None if anything else is there, or nothing."""
+    try:
+        return verified(parse(files.read_bytes(path, most_bytes)))
+    except (OSError, ValueError):
+        return None
+
+
+def digest(content: bytes) -> str:
+    """32 hexadecimal digits that tell this content of a file from others."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def parse(text: str | bytes) -> Any:

@@ -5,7 +5,6 @@ Everything that can be refused is refused before anything compiles and before an
 
 import math
 import shlex
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,7 +14,7 @@ from typing import NamedTuple, TypeVar
 import jax
 from jax.sharding import Mesh
 
-from jaxformer import agreement, distributed, manifest, memory
+from jaxformer import agreement, distributed, json_checksum, manifest, memory
 from jaxformer.command_line import Parsed
 from jaxformer.config import Config, ConfigError, MeshConfig
 from jaxformer.data import excerpt, languages
@@ -82,10 +81,8 @@ def _pretrain(parsed: Parsed, stack: ExitStack) -> loop.Result:
     def write() -> tuple[str, list[str]]:
         if not chief:
             return "", []
-        text = _tokenizer_text(corpus.tokenizer)
-        about = manifest.describe(
-            config, parsed.overrides, parsed.source, corpus.fingerprint, tokenizer=manifest.digest(text)
-        )
+        tokenizer = json_checksum.digest(corpus.tokenizer.content())
+        about = manifest.describe(config, parsed.overrides, parsed.source, corpus.fingerprint, tokenizer)
         manifest.write_or_check(about, config)
         if not manifest.tokenizer_is_kept(config.workdir):
             try:
@@ -169,12 +166,6 @@ def fit_vocabulary(config: C, tokenizer: Tokenizer) -> C:
             f"accepted: none, or at least {tokenizer.vocab_size}"
         )
     return replace(config, model=replace(config.model, vocab_size=size))
-
-
-def _tokenizer_text(tokenizer: Tokenizer) -> bytes:
-    """What `Tokenizer.save` writes."""
-    with tempfile.TemporaryDirectory() as folder:
-        return tokenizer.save(folder).read_bytes()
 
 
 def bytes_per_token(config: Config, split: Split) -> float | None:

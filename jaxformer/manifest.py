@@ -46,7 +46,7 @@ def describe(
       overrides: lines of what the command line changed.
       source: the config file.
       fingerprint: of the corpus.
-      tokenizer: `digest` of the content of tokenizer.json; None where a run keeps none.
+      tokenizer: `json_checksum.digest` of the content of tokenizer.json; None where a run keeps none.
     """
     devices = jax.devices()
     told = credentials.mask(to_dict(config))
@@ -56,7 +56,7 @@ def describe(
         "config_file": credentials.mask_text(source),
         "overrides": [credentials.mask_change(line) for line in overrides],
         "command": credentials.mask_command([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "fingerprint": hashlib.blake2b(about.encode(), digest_size=16).hexdigest(),
+        "fingerprint": json_checksum.digest(about.encode()),
         "tokenizer": tokenizer,
         "seed": config.seed,
         "data_fingerprint": fingerprint,
@@ -144,11 +144,6 @@ def _whole(config: Mapping[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(config, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
-def digest(content: bytes) -> str:
-    """Of a file that belongs to a run, for its manifest."""
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
-
-
 def tokenizer_is_kept(workdir: str | Path) -> bool:
     """Whether tokenizer.json is there and as the manifest says; an earlier version's says nothing of it.
 
@@ -158,7 +153,7 @@ def tokenizer_is_kept(workdir: str | Path) -> bool:
     told = read(workdir).get("tokenizer")
     path = Path(workdir) / "tokenizer.json"
     try:
-        found = digest(files.read_bytes(path, json_checksum.MOST_BYTES, follow=True))
+        found = json_checksum.digest(files.read_bytes(path, json_checksum.MOST_BYTES, follow=True))
     except FileNotFoundError:
         return False
     except OSError as error:

@@ -13,7 +13,7 @@ from bad_input_cases import Place, expected, place
 from test_bad_input import mask_hex
 
 from jaxformer import json_checksum
-from jaxformer.data import blocks, description, ingest
+from jaxformer.data import blocks, ingest
 
 __all__ = ["place"]
 
@@ -175,7 +175,7 @@ def test_hostile_cache_and_run(kept, capsys):
     loss = json.loads((kept.folder / "run" / "records.jsonl").read_text().splitlines()[-1])["loss"]
     for key in KEYS:
         key = str(kept.folder / "victim") if key == "ABSOLUTE" else key
-        index.write_text(description.seal({"seen": index.stem, "key": key}))
+        index.write_text(json.dumps(json_checksum.add_checksum({"seen": index.stem, "key": key})))
         assert kept.pretrain() == (0, "")
         index.write_text(json.dumps({"key": key}))
         assert kept.pretrain() == (0, "")

@@ -62,7 +62,7 @@ PURE_ROOMS = {
 }
 PURE_PACKAGES = {"jax", "numpy"}
 
-LINES = 300  # ceiling of a file
+LINES = 320  # ceiling of a file
 MORE_LINES = {
     "jaxformer/config.py": 620,  # one table of every field with its checks; cut apart it would be read side by side
     "jaxformer/fields.py": 330,  # what a value of each type may be, as a value and as text

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer import files
+from jaxformer import files, json_checksum
 from jaxformer.config import ConfigError, DataConfig
 from jaxformer.data import blocks, cache, contents, description, ingest, languages, sources, tokenizers
 from jaxformer.data.progress import bars, say
@@ -215,7 +215,7 @@ def _remembered(root: Path, seen: str) -> str | None:
     Only a hint: what is found under that key says itself what it is.
     """
     folder = root / "index"
-    entry = None if folder.is_symlink() else description.read_sealed(folder / f"{seen}.json", 1 << 16)
+    entry = None if folder.is_symlink() else json_checksum.read_verified(folder / f"{seen}.json", 1 << 16)
     if entry is None or entry.get("seen") != seen or not cache.is_key(entry.get("key")):
         return None
     return entry["key"]
@@ -227,5 +227,5 @@ def _remember(root: Path, seen: str, key: str) -> None:
     with contextlib.suppress(OSError):  # only saves time: a cache that can no longer be written is no error
         (root / "index").mkdir(parents=True, exist_ok=True)
         if not (root / "index").is_symlink():
-            entry = description.seal({"seen": seen, "key": key})
-            files.write_atomically(root / "index" / f"{seen}.json", entry)
+            entry = json_checksum.add_checksum({"seen": seen, "key": key})
+            files.write_atomically(root / "index" / f"{seen}.json", json.dumps(entry))

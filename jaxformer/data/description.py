@@ -1,26 +1,25 @@
 """meta.json of a kept corpus: what its files hold, with checksums of them and of itself; read as something that a
 stranger may have written."""
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxformer import files
+from jaxformer import files, json_checksum
 from jaxformer.data import blocks, tokenizers
 from jaxformer.data.cache import DamagedError
 from jaxformer.data.tokenizers import Tokenizer
 
 META = "meta.json"
-_MOST_BYTES = 1 << 26  # of meta.json, enough for 8 TB of tokens; of tokenizer.json
+_MOST_BYTES = 1 << 26  # enough for 8 TB of tokens
 _COUNTS = ("num_tokens", "num_documents", "num_bytes", "num_unknown", "num_skipped")
 
 
 def write(folder: Path, about: dict[str, Any]) -> None:
     """Writes meta.json: `about`, and a checksum of it. Raises OSError."""
-    files.write_atomically(folder / META, seal(about))
+    files.write_atomically(folder / META, json.dumps(json_checksum.add_checksum(about), indent=1))
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -33,7 +32,7 @@ def read(folder: Path) -> dict[str, Any]:
     Raises:
       DamagedError: it is not there, not what was written, or says what cannot be.
     """
-    about = read_sealed(folder / META, _MOST_BYTES)
+    about = json_checksum.read_verified(folder / META, _MOST_BYTES)
     if about is None:
         raise DamagedError(f"{META} is not what was written")
     try:
@@ -49,10 +48,10 @@ def read_tokenizer(folder: Path, about: dict[str, Any]) -> Tokenizer:
     """The tokenizer beside a meta.json. Raises DamagedError if it is not the one that was written."""
     name = tokenizers.FILE_NAME
     try:
-        content = files.read_bytes(folder / name, _MOST_BYTES)
+        content = files.read_bytes(folder / name, tokenizers.MOST_BYTES)
     except OSError as error:
         raise DamagedError(f"{name}: {error.strerror}") from None
-    if checksum(content) != about.get("tokenizer"):
+    if json_checksum.digest(content) != about.get("tokenizer"):
         raise DamagedError(f"{name} is not what was written")
     try:
         return Tokenizer.parse(content.decode(), folder / name)
@@ -90,29 +89,6 @@ def read_split(folder: Path, split: str, about: dict[str, Any], tokenizer: Token
     if starts[0] != 0 or not (starts[1:] > starts[:-1]).all():
         raise DamagedError(f"{split}.starts says what cannot be")
     return out
-
-
-def checksum(content: bytes) -> str:
-    """32 hexadecimal digits."""
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
-
-
-def seal(about: dict[str, Any]) -> str:
-    """JSON of a mapping with a checksum of it."""
-    return json.dumps({**about, "checksum": _checksum(about)}, indent=1)
-
-
-def read_sealed(path: Path, most_bytes: int) -> dict[str, Any] | None:
-    """The mapping that `seal` wrote into a file; None if it is not there or holds anything else."""
-    try:
-        about = json.loads(files.read_bytes(path, most_bytes))
-        return about if about.pop("checksum") == _checksum(about) else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-
-
-def _checksum(about: dict[str, Any]) -> str:
-    return checksum(json.dumps(about, sort_keys=True).encode())
 
 
 def _possible(split: dict[str, Any]) -> bool:

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxformer import json_checksum
 from jaxformer.config import ConfigError, DataConfig
-from jaxformer.data import description, languages, sources, tokenizers
+from jaxformer.data import languages, sources, tokenizers
 from jaxformer.data.blocks import BlockWriter
 from jaxformer.data.contents import Contents
 from jaxformer.data.faults import Faults
@@ -56,10 +57,10 @@ def build(
         if faults[split].count:
             say(f"{faults[split].count} of the {split} text left out that cannot be read; first: {faults[split].first}")
     tokenizer = given if given is not None else _tokenizer(data, lambda: documents("train"), sizes["train"], bar)
-    saved = tokenizer.save(folder)
+    tokenizer.save(folder)
     dtype = "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
     digest = hashlib.sha256(tokenizer.fingerprint.encode())
-    about: dict[str, Any] = {"dtype": dtype, "tokenizer": description.checksum(saved.read_bytes())}
+    about: dict[str, Any] = {"dtype": dtype, "tokenizer": json_checksum.digest(tokenizer.content())}
     for split in sources.SPLITS:
         advance = bar(f"tokenising the {split} text", sizes[split])
         compressors = _compressors() if split == "validation" and sizes[split] <= COMPRESS_BYTES else []

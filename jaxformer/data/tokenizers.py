@@ -40,7 +40,7 @@ SPECIALS = {
     "unk": ("[UNK]", "<unk>"),
 }  # fmt: skip
 MOST_IDS = 1 << 24  # tables of all ids are made; the largest vocabularies that are known have a million
-_MOST_BYTES = 1 << 30  # of a tokenizer.json
+MOST_BYTES = 1 << 30  # of a tokenizer.json
 _NAMES = [names[0] for names in SPECIALS.values()]
 
 # A word with the space before it; up to three digits; a run of other signs; a line end with the indentation after it
@@ -183,6 +183,10 @@ class Tokenizer:
         """16 hex digits that two tokenizers share only if they do the same."""
         return hashlib.sha256(self._backend.to_str().encode()).hexdigest()[:16]
 
+    def content(self) -> bytes:
+        """What `save` writes."""
+        return self._backend.to_str(pretty=True).encode()
+
     def save(self, directory: str | Path) -> Path:
         """Writes `tokenizer.json` into a directory and returns its path; a link there is replaced, not followed.
 
@@ -190,7 +194,7 @@ class Tokenizer:
           OSError: it cannot be written.
         """
         path = Path(directory) / FILE_NAME
-        files.write_atomically(path, self._backend.to_str(pretty=True))
+        files.write_atomically(path, self.content())
         return path
 
     @classmethod
@@ -203,7 +207,7 @@ class Tokenizer:
         path = Path(path).expanduser()
         path = path / FILE_NAME if path.is_dir() else path
         try:
-            text = files.read_bytes(path, _MOST_BYTES, follow=True).decode()
+            text = files.read_bytes(path, MOST_BYTES, follow=True).decode()
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not UTF-8 text"
             raise ConfigError(f"config.data.tokenizer_file: {path}: {reason}") from None

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxformer import json_checksum
 from jaxformer.config import ConfigError, DataConfig
-from jaxformer.data import batches, blocks, cache, contents, description, ingest, text_files
+from jaxformer.data import batches, blocks, cache, contents, ingest, text_files
 from jaxformer.data.corpus import open_corpus
 from jaxformer.data.sources import Input
 
@@ -171,9 +172,9 @@ def test_verify_finds_what_its_checksums_do_not(data, capsys):
     path = first.directory / "train.tokens"
     flip(path, 2)
     about = json.loads((first.directory / "meta.json").read_text())
-    del about["checksum"]
+    del about[json_checksum.FIELD]
     about["train"]["token_sums"] = f"{zlib.crc32(path.read_bytes()):08x}"
-    (first.directory / "meta.json").write_text(description.seal(about))
+    (first.directory / "meta.json").write_text(json.dumps(json_checksum.add_checksum(about)))
     assert tokens_of(open_corpus(data, progress=False))[0][2] == path.read_bytes()[2]
     assert capsys.readouterr().err == ""
     open_corpus(data, progress=False, verify=True)

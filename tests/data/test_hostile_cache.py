@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxformer import json_checksum
 from jaxformer.config import ConfigError, DataConfig
 from jaxformer.data import cache, corpus, description
 from jaxformer.data.corpus import open_corpus
@@ -49,7 +50,7 @@ class Shared:
 
     def point_index_to(self, key: object) -> None:
         """Makes the index name another key, with a checksum that is right."""
-        self.index.write_text(description.seal({"seen": self.index.stem, "key": key}))
+        self.index.write_text(json.dumps(json_checksum.add_checksum({"seen": self.index.stem, "key": key})))
 
     def replace_by(self, path: Path, make) -> None:
         """Puts something else in the place of a file or folder."""
@@ -59,9 +60,9 @@ class Shared:
     def forge(self, **changes) -> None:
         """Changes meta.json and gives it a checksum that is right."""
         about = json.loads((self.folder / description.META).read_text())
-        del about["checksum"]
+        del about[json_checksum.FIELD]
         about["validation"].update(changes)
-        (self.folder / description.META).write_text(description.seal(about))
+        (self.folder / description.META).write_text(json.dumps(json_checksum.add_checksum(about)))
 
 
 @pytest.fixture
