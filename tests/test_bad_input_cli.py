@@ -186,6 +186,7 @@ def test_training_that_does_not_fit(place, monkeypatch):
         assert not (place.folder / "run" / "manifest.json").exists()
 
 
+@pytest.mark.slow
 def test_what_just_fits_is_not_refused(place, monkeypatch):
     model = ["--config.model.width=128", "--config.model.num_heads=2"]
     assert place.pretrain(*model, "--config.train.steps=2", workdir="fits") == (0, "")

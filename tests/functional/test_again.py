@@ -42,6 +42,7 @@ def bytes_of_a_layer(layer, params, x) -> float:
 
 @pytest.mark.parametrize("activation", ["gelu_tanh", "gelu", "swiglu"])
 @pytest.mark.parametrize("norm", [layer_norm, rms_norm], ids=lambda norm: norm.__name__)
+@pytest.mark.slow
 @pytest.mark.optimized
 def test_mlp_keeps_what_goes_into_the_activation_and_no_weights(activation, norm):
     """Of a layer: its input, the norm's result turned for the weight's gradient, the hidden numbers before the
@@ -74,6 +75,7 @@ def test_norms_of_bfloat16_keep_neither_what_is_centred_nor_what_is_normed(norm)
     assert bytes_of_a_layer(layer, params, jax.ShapeDtypeStruct((n, d), jnp.bfloat16)) < 1.2 * kept
 
 
+@pytest.mark.slow
 @pytest.mark.optimized
 def test_attention_keeps_no_pieces_of_keys_and_values():
     """Of a layer: its input, turned too; queries, keys and values; the weights, of which causality spares half."""

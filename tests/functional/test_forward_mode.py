@@ -176,6 +176,7 @@ def test_hessians_and_jacobians():
             np.testing.assert_allclose(found, right, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_under_transformations():
     """Examples apart (vmap inside and outside of the derivative), a scan of layers, rematerialisation."""
     x, w, v_x, v_w = draw([(3, 2, T, 4), (5, 4, 4), (3, 2, T, 4), (5, 4, 4)], 0)

@@ -1,5 +1,7 @@
 """What a mask hides has no influence whatever stands there: NaN, infinities and huge numbers change not one bit."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,8 +61,8 @@ def spoiled(x, where, garbage):
     return jnp.where(where.reshape(shape), filling, x)
 
 
-def results(implementation, mask, options, query, key, value, bias, g):
-    """Output and gradients by query, key, value and bias."""
+def runner(implementation, mask, options):
+    """A function of query, key, value, bias and g: output and gradients by the first four; compiled once."""
 
     @jax.jit
     def run(query, key, value, bias, g):
@@ -71,7 +73,11 @@ def results(implementation, mask, options, query, key, value, bias, g):
         out, back = jax.vjp(attend, query, key, value, bias)
         return out, *back(g)
 
-    return [np.asarray(x.astype(jnp.float32)) for x in run(query, key, value, bias, g)]
+    return lambda *x: [np.asarray(each.astype(jnp.float32)) for each in run(*x)]
+
+
+def results(implementation, mask, options, *x):
+    return runner(implementation, mask, options)(*x)
 
 
 def same(found, wanted):
@@ -79,12 +85,11 @@ def same(found, wanted):
         np.testing.assert_array_equal(one, other, err_msg=name)
 
 
-@pytest.mark.parametrize("garbage", GARBAGE)
 @pytest.mark.parametrize("implementation", ["xla", "chunked"])
 @pytest.mark.parametrize(
     "length, options", [(SHORT, "plain"), (SHORT, "soft_cap"), (SHORT, "dropout"), (LONG, "plain")]
 )
-def test_keys_that_nobody_sees(implementation, garbage, length, options):
+def test_keys_that_nobody_sees(implementation, length, options):
     query, key, value, bias, g = arrays(length)
     query = 8 * query  # whose products with huge keys of both signs are infinite, and their sums NaN
     unseen_keys = jnp.arange(length) >= length - 3
@@ -93,15 +98,17 @@ def test_keys_that_nobody_sees(implementation, garbage, length, options):
         names = ("padding",)
     for name in names:
         mask = hidden_from_all(length)[name]
-        run = lambda *x, mask=mask: results(implementation, mask, OPTIONS[options], query, *x, g)  # noqa: E731
+        compiled = runner(implementation, mask, OPTIONS[options])
+        run = lambda *x, compiled=compiled: compiled(query, *x, g)  # noqa: E731
         wanted = run(key, value, bias)
         assert all(np.isfinite(x).all() for x in wanted) and (wanted[2][:, -3:] == 0).all()
         assert (wanted[3][:, -3:] == 0).all() and (wanted[4][..., -3:] == 0).all()
-        same(run(spoiled(key, unseen_keys, GARBAGE[garbage]), value, bias), wanted)
-        same(run(key, spoiled(value, unseen_keys, GARBAGE[garbage]), bias), wanted)
-        spoiled_bias = jnp.where(unseen_keys[None, None], jnp.float32(GARBAGE[garbage]), bias)
-        both = [spoiled(x, unseen_keys, GARBAGE[garbage]) for x in (key, value)]
-        same(run(*both, spoiled_bias), wanted)
+        for garbage in GARBAGE.values():
+            same(run(spoiled(key, unseen_keys, garbage), value, bias), wanted)
+            same(run(key, spoiled(value, unseen_keys, garbage), bias), wanted)
+            spoiled_bias = jnp.where(unseen_keys[None, None], jnp.float32(garbage), bias)
+            both = [spoiled(x, unseen_keys, garbage) for x in (key, value)]
+            same(run(*both, spoiled_bias), wanted)
 
 
 @pytest.mark.parametrize("implementation", ["xla", "chunked"])
@@ -109,10 +116,11 @@ def test_keys_that_nobody_sees_in_bfloat16(implementation):
     query, key, value, bias, g = arrays(SHORT, jnp.bfloat16)
     unseen_keys = jnp.arange(SHORT) >= SHORT - 3
     mask = hidden_from_all(SHORT)["padding"]
-    wanted = results(implementation, mask, {}, query, key, value, bias, g)
+    run = runner(implementation, mask, {})
+    wanted = run(query, key, value, bias, g)
     for garbage in GARBAGE.values():
         both = [spoiled(x, unseen_keys, garbage) for x in (key, value)]
-        same(results(implementation, mask, {}, query, *both, bias, g), wanted)
+        same(run(query, *both, bias, g), wanted)
 
 
 def half_hidden(length):
@@ -126,10 +134,9 @@ def half_hidden(length):
     }
 
 
-@pytest.mark.parametrize("garbage", GARBAGE)
 @pytest.mark.parametrize("implementation", ["xla", "chunked"])
 @pytest.mark.parametrize("length, options", [(SHORT, "plain"), (SHORT, "soft_cap"), (LONG, "plain")])
-def test_outputs_and_gradients_of_the_queries_that_do_not_see_them(implementation, garbage, length, options):
+def test_outputs_and_gradients_of_the_queries_that_do_not_see_them(implementation, length, options):
     """Keys, values and biases that others see; and those others' outputs are not finite: nothing is hushed up."""
     query, key, value, bias, g = arrays(length)
     half = length // 2
@@ -138,14 +145,15 @@ def test_outputs_and_gradients_of_the_queries_that_do_not_see_them(implementatio
         if length == LONG and name not in ("causal", "causal_segments"):
             continue
         g = g.at[:, half:].set(0)
-        wanted = results(implementation, mask, OPTIONS[options], query, key, value, bias, g)
+        run = runner(implementation, mask, OPTIONS[options])
+        wanted = run(query, key, value, bias, g)
         assert all(np.isfinite(x).all() for x in wanted)
-        for keys, values in ((True, False), (False, True), (True, True)):
+        for garbage, (keys, values) in itertools.product(GARBAGE, ((True, False), (False, True), (True, True))):
             those = (
                 spoiled(key, late, GARBAGE[garbage]) if keys else key,
                 spoiled(value, late, GARBAGE[garbage]) if values else value,
             )
-            found = results(implementation, mask, OPTIONS[options], query, *those, bias, g)
+            found = run(query, *those, bias, g)
             for one, other in zip(found[:2], wanted[:2], strict=True):
                 np.testing.assert_array_equal(one[:, :half], other[:, :half])
             # An infinite key may as well have the score -inf, and so no weight.
