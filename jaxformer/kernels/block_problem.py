@@ -71,7 +71,9 @@ def prepare(
     plain = mask.query_index is None and mask.key_index is None
     to_query, to_key = -queries % query_block, -keys % key_block
     others = mask.prefix, mask.keys, mask.query_segments, mask.key_segments, mask.dense
-    if bias is None and constants:
+    if bias is not None:
+        bias = _inside(bias, queries, keys)
+    elif constants:
         constants = (_pad(_pad(constants[0], 2, to_query), 3, to_key),)
     options = Options(
         soft_cap=soft_cap,
@@ -118,6 +120,12 @@ def constants_of(bias: Bias | None, query: Array, key: Array) -> tuple[Callable 
         function, found = jax.closure_convert(bias, *map(jnp.arange, sizes(query, key)))
         return function, tuple(found)
     return None, () if bias is None else (bias.reshape((1,) * (4 - bias.ndim) + bias.shape),)
+
+
+def _inside(bias: Callable[..., Array], queries: int, keys: int) -> Callable[..., Array]:
+    """The bias function, of no place beyond the ends: what it gives there need not be a number, and 0 times that would
+    be no gradient of its constants."""
+    return lambda q, k, *constants: bias(jnp.minimum(q, queries - 1), jnp.minimum(k, keys - 1), *constants)
 
 
 def _pad(x: Array, axis: int, amount: int, value: Any = 0) -> Array:

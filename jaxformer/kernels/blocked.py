@@ -79,8 +79,8 @@ def _forward(spans, masked, query, key, value, biases, allowed):
     wide = jnp.promote_types(query.dtype, jnp.float32)
     outs, kept = [], []
     for ((first, last), (start, stop)), bias, seen in zip(spans, biases, allowed, strict=True):
-        q, k, v = query[:, :, :, first:last], seen_key[:, :, start:stop], value[:, :, start:stop]
-        scores = head_product("GTK,GSK->GTS", rows(q), rows(k), wide).reshape(*q.shape[:4], stop - start)
+        q, (k, usable, v) = query[:, :, :, first:last], (x[:, :, start:stop] for x in (seen_key, key, value))
+        scores = _scores(wide, rows(q), rows(k), rows(usable)).reshape(*q.shape[:4], stop - start)
         if bias is not None:
             scores = scores + bias.astype(wide)
         if seen is not None:
@@ -106,6 +106,21 @@ def head_product(spec: str, a: Array, b: Array, dtype) -> Array:
     return rounded_einsum(spec, a, b, dtype)
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _scores(dtype, query: Array, seen_key: Array, key: Array) -> Array:
+    """Products of queries with keys that are marked; their derivative, which only second derivatives of attention take,
+    is that of the usable ones: 0 times a mark would be NaN."""
+    del key
+    return head_product("GTK,GSK->GTS", query, seen_key, dtype)
+
+
+@_scores.defjvp
+def _scores_jvp(dtype, primals, tangents):
+    (query, _, key), (d_query, _, d_key) = primals, tangents
+    change = head_product("GTK,GSK->GTS", d_query, key, dtype) + head_product("GTK,GSK->GTS", query, d_key, dtype)
+    return _scores(dtype, *primals), change
+
+
 def _backward(spans, masked, saved, g_out):
     del masked
     query, key, value, biases, kept = saved
@@ -122,7 +137,7 @@ def _backward(spans, masked, saved, g_out):
         d_weights = head_product("GTK,GSK->GTS", g, v, wide)
         d_scores = _through_softmax(weights.astype(wide), d_weights)
         d_biases.append(None if bias is None else _summed(d_scores.reshape(*block.shape[:4], stop - start), bias))
-        d_scores = d_scores.astype(query.dtype)
+        d_scores = _seen_changes(d_scores, weights).astype(query.dtype)
         d_query.append(head_product("GTS,GSK->GTK", d_scores, k, query.dtype).reshape(block.shape))
         d_key = d_key.at[..., start:stop].add(transposed_products(q, d_scores, wide))
         d_value = d_value.at[..., start:stop].add(transposed_products(g, weights, wide))
@@ -132,6 +147,19 @@ def _backward(spans, masked, saved, g_out):
         d.astype(x.dtype).swapaxes(-2, -1).reshape(x.shape) for d, x in zip(turned, (key, value), strict=True)
     )
     return jnp.concatenate(d_query, axis=3), d_key, d_value, tuple(d_biases), None
+
+
+@jax.custom_jvp
+def _seen_changes(x: Array, weights: Array) -> Array:
+    """`x`, whose derivative is 0 where the weights are: there a huge key makes it infinite in second derivatives."""
+    del weights
+    return x
+
+
+@_seen_changes.defjvp
+def _seen_changes_jvp(primals, tangents):
+    x, weights = primals
+    return x, only_seen(weights, tangents[0])
 
 
 def _tangent(spans, masked, saved, changes):

@@ -72,6 +72,7 @@ def _linear(tangent: Callable, backward: Callable, saved: Any, tangents: tuple, 
     saved_leaves = [x if kind is None else jax.random.key_data(x) for x, kind in zip(saved_leaves, kinds, strict=True)]
     out_leaves, out_tree = jax.tree.flatten(out)
     leaves, tree = jax.tree.flatten(tangents)
+    leaves = [leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf) for leaf in leaves]  # a number of Python's
     structures: list[Any] = [jax.tree.structure(argument) for argument in tangents]
     moves = [leaf.dtype != jax.dtypes.float0 for leaf in leaves]
 
