@@ -105,7 +105,7 @@ def _parametric_lines(result: dict[str, Any]) -> list[str]:
         lines += [f"  {name:<{width}}{_text(law[name])}" for name in names]
         if "profile" in law:
             low, high = law["profile"]["ci95"]
-            lines.append(f"  E by profile likelihood: {low:.4f} to {high:.4f}")
+            lines.append(f"  E by profile likelihood: {low:.4g} to {high:.4g}")
     lines += ["", "compute-optimal size and tokens, N ~ C^a, D ~ C^b"]
     ways = {row["law"]: verdict.CALLED[row["law"]] + " (beaten)" * row["beaten"] for row in ranking}
     ways |= {"isoflop": "iso-FLOP curves", "envelope": "envelope"}

@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxformer.config import ConfigError
 from jaxformer.scaling import bootstrap, isoflop, laws, optimum, verdict
-from jaxformer.scaling.law_fit import Settings, drawn_weights, fit_law, fit_power_law, replicated
+from jaxformer.scaling.law_fit import Settings, drawn_weights, fit_law, fit_power_law, replicated, stuck_exponents
 from jaxformer.scaling.table import Table
 from jaxformer.scaling.verdict import CALLED
 
@@ -100,8 +100,18 @@ def _with_exponents(law: laws.Law, table: Table, settings: Settings) -> tuple[la
         optimum.exponents(each[of_n], each[of_d]) for each in map(found.natural, (found.theta[None], thetas))
     )
     levels = bootstrap.tails(len(table), len(law.names), table.clusters)
-    out |= {k: bootstrap.quantity(float(best[k][0]), drawn[k], levels=levels, max_width=0.5) for k in best}
+    stuck = _stuck(law, found.natural(thetas))
+    out |= {k: bootstrap.quantity(float(best[k][0]), drawn[k], levels=levels, max_width=0.5, **stuck) for k in best}
     return found, thetas, out
+
+
+def _stuck(law: laws.Law, values: dict[str, Floats]) -> dict[str, Any]:
+    """Options of `bootstrap.quantity` for what both exponents decide: where one ran to an end of its range, so does
+    that end, and not the data."""
+    low, high = laws.EXPONENT_RANGE
+    names = " or ".join(exponent for _, exponent in law.terms)
+    at_bound = np.logical_or(*stuck_exponents(law, values).values())
+    return {"at_bound": at_bound, "bound": f"{names} = {low} or {high}"}
 
 
 def find_outliers(residuals: Floats, params: int) -> tuple[Floats, Floats]:
@@ -211,6 +221,7 @@ def _optimal(
     value, values = found.natural(found.theta[None]), replicated(found, thetas, table, settings)
     top = float(table.c.max())
     levels = bootstrap.tails(len(table), len(found.theta), table.clusters)
+    stuck = _stuck(found.law, values)
     optimal: dict[str, Any] = {
         "flops_per_parameter_token": float(np.exp(price.log_flops[0])) if price.is_constant else None,
         "budgets": [],
@@ -218,7 +229,10 @@ def _optimal(
     for budget in settings.budgets or (top, 10 * top):
         at, spread = optimum.allocate(value, budget, price), optimum.allocate(values, budget, price)
         row: dict[str, Any] = {
-            k: bootstrap.quantity(float(at[k][0]), spread[k], levels=levels, max_ratio=10.0) for k in at
+            k: bootstrap.quantity(
+                float(at[k][0]), spread[k], levels=levels, max_ratio=10.0, **({} if k == "loss" else stuck)
+            )
+            for k in at
         }
         optimal["budgets"].append({"C": float(budget), "extrapolation": float(f"{budget / top:.3g}"), **row})
     reach = np.geomspace(table.c.min(), max([top, *(row["C"] for row in optimal["budgets"])]), _CURVE_POINTS)

@@ -72,7 +72,7 @@ def fit_law(law: laws.Law, table: Table, settings: Settings) -> tuple[laws.Estim
     value, values = found.natural(found.theta[None]), replicated(found, thetas, table, settings)
     low, high = laws.EXPONENT_RANGE
     exponent_of = {name: pair[1] for pair in law.terms for name in pair}
-    stuck = {name: (values[name] <= low * 1.001) | (values[name] >= high * 0.999) for _, name in law.terms}
+    stuck = stuck_exponents(law, values)
     levels = bootstrap.tails(len(table), len(law.names), table.clusters)
     profile = profile_floor(found, xs, table.loss, drawn, thetas, levels) if law.floor else None
     parameters: dict[str, Any] = {}
@@ -107,6 +107,12 @@ def fit_law(law: laws.Law, table: Table, settings: Settings) -> tuple[laws.Estim
         if profile.statistic[0] < profile.cut:  # its first point stands for zero
             parameters["E"]["ci95"][0] = parameters["profile"]["ci95"][0] = 0.0
     return found, thetas, parameters
+
+
+def stuck_exponents(law: laws.Law, values: dict[str, Floats]) -> dict[str, Floats]:
+    """[R] bool of each exponent, by name: whether it ran to an end of its range."""
+    low, high = laws.EXPONENT_RANGE
+    return {name: (values[name] <= low * 1.001) | (values[name] >= high * 0.999) for _, name in law.terms}
 
 
 def drawn_weights(table: Table, settings: Settings) -> Floats:

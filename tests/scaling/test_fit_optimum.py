@@ -140,3 +140,14 @@ def test_budgets_group_only_where_they_are_meant_to():
     assert [sorted(group.tolist()) for group in groups] == [list(range(5 * k, 5 * k + 5)) for k in range(4)]
     n, d = grid()
     assert isoflop.budget_groups(6 * n * d) == []
+
+
+def test_exponents_at_their_bound_pin_no_optimum():
+    """Equal losses have no best size: what exponents that ran to their bound say of it is that bound."""
+    n, d = iso_flop()
+    found = fit.fit_table(Table.of(n=n, d=d, loss=np.full(len(n), 3.0)), fit.Settings(replicates=100, holdout=0))
+    for law in fit.LAWS:
+        assert found[law]["a"]["value"] is None and found[law]["b"]["value"] is None
+    for row in found["optimal"]["budgets"]:
+        assert all(row[key]["value"] is None for key in ("N", "D", "D/N"))
+        assert "0.005 or 5.0" in row["N"]["why"] and row["loss"]["value"] == pytest.approx(3.0)
