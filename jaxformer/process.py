@@ -117,7 +117,7 @@ def program(function: Callable[[], int | None], *, printing: bool = True) -> Non
 def _say(error: BaseException, line: str) -> None:
     if "--debug" in sys.argv[1:]:
         traceback.print_exception(error)
-    print(f"error: {line}", file=sys.stderr, flush=True)
+    print(f"error: {console.one_line(line)}", file=sys.stderr, flush=True)
 
 
 def _known(error: BaseException) -> str | None:
