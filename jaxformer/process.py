@@ -123,6 +123,8 @@ def _say(error: BaseException, line: str) -> None:
 def _known(error: BaseException) -> str | None:
     """The line for an error of Python's or JAX's about the environment."""
     text = " ".join(str(error).split())
+    if isinstance(error, MemoryError):
+        return f"memory: none is left ({text or 'of this process'}); accepted: a smaller text, model or batch"
     if isinstance(error, RuntimeError) and "Could not determine home directory" in text:
         return "HOME: is not set, and this user has no home folder; accepted: HOME=FOLDER, or XDG_CACHE_HOME=FOLDER"
     if isinstance(error, RuntimeError) and "Unable to initialize backend" in text:

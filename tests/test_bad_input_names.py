@@ -2,11 +2,14 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 from bad_input_cases import expected, place  # noqa: F401
 
-from jaxformer import files, records
+from jaxformer import files, json_checksum, records
+from jaxformer.command_line import Parsed
 from jaxformer.workdir_lock import WorkdirLock
 
 LONG = 300 * "n"
@@ -137,3 +140,33 @@ def test_an_older_figure_survives_a_full_disk(place, monkeypatch):  # noqa: F811
     (place.folder / "pipe.png").mkdir()
     code, line = place.run("curves", flags[0], f"--out={place.folder / 'pipe.png'}")
     assert (code, line) == (2, "error: --out: DIR/pipe.png is not a file; accepted: a figure to write")
+
+
+@pytest.mark.parametrize("name", ["JAX_NUM_CPU_DEVICES", "JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION"])
+def test_what_jax_cannot_read_of_the_environment(name):
+    command = [sys.executable, "-m", "experiments.evaluate", "--workdir=none"]
+    ended = subprocess.run(command, env={**os.environ, name: "nonsense"}, capture_output=True, text=True)
+    (line,) = ended.stderr.splitlines()
+    assert ended.returncode == 2 and line.startswith("error: environment: ") and "nonsense" in line
+
+
+def test_memory_that_is_all_used(place, monkeypatch):  # noqa: F811
+    def none(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr("jaxformer.main.evaluate", none)
+    assert place.run("evaluate", "--workdir=a") == (2, expected()["no memory left"])
+
+
+def test_the_command_that_goes_on_is_quoted():
+    from jaxformer.main import resume_command
+
+    parsed = Parsed(None, [], "my config.py", {"workdir": "a b"}, None)
+    assert resume_command(parsed).endswith(" --config='my config.py' --config.workdir='a b'")
+
+
+def test_a_manifest_whose_fingerprint_is_a_number(place):  # noqa: F811
+    told = json_checksum.add_checksum({"config": {}, "data_fingerprint": "0", "fingerprint": 5})
+    (place.folder / "manifest.json").write_text(json.dumps(told))
+    line = expected()["manifest whose fingerprint is a number"]
+    assert place.run("evaluate", f"--workdir={place.folder}") == (2, line)
