@@ -22,7 +22,7 @@ class ProgramError(RuntimeError):
 
 def cache_folder() -> Path:
     """Where this user's caches live: $XDG_CACHE_HOME or ~/.cache, and `jaxformer` in it."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxformer"
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxformer"
 
 
 def keep_compiled_programs(folder: Path | None = None) -> None:

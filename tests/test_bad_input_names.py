@@ -4,12 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from bad_input_cases import expected, place  # noqa: F401
 
 from jaxformer import files, json_checksum, records
 from jaxformer.command_line import Parsed
+from jaxformer.data.cache import default_root
+from jaxformer.process import cache_folder
 from jaxformer.workdir_lock import WorkdirLock
 
 LONG = 300 * "n"
@@ -170,3 +173,8 @@ def test_a_manifest_whose_fingerprint_is_a_number(place):  # noqa: F811
     (place.folder / "manifest.json").write_text(json.dumps(told))
     line = expected()["manifest whose fingerprint is a number"]
     assert place.run("evaluate", f"--workdir={place.folder}") == (2, line)
+
+
+def test_a_cache_in_the_home_folder_is_not_made_in_a_folder_called_tilde(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "~/caches")
+    assert cache_folder() == default_root() == Path.home() / "caches" / "jaxformer"
