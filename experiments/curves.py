@@ -4,10 +4,11 @@ python -m experiments.curves --workdir=runs/gpt_tiny --out=curve.png
 python -m experiments.curves --workdir=runs/a --workdir=runs/b --label=narrow --label=wide --out=curve.svg
 """
 
+import io
 import math
 from pathlib import Path
 
-from jaxformer import manifest, records
+from jaxformer import files, manifest, records
 from jaxformer.command_line import parser, path_text
 from jaxformer.config import ConfigError
 from jaxformer.process import program
@@ -39,6 +40,8 @@ def main() -> None:
     out = Path(options.out)
     if out.suffix not in ENDINGS:
         raise ConfigError(f"--out: {out}; accepted: a figure to write, of {', '.join(ENDINGS)}")
+    if out.exists() and not out.is_file():
+        raise ConfigError(f"--out: {out} is not a file; accepted: a figure to write")
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
 
@@ -51,7 +54,8 @@ def main() -> None:
             records.check_run(path, found, manifest.fingerprints(workdir)[0])
         evals = [r for r in found if r["kind"] == "eval"]
         # Training loss is in nats per token; the ratio of the last evaluation turns it into bits per byte.
-        factor = evals[-1]["bits_per_byte"] / evals[-1]["loss"] if evals and "bits_per_byte" in evals[-1] else 1.0
+        known = bool(evals) and "bits_per_byte" in evals[-1] and evals[-1]["loss"] > 0
+        factor = evals[-1]["bits_per_byte"] / evals[-1]["loss"] if known else 1.0
         unit = "bits per byte" if factor != 1.0 else unit
         colour = COLOURS[index % len(COLOURS)]
         steps = [r for r in found if r["kind"] == "train"]
@@ -69,7 +73,8 @@ def main() -> None:
         )  # fmt: skip
         finals = [r for r in found if r["kind"] == "final"] if factor != 1.0 else []
         for name, level in (finals[-1].get("compressed_bits_per_byte", {}) if finals else {}).items():
-            axes.axhline(level, color="0.3", ls=COMPRESSORS[name], lw=1, label=f"{name} on the same bytes: {level:.2f}")
+            style = COMPRESSORS.get(name, "-.")
+            axes.axhline(level, color="0.3", ls=style, lw=1, label=f"{name} on the same bytes: {level:.2f}")
         if evals:
             top = max(factor * float(r["loss"]) for r in evals) * 1.8
             if math.isfinite(top):
@@ -77,10 +82,13 @@ def main() -> None:
     axes.set(xlabel="training tokens", ylabel=f"loss, {unit}")
     axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize=9)
+    for text in axes.legend(frameon=False, fontsize=9).get_texts():
+        text.set_parse_math(False)  # a folder may have $ in its name
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out, dpi=150)
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format=out.suffix[1:], dpi=150)
+        files.write_atomically(out, drawn.getvalue())
     except OSError as error:
         raise ConfigError(f"--out: {out} cannot be written ({error.strerror or error})") from None
     print(out)

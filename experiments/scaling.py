@@ -8,6 +8,7 @@ stopped or killed), fit (writes fit.json), report (writes report.html and figure
 Fit and report need the directory's manifest.json and records.jsonl alone.
 """
 
+import shlex
 from pathlib import Path
 
 from jaxformer.command_line import Parsed, add_verify, finite, integer, parse_config, parser
@@ -101,8 +102,8 @@ def conclude(parsed: Parsed, stage: str | None, settings: Settings) -> None:
     floor = languages.floor(trained.data, trained.model.context_length)
     notes = [] if floor is None else [results.against_floor(fits, floor.nats, floor.standard_error)]
     if stage in (None, "report"):
-        command = f"python -m experiments.scaling --config={about.get('config_file')}"
-        given = "".join(f" --config.{name}={text}" for name, text in parsed.given.items())
+        command = f"python -m experiments.scaling --config={shlex.quote(str(about.get('config_file')))}"
+        given = "".join(f" --config.{name}={shlex.quote(text)}" for name, text in parsed.given.items())
         for flag, field in (("bootstrap", "replicates"), ("delta", "delta"), ("holdout", "holdout")):
             if getattr(settings, field) != getattr(Settings, field):
                 given += f" --{flag}={getattr(settings, field)}"

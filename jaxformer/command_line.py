@@ -10,6 +10,7 @@ import contextlib
 import importlib.util
 import logging
 import math
+import os
 import re
 import sys
 import traceback
@@ -154,6 +155,12 @@ def path_text(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error).removeprefix(": ")) from None
 
 
+def _config_text(text: str) -> str:
+    """As `path_text`, with an argument after a colon that may be anything."""
+    file, colon, argument = text.partition(":")
+    return path_text(file) + colon + argument if colon and file else path_text(text)
+
+
 class _Log(argparse.Action):
     """Sends what the logger "jaxformer" is told to standard error, every line once."""
 
@@ -196,7 +203,7 @@ def parse_config(parser: Parser, argv: Sequence[str] | None = None, cls: type[Co
     parser.add_argument(
         "--config",
         required=True,
-        type=path_text,
+        type=_config_text,
         metavar="FILE[:ARGUMENT]",
         help="a file with get_config(); override its fields with --config.section.field=value",
     )
@@ -237,8 +244,8 @@ def load_file(source: str) -> dict[str, Any]:
       ConfigError: no such file, or it defines no get_config, or anything that happens in it; with the line.
     """
     file, argument = _split(source)
-    if not file.is_file():
-        found = file.parent.glob("*.py") if file.parent.is_dir() else []
+    if not os.path.isfile(file):  # of a name that no file can have, too
+        found = file.parent.glob("*.py") if os.path.isdir(file.parent) else []
         others = sorted(str(p) for p in found if p.name != "__init__.py")
         near = nearest(str(file), others, 0.6)
         hint = f"; did you mean {near}?" if near else f"; there are {', '.join(others)}" if others else ""
@@ -262,7 +269,7 @@ def load_file(source: str) -> dict[str, Any]:
 def _split(source: str) -> tuple[Path, str]:
     """The file and the argument of "FILE:ARGUMENT"; a file may have a colon in its name."""
     name, _, argument = source.partition(":")
-    return (Path(source), "") if Path(source).is_file() else (Path(name), argument)
+    return (Path(source), "") if os.path.isfile(source) else (Path(name), argument)
 
 
 @contextlib.contextmanager

@@ -24,6 +24,15 @@ def _plainly(error: UnicodeError) -> tuple[str | bytes, int]:
 codecs.register_error("jaxformer", _plainly)
 
 
+def one_line(text: str) -> str:
+    r"""`text` with line ends and a terminal's control characters spelt out: what a message quotes may hold any.
+
+    >>> print(one_line("a\nb \x1b[31m"))
+    a\nb \x1b[31m
+    """
+    return "".join(c if c.isprintable() or 0xD800 <= ord(c) < 0xE000 else ascii(c)[1:-1] for c in text)
+
+
 class Lossy(io.RawIOBase):
     """Writes to a descriptor until that fails; from then on what is written is dropped. A closed pipe still raises.
 

@@ -38,6 +38,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jaxformer import files
+
 # What counters on devices hold, and the largest float32; fields say less where less is the most that makes sense.
 MOST_INTEGER, MOST_NUMBER = 2**31 - 1, 3e38
 
@@ -168,10 +170,12 @@ def at_home(value: Any, where: str) -> Any:
     """A path, or a tuple of them, with ~ and ~user at its beginning replaced by the home folder.
 
     Raises:
-      ConfigError: nobody knows that folder; what is meant literally begins with ./
+      ConfigError: nobody knows that folder (what is meant literally begins with ./), or no file can be called so.
     """
     if not isinstance(value, str):
         return tuple(at_home(each, where) for each in value) if any(map(_tilde, value)) else value
+    if wrong := files.unusable(value):
+        raise ConfigError(f"{where}: {shown(value)} {wrong}")
     if not _tilde(value):
         return value
     found = os.path.expanduser(value)

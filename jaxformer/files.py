@@ -60,8 +60,13 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def open_to_append(path: str | os.PathLike) -> BinaryIO:
+def open_to_append(path: str | os.PathLike, *, sole: bool = False) -> BinaryIO:
     """Opens a file for reading and appending; makes it if it is not there.
+
+    Args:
+      path: the file.
+      sole: of a file that has other names (hard links, as of a backup by `cp -al`) a copy is written to, which takes
+        this name; under the others it stays as it is.
 
     Raises:
       OSError: it is a link, a folder, a pipe or a device, or it cannot be written.
@@ -74,7 +79,13 @@ def open_to_append(path: str | os.PathLike) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "is not a regular file", str(path))
-    return os.fdopen(handle, "ab+")
+    file = os.fdopen(handle, "ab+")
+    if not sole or os.fstat(handle).st_nlink == 1:
+        return file
+    with file:
+        file.seek(0)
+        write_atomically(path, file.read())
+    return open_to_append(path)
 
 
 def open_to_read(path: str | os.PathLike, *, follow: bool = False) -> BinaryIO:
@@ -106,6 +117,24 @@ def read_bytes(path: str | os.PathLike, most: int, *, follow: bool = False) -> b
     if len(content) > most:
         raise OSError(errno.EFBIG, f"is longer than {most} bytes", str(path))
     return content
+
+
+def unusable(path: str) -> str | None:
+    """What is wrong with a path that no file can have, and what is accepted; None: nothing.
+
+    >>> unusable("runs/a"), unusable("runs/" + 300 * "a")
+    (None, 'has a name of 300 bytes; accepted: at most 255')
+    """
+    try:
+        names = path.encode().split(b"/")
+    except UnicodeEncodeError:
+        return "is not UTF-8 text; accepted: a path that is"
+    if "\0" in path:
+        return "holds the character \\0; accepted: a path without it"
+    most = max(map(len, names))
+    if most > 255:
+        return f"has a name of {most} bytes; accepted: at most 255"
+    return f"has {len(path.encode())} bytes; accepted: at most 4095" if len(path.encode()) > 4095 else None
 
 
 def make_folder(path: str | os.PathLike) -> Path:

@@ -325,7 +325,7 @@ def compressed(split: Split) -> dict[str, float]:
 def resume_command(parsed: Parsed) -> str:
     """The command line that goes on with a run: the one that started it."""
     overrides = "".join(f" --config.{name}={shlex.quote(text)}" for name, text in parsed.given.items())
-    return f"python -m experiments.pretrain --config={parsed.source}{overrides}"
+    return f"python -m experiments.pretrain --config={shlex.quote(parsed.source)}{overrides}"
 
 
 def _short(number: float) -> str:

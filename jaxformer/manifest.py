@@ -92,8 +92,8 @@ def read(workdir: str | Path) -> dict[str, Any]:
             f"workdir {workdir}: {FILE_NAME} is damaged or was edited (its checksum is another); accepted: the file as "
             "it was written"
         )
-    for name, kind in (("config", dict), ("data_fingerprint", str)):
-        if not isinstance(manifest.get(name), kind):
+    for name, kind in (("config", dict), ("data_fingerprint", str), ("fingerprint", str)):
+        if not isinstance(manifest.get(name, "" if name == "fingerprint" else None), kind):
             raise ConfigError(f"workdir {workdir}: {FILE_NAME} cannot be read ({name}: {_short(manifest.get(name))})")
     return manifest
 

@@ -22,7 +22,7 @@ class ProgramError(RuntimeError):
 
 def cache_folder() -> Path:
     """Where this user's caches live: $XDG_CACHE_HOME or ~/.cache, and `jaxformer` in it."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxformer"
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxformer"
 
 
 def keep_compiled_programs(folder: Path | None = None) -> None:
@@ -117,12 +117,14 @@ def program(function: Callable[[], int | None], *, printing: bool = True) -> Non
 def _say(error: BaseException, line: str) -> None:
     if "--debug" in sys.argv[1:]:
         traceback.print_exception(error)
-    print(f"error: {line}", file=sys.stderr, flush=True)
+    print(f"error: {console.one_line(line)}", file=sys.stderr, flush=True)
 
 
 def _known(error: BaseException) -> str | None:
     """The line for an error of Python's or JAX's about the environment."""
     text = " ".join(str(error).split())
+    if isinstance(error, MemoryError):
+        return f"memory: none is left ({text or 'of this process'}); accepted: a smaller text, model or batch"
     if isinstance(error, RuntimeError) and "Could not determine home directory" in text:
         return "HOME: is not set, and this user has no home folder; accepted: HOME=FOLDER, or XDG_CACHE_HOME=FOLDER"
     if isinstance(error, RuntimeError) and "Unable to initialize backend" in text:

@@ -43,6 +43,9 @@ NUMBERS = frozenset(
      "flops_6nd_per_token", "floor", "floor_stderr"}
 )  # fmt: skip
 WORDS = frozenset({"split", "event", "run", "trunk", "role", "status", "fingerprint"})
+COMPRESSED = "compressed_bits_per_byte"  # name of a compressor -> what it needs
+# Words that are names of files as well, so that a study from elsewhere must not lead out of its folder by them.
+NAMES = frozenset({"run", "trunk"})
 # What the records of a study have besides.
 STUDY: dict[str, frozenset[str]] = {
     "train": frozenset({"run", "trunk"}),
@@ -82,8 +85,19 @@ def _not_a(name: str, value: Any) -> str | None:
         return None if whole and not isinstance(value, bool) and 0 <= value < 2**63 else "a count"
     if name in NUMBERS and not (name == "flops" and value is None):
         real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        return None if real and not (isinstance(value, int) and abs(value) > 2**1000) else "a number"
-    return "text" if name in WORDS and not isinstance(value, str) else None
+        if not real or (isinstance(value, int) and abs(value) > 2**1000):
+            return "a number"
+        return "a number of at least 0" if name.endswith("_stderr") and value < 0 else None
+    if name == COMPRESSED:
+        whole = isinstance(value, dict) and all(isinstance(each, int | float) for each in value.values())
+        return None if whole else "numbers by name"
+    if name not in WORDS:
+        return None
+    if not isinstance(value, str):
+        return "text"
+    if name in NAMES and (value[:1] in ("", ".") or {"/", "\\"} & set(value) or files.unusable(f"{value}.jsonl")):
+        return "a name that a file can have"
+    return None if value.isprintable() else "text without control characters"
 
 
 def append(path: str | os.PathLike, record: dict[str, Any]) -> None:
@@ -97,7 +111,7 @@ def append(path: str | os.PathLike, record: dict[str, Any]) -> None:
     """
     line = _line(path, record)
     try:
-        with files.open_to_append(path) as file:
+        with files.open_to_append(path, sole=True) as file:
             _mend_end(file)
             file.write(line.encode())
             if record["kind"] != "train":  # of those there are many; they are on disk with the next of another kind
@@ -251,7 +265,7 @@ def set_aside(path: str | os.PathLike, more: Mapping[str, frozenset[str]] | None
         return None
     damaged = path.with_suffix(f".damaged{path.suffix}")
     try:
-        with files.open_to_append(damaged) as file:
+        with files.open_to_append(damaged, sole=True) as file:
             file.write(b"".join(raw + b"\n" for raw in bad))
             file.flush()
             os.fsync(file.fileno())

@@ -29,7 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from jaxformer import agreement, files, json_checksum
+from jaxformer import agreement, console, files, json_checksum
 from jaxformer.config import ConfigError
 
 try:
@@ -188,7 +188,8 @@ def _verdict(holder: Mapping[str, Any], mine: Mapping[str, Any], handle: int, si
 def _said(holder: Mapping[str, Any]) -> str:
     if not holder:
         return "a run that does not say where"
-    return f"process {holder.get('process')} on {holder.get('host')} since {holder.get('since')}"
+    said = (str(holder.get(name))[:80] for name in ("process", "host", "since"))  # whoever wrote it
+    return console.one_line("process {} on {} since {}".format(*said))
 
 
 def _whoami(environment: Mapping[str, str]) -> dict[str, Any]:

@@ -266,3 +266,19 @@ def test_a_study_in_use_a_link_in_it_and_another_studys_trunk(place, done, tmp_p
         if aside.exists():
             aside.rename(link)
         assert not list(victim.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["../../victim/run", "a\0b", 300 * "n", "\ud800"])
+def test_the_name_of_a_run_leads_nowhere_else(place, done, tmp_path, name):
+    """Of a study from elsewhere, whose records know their checksums: the files of its runs are made from those."""
+    study, victim = tmp_path / "study", tmp_path / "victim"
+    shutil.copytree(place / "done", study, ignore=shutil.ignore_patterns("runs"))
+    victim.mkdir()
+    found = records.load(study / "records.jsonl")
+    lines = [json.dumps({**each, "run": name} if each["run"] == found[0]["run"] else each) for each in found]
+    (study / "records.jsonl").write_text("".join(f"{records._sealed(line)}\n" for line in lines))
+    code, _, err = finish(place, study, "--stage=fit")
+    assert code == 2 and "records.jsonl:1: train record: run: " in err and "Traceback" not in err
+    code, _, err = finish(place, study, "--stage=run")
+    assert code == 0 and "set aside" in err + _ and not list(victim.iterdir())

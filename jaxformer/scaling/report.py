@@ -132,10 +132,10 @@ def page(
 
 
 def write(path: str | os.PathLike, text: str) -> Path:
-    """Writes a page whole or not at all; returns its path."""
+    """Writes a page whole or not at all; returns its path. Half a character, which UTF-8 cannot say, is spelt out."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.write_atomically(path, text)
+    files.write_atomically(path, text.encode(errors="backslashreplace"))
     return path
 
 

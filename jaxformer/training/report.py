@@ -157,7 +157,7 @@ def drop_cut_line(path: Path) -> None:
     if not os.path.lexists(path):
         return
     try:
-        with files.open_to_append(path) as file:
+        with files.open_to_append(path, sole=True) as file:
             file.seek(0)
             text = file.read()
             if text and not text.endswith(b"\n"):

@@ -1,3 +1,4 @@
+import glob
 import gzip
 import json
 import lzma
@@ -170,3 +171,32 @@ def test_zst_without_the_extra(tmp_path, monkeypatch):
     assert error_of(lambda: read(path)) == (
         f"config.data.files: {path} needs the zstd extra: pip install 'jaxformer[zstd]'"
     )
+
+
+def test_each_folder_is_entered_once_however_many_links_lead_to_it(tmp_path, monkeypatch):
+    """Through one link to a folder above, glob finds a file 41 times; through two it does not end."""
+    for name in ("a/b/1.txt", "a/2.txt", "3.txt", ".hidden/4.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("text")
+    patterns = ["**/*.txt", "**", "a/**/*.txt", "*/**/b/*.txt", "**/b/**/1.txt", "**/**/2.txt"]
+    before = [glob.glob(str(tmp_path / pattern), recursive=True) for pattern in patterns]
+    expected = [sorted({Path(name) for name in names if Path(name).is_file()}) for names in before]
+    for link in ("up", "again"):
+        (tmp_path / link).symlink_to(".")
+    found = [sorted(text_files.find((str(tmp_path / pattern),), "data.files")) for pattern in patterns]
+    real = [sorted({path.resolve() for path in paths}) for paths in found]
+    assert real == expected and [len(paths) for paths in found] == [len(paths) for paths in expected]
+    (tmp_path / "a" / "up").symlink_to("..")
+    assert len(text_files.find((str(tmp_path / "a/**/*.txt"),), "data.files")) == 3
+    monkeypatch.chdir(tmp_path)
+    assert sorted(path.resolve() for path in text_files.find(("**/*.txt",), "data.files")) == expected[0]
+
+
+@pytest.mark.parametrize("rest", [b"garbage", b"\0\0\0\0" + b"\xfd7zXy", lzma.compress(b"second")[1:]])
+def test_what_follows_a_whole_xz_stream_is_read_or_refused(tmp_path, rest):
+    path = tmp_path / "a.txt.xz"
+    path.write_bytes(lzma.compress(b"first") + rest)
+    with pytest.raises(ConfigError, match=r"a.txt.xz: cannot be read \("):
+        list(text_files.documents(path, separator=None, text_field="text", field="data.files"))
+    path.write_bytes(lzma.compress(b"first") + b"\0\0\0\0" + lzma.compress(b" second") + b"\0\0\0\0")
+    assert list(text_files.documents(path, separator=None, text_field="text", field="data.files")) == ["first second"]
