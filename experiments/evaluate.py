@@ -1,6 +1,9 @@
 """Evaluate the newest checkpoint of a run on its whole held-out split.
 
-python -m experiments.evaluate --workdir=runs/gpt_tiny
+    python -m experiments.evaluate --workdir=runs/gpt_tiny
+
+The text that the run was trained on is needed, under the names that it had; relative names are looked for in the
+current folder. It has to be the same text: its tokens are compared with the run's.
 """
 
 import json
@@ -14,7 +17,9 @@ def main() -> None:
     arguments = parser(__doc__, "evaluate")
     arguments.add_argument("--workdir", required=True, type=path_text, help="directory of the run")
     arguments.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    arguments.add_argument("--cache-dir", type=path_text, metavar="DIR", help="of kept corpora (default: your own)")
+    arguments.add_argument(
+        "--cache-dir", type=path_text, metavar="DIR", help="where corpora are kept (default: your cache folder)"
+    )
     add_verify(arguments)
     options = arguments.parse_args()
     from jaxformer.main import evaluate

@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         raise ProgramError(f"{error.filename or out}: {(error.strerror or str(error)).lower()}") from None
     print(summary(result))
-    print(f"\nwrote {out / 'fit.json'}" + (f" and {len(written)} figures beside it" if written else ""))
+    print(f"\nwrote {out / 'fit.json'}" + (f" and figures in {len(written)} files beside it" if written else ""))
     return 0
 
 
@@ -97,7 +97,8 @@ def _parametric_lines(result: dict[str, Any]) -> list[str]:
     lines += [f"E, the irreducible loss: {_text(result[result['fits_best']]['E'])}"]
     for row in ranking:
         law = result[row["law"]]
-        lines += ["", f"{law['law']}   (95% intervals from {result['settings']['replicates']} bootstrap replicates)"]
+        count = result["settings"]["replicates"]
+        lines += ["", f"{verdict.CALLED[row['law']]}: {law['law']}   (95% intervals from {count} bootstrap replicates)"]
         if row["beaten"]:
             lines.append(f"  beaten clearly by {verdict.CALLED[ranking[0]['law']]}: these data deny this law")
         names = fit.LAWS[row["law"]].names

@@ -96,6 +96,9 @@ class Parser(argparse.ArgumentParser):
 
     def _unknown(self, name: str) -> NoReturn:
         near = nearest(name, self.flags, 0.6) if name.startswith("-") else ""
+        first, dot, rest = name.partition(".")
+        if dot and first.startswith("--") and "--config" in self.flags:  # a field of the config
+            near = f"--config.{rest if nearest(first, ['--config'], 0.7) else name[2:]}"
         hint = f"did you mean {near}?" if near else "see --help"
         if not near and "--config" in self.flags:
             hint += ", and --config.section.field=value for config fields"
@@ -249,7 +252,8 @@ def load_file(source: str) -> dict[str, Any]:
         others = sorted(str(p) for p in found if p.name != "__init__.py")
         near = nearest(str(file), others, 0.6)
         hint = f"; did you mean {near}?" if near else f"; there are {', '.join(others)}" if others else ""
-        raise ConfigError(f"--config: no file {file}{hint}")
+        looked = "" if hint or file.is_absolute() else f" (looked in {Path.cwd()})"
+        raise ConfigError(f"--config: no file {file}{looked}{hint}")
     if file.suffix != ".py":
         raise ConfigError(f"--config: {file}; accepted: a Python file with get_config(), FILE.py or FILE.py:ARGUMENT")
     spec = importlib.util.spec_from_file_location(f"config_file_{file.stem}", file)
@@ -262,7 +266,7 @@ def load_file(source: str) -> dict[str, Any]:
     with _blamed(file, f" get_config({argument!r}):" if argument else " get_config():"):
         mapping = module.get_config(argument) if argument else module.get_config()
         if not hasattr(mapping, "items"):
-            raise TypeError(f"returned {type(mapping).__name__}; accepted: a ConfigDict")
+            raise TypeError(f"returned {type(mapping).__name__}; accepted: a ConfigDict or a dict")
         return plain(mapping)
 
 

@@ -51,7 +51,7 @@ def guard() -> bool:
     Only a cache on a local path is checked: remote stores (gs://) keep checksums of their own.
 
     Returns:
-      False if this version of jax has no place for that; nothing has changed then.
+      False if this version of jax has no hook for that; nothing has changed then.
     """
     try:
         from jax._src import compilation_cache
@@ -116,7 +116,7 @@ class CheckedCache:
                 self._say_once(f"{self._path}: a compiled program was damaged and is compiled again")
                 self._drop(key)
                 return None
-            if self._writable:  # of another program or an older version; where nothing can be written it will do
+            if self._writable:  # written without a mark by another program or an older version: compiled again, marked
                 return None
         if self._inner.eviction_enabled:
             self._inner.get(key)  # notes the time of use
@@ -193,7 +193,9 @@ class CheckedCache:
                         path.unlink()
         if dropped:
             what = ", ".join(sorted(set(dropped)))
-            self._say_once(f"{self._path}: a program died by a signal while it loaded {what} from here; compiled again")
+            self._say_once(
+                f"{self._path}: a process died by a signal while it loaded {what} from here; it is compiled again"
+            )
 
     def _say_once(self, line: str) -> None:
         """One line for each kind of trouble, however many entries have it."""

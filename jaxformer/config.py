@@ -448,7 +448,8 @@ class Config(Section, name="", most={"seed": math.inf}, paths=("workdir",)):
         if self.optimizer.warmup_steps > self.train.steps:
             raise ConfigError(
                 f"config.optimizer.warmup_steps: {self.optimizer.warmup_steps} is more than "
-                f"train.steps {self.train.steps}"
+                f"train.steps {self.train.steps}; accepted: at most "
+                f"{self.train.steps}"
             )
 
 
@@ -600,5 +601,9 @@ def _build(cls: Any, tree: Mapping[str, Any], where: str) -> Any:
 def _unknown(cls: Any, name: str, where: str) -> typing.NoReturn:
     known = list(kinds(cls))
     near = nearest(name, known)
+    if where == "config" and not near:  # a field without its section
+        near = next(
+            (f"{each}.{name}" for each, kind in kinds(cls).items() if is_section(kind) and name in kinds(kind)), ""
+        )
     hint = f"did you mean {near}?" if near else f"accepted: {', '.join(known)}"
     raise ConfigError(f"{where}.{name}: no such field; {hint}")

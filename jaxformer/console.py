@@ -1,5 +1,5 @@
-"""Standard streams that cannot stop a program: what they cannot spell is spelt otherwise, what they cannot take is lost
-with one note, and descriptors that were closed lead nowhere.
+"""Standard output and error that cannot stop a program: a character that their encoding lacks is replaced by a plainer
+one, what cannot be written (a full disk) is dropped with one note, and descriptors that were closed lead nowhere.
 
 >>> "0.5 ± 0.1 → é".encode("ascii", errors="jaxformer")
 b'0.5 +- 0.1 -> \\\\xe9'
@@ -59,14 +59,14 @@ class Lossy(io.RawIOBase):
         return True
 
     def write(self, data) -> int:  # type: ignore[override]
-        """Takes all or, where the descriptor cannot, says so and takes it nevertheless."""
+        """Writes the bytes; where that fails, says so once and drops them, as if they had been written."""
         if self.lost is not None:
             return len(data)
         try:
             return os.write(self._descriptor, data)
         except BrokenPipeError:
             raise
-        except BlockingIOError:  # somebody else has set a terminal or pipe not to wait
+        except BlockingIOError:  # another program has made this terminal or pipe non-blocking
             select.select([], [self._descriptor], [])
             return self.write(data)
         except OSError as error:
@@ -77,8 +77,8 @@ class Lossy(io.RawIOBase):
 
 
 def open_closed() -> None:
-    """Leads closed standard descriptors to nowhere, before a file that is opened takes their numbers, and with them
-    whatever libraries print."""
+    """Opens the standard descriptors that are closed on the null device. Otherwise the next file opened would get
+    their numbers, and libraries would print into it."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         if descriptor < 3:
             os.set_inheritable(descriptor, True)
@@ -89,8 +89,8 @@ def open_closed() -> None:
 
 
 def secure(note: str | None = None) -> Lossy | None:
-    """Makes standard output and error such as cannot stop a program; leaves alone those that are not the process's own
-    (of tests, notebooks).
+    """Replaces standard output and error by streams that cannot stop a program; those that are not the process's own
+    (of tests, notebooks) stay.
 
     Args:
       note: said once on standard error where standard output fails; {reason} in it is why.
@@ -113,9 +113,8 @@ def secure(note: str | None = None) -> Lossy | None:
             continue
         stream.flush()
         raw = Lossy(number, note if number == 1 else None)
-        made = io.TextIOWrapper(
-            io.BufferedWriter(raw), stream.encoding, "jaxformer", line_buffering=stream.line_buffering
-        )
+        # By lines, into files and pipes too: a log shows what happens, and PYTHONUNBUFFERED promises no less.
+        made = io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, "jaxformer", line_buffering=True)
         setattr(sys, name, made)
         out = raw if number == 1 else out
     return out

@@ -1,7 +1,7 @@
 """Fields of a configuration: what a value of each type may be, as a Python value or as text of a command line.
 
 `Section` is the base of every frozen dataclass of a config. It checks all fields when an object is made, by their type
-hints, so that no object exists that its annotations deny.
+hints, so that every object holds what its annotations say.
 
 >>> from dataclasses import dataclass
 >>> from typing import Literal
@@ -101,11 +101,11 @@ def kinds(cls: Any) -> dict[str, Any]:
 
 
 def convert(value: Any, kind: Any, where: str) -> Any:
-    """A Python value as one of a field's type: a list becomes a tuple, an integer a float where one is wanted, numbers
-    of NumPy Python's. Text is no number, True is no integer.
+    """A Python value as one of a field's type: a list becomes a tuple, an integer a float where the field is a float, a
+    NumPy number Python's. Text is not read as a number, and True is not an integer.
 
     Raises:
-      ConfigError: it is none.
+      ConfigError: the field's type does not allow it.
     """
     for option in options(kind):
         if typing.get_origin(option) is Literal:
@@ -170,7 +170,8 @@ def at_home(value: Any, where: str) -> Any:
     """A path, or a tuple of them, with ~ and ~user at its beginning replaced by the home folder.
 
     Raises:
-      ConfigError: nobody knows that folder (what is meant literally begins with ./), or no file can be called so.
+      ConfigError: there is no such user (a name that really begins with ~ is written ./~name), or no file can have
+        that name.
     """
     if not isinstance(value, str):
         return tuple(at_home(each, where) for each in value) if any(map(_tilde, value)) else value

@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxformer import files
 
-FIELD = "seal"
+FIELD = "seal"  # stands in files of earlier versions, so it keeps its name
 MOST_BYTES = 2**30
 
 
@@ -24,7 +24,7 @@ def add_checksum(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verified(value: Any) -> dict[str, Any] | None:
-    """The inverse of `add_checksum`; None where the checksum is absent or another."""
+    """The inverse of `add_checksum`; None where the checksum is absent or does not match."""
     if not isinstance(value, dict):
         return None
     body = {name: item for name, item in value.items() if name != FIELD}

@@ -119,7 +119,7 @@ def _pretrain(parsed: Parsed, stack: ExitStack) -> loop.Result:
         log=log,
     )
     if result.evaluation is not None:
-        print_result(config, corpus, result, resume_command(parsed), log)
+        print_result(config, corpus, result, log)
         found = result.evaluation["loss"], result.evaluation["loss_stderr"]
         leak = None if floor is None else languages.below_floor(floor, *found)
         if leak is not None:
@@ -202,7 +202,9 @@ def _params(workdir: str | Path, abstract: Params) -> tuple[Params, int]:
 
 
 def evaluate(workdir: str | Path, *, cache_dir: str | None = None, verify: bool = False, log=print) -> dict[str, float]:
-    """Evaluates the newest sound checkpoint of a run on its whole held-out split, on the run's mesh or one device.
+    """Evaluates the newest sound checkpoint of a run on its whole held-out split, on one device.
+
+    The run's text is needed, under the names that it had: of relative names, seen from the current folder.
 
     Args:
       workdir: of the run.
@@ -273,7 +275,7 @@ def print_overview(config: Config, corpus: Corpus, batches: Batches, mesh, overr
         log(f"override: {line}")
 
 
-def print_result(config: Config, corpus: Corpus, result: loop.Result, resume: str, log) -> None:
+def print_result(config: Config, corpus: Corpus, result: loop.Result, log) -> None:
     """How it ended, beside what general compressors make of the same bytes, and what to do next."""
     assert result.evaluation is not None
     log(f"\n{result.status} at step {result.step} after {result.seconds:.0f} s")
@@ -286,7 +288,6 @@ def print_result(config: Config, corpus: Corpus, result: loop.Result, resume: st
     else:
         log(f"fill in: python -m experiments.fill_mask --workdir={workdir} --text={text}")
     log(f"measure: python -m experiments.evaluate --workdir={workdir}")
-    log(f"resume:  {resume}")
 
 
 def something_to_try(config: Config, corpus: Corpus) -> str:

@@ -2,7 +2,7 @@
 
 `manifest.json` is written once, before the first step: the whole config, what the command line changed, versions,
 devices, data fingerprint, git commit, seed, and a checksum of all that. A directory whose manifest names another config
-is refused with a diff, unless that run left nothing worth keeping: no checkpoint and no record but that it started.
+is refused with a diff, unless that run left nothing worth keeping: no checkpoint, and no record but of its start.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ C = TypeVar("C", bound=Config)
 FILE_NAME = "manifest.json"
 # May change between two starts of one run: they decide where and how it runs, not what it computes.
 OPERATIONAL = ("workdir", "mesh", "distributed", "checkpoint", "tensorboard", "compilation_cache", "data.cache_dir")
-# Which batches a config and a seed give: 2 since the random spans of data.pairs are cut as the true ones are.
+# Version of the rule by which a config and a seed give batches; 2: random spans of data.pairs are cut as true ones.
 BATCHES = 2
 # What a run or a study writes into its directory, and what may lie in it; none of it is ever a link.
 OWN_FILES = (FILE_NAME, "records.jsonl", "records.damaged.jsonl", "tokenizer.json", "fit.json", "report.html")
@@ -89,8 +89,8 @@ def read(workdir: str | Path) -> dict[str, Any]:
     manifest = found if earlier else json_checksum.verified(found)
     if manifest is None:
         raise ConfigError(
-            f"workdir {workdir}: {FILE_NAME} is damaged or was edited (its checksum is another); accepted: the file as "
-            "it was written"
+            f"workdir {workdir}: {FILE_NAME} is damaged or was edited (its checksum does not match); accepted: the "
+            "file as it was written"
         )
     for name, kind in (("config", dict), ("data_fingerprint", str), ("fingerprint", str)):
         if not isinstance(manifest.get(name, "" if name == "fingerprint" else None), kind):
@@ -162,7 +162,7 @@ def tokenizer_is_kept(workdir: str | Path) -> bool:
 
 
 def nothing_kept(workdir: str | Path) -> bool:
-    """Whether what started in `workdir` left nothing worth keeping: no checkpoint, no record but that it started.
+    """Whether the run in `workdir` left nothing worth keeping: no checkpoint, and no record but of its start.
 
     What cannot be read counts as worth keeping.
     """
@@ -180,7 +180,7 @@ def nothing_kept(workdir: str | Path) -> bool:
 
 
 def check_own_files(workdir: str | Path) -> None:
-    """Looks, before anything is written into a directory that may come from elsewhere, whether that would end up there.
+    """Checks, before anything is written into a directory that may come from elsewhere, that no link leads out of it.
 
     Raises:
       ConfigError: what a run writes is a symbolic link, or a folder where a file should be, or the other way round.
@@ -204,7 +204,7 @@ def _inside(workdir: Path, patterns: Sequence[str]) -> list[Path]:
 
 
 def check_workdir(config: Config, free: Sequence[str] = ()) -> None:
-    """Looks, before anything is computed, whether `config.workdir` can be written and is free or holds this run.
+    """Checks, before anything is computed, that `config.workdir` can be written and is free or holds this run.
 
     Writes nothing but the empty directory.
 
@@ -282,7 +282,7 @@ def write_or_check(manifest: Mapping[str, Any], config: Config, free: Sequence[s
 
 
 def identity(config: Config, fingerprint: str) -> dict[str, str]:
-    """What all processes of one run must have alike: text, versions and config, but for where each keeps its cache."""
+    """What all processes of one run must agree on: text, versions, and config except where each keeps its cache."""
     told = to_dict(config)
     told["distributed"] = told["data"]["cache_dir"] = told["data"]["tfds_dir"] = None
     lines = json.dumps(told, sort_keys=True)
@@ -294,7 +294,7 @@ def identity(config: Config, fingerprint: str) -> dict[str, str]:
 
 
 def check_shared(config: Config, seconds: float = 30.0) -> None:
-    """Looks whether this process sees the manifest that process 0 has written; a network file system gets some time.
+    """Checks that this process sees the manifest that process 0 has written; a network file system gets some time.
 
     Raises:
       ConfigError: it does not.

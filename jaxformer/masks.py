@@ -77,6 +77,10 @@ class Mask:
             both[name] = b if a is None else a
         return Mask(**both)
 
+    def __bool__(self) -> bool:
+        """Raises TypeError: `a and b` would be b alone."""
+        raise TypeError("Mask: has no truth value; masks combine with & (`and` would drop one of them)")
+
 
 def causal() -> Mask:
     """A query sees the keys up to its own index."""
@@ -103,8 +107,12 @@ def prefix(lengths: Array) -> Mask:
 
 
 def padding(keys: Array) -> Mask:
-    """Keys that are True may be seen. `keys`: [B, S] bool."""
-    return Mask(keys=jnp.asarray(keys, bool))
+    """Keys that are True may be seen. `keys`: [B, S] bool, or 0 and 1; not lengths.
+
+    Raises:
+      TypeError: `keys` are floats.
+    """
+    return Mask(keys=_allowed("padding", keys))
 
 
 def segments(query_segments: Array, key_segments: Array | None = None) -> Mask:
@@ -119,8 +127,12 @@ def segments(query_segments: Array, key_segments: Array | None = None) -> Mask:
 
 
 def dense(allowed: Array) -> Mask:
-    """Any mask as an array. `allowed`: bool, broadcastable to [B, H, T, S], True where attending is allowed."""
-    return Mask(dense=jnp.asarray(allowed, bool))
+    """Any mask as an array. `allowed`: bool, broadcastable to [B, H, T, S], True where attending is allowed.
+
+    Raises:
+      TypeError: `allowed` is of floats, as a mask that is added to scores: that is a `bias` of `attention`.
+    """
+    return Mask(dense=_allowed("dense", allowed))
 
 
 def expand(mask: Mask | None, queries: int, keys: int) -> Array | None:
@@ -157,6 +169,17 @@ def expand(mask: Mask | None, queries: int, keys: int) -> Array | None:
     if not parts:
         return None
     return functools.reduce(_and, parts)
+
+
+def _allowed(name: str, array: Array) -> Array:
+    """An array as bool; floats are refused, since of a mask made to be added (0, -inf) bool would be the opposite."""
+    found = jnp.asarray(array)
+    if jnp.issubdtype(found.dtype, jnp.inexact):
+        raise TypeError(
+            f"{name}: has dtype {found.dtype}; accepted: bool, True where attending is allowed (a mask of 0 and -inf, "
+            "to be added to scores, is a bias of `attention`)"
+        )
+    return found.astype(bool)
 
 
 def _and(a: Array, b: Array) -> Array:

@@ -16,7 +16,7 @@ from jaxformer.config import Config, ConfigError, ModelConfig
 from jaxformer.sharding import param_shardings
 from jaxformer.specs import count_params, is_spec
 
-# Of a container, newer kernels' and older ones'.
+# Where a container's limit stands: cgroups v2, v1.
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 MOMENTS = {"adamw": 2, "lion": 1, "muon": 1, "adafactor": 0}  # of each parameter, at least
 TOKEN_BYTES = 20  # of a batch: token, target, weight, position, segment
@@ -34,7 +34,7 @@ def machine_bytes() -> int:
 
 
 def limit_of(devices: Any) -> tuple[float, int, str]:
-    """(bytes, how many of the devices share them, what they are of) for the devices of this process."""
+    """(bytes of memory, how many of this process's devices share it, whose it is, in words)."""
     mine = [device for device in devices if device.process_index == jax.process_index()] or list(devices)
     stats = {} if mine[0].platform == "cpu" else mine[0].memory_stats() or {}
     if "bytes_limit" in stats:
@@ -82,7 +82,7 @@ def check_decoding(cfg: ModelConfig, rows: int, tokens: int, flags: str) -> None
       cfg: the model.
       rows: sequences at once.
       tokens: of each, prompt and new ones.
-      flags: to blame, in the error.
+      flags: those that the error blames.
 
     Raises:
       ConfigError: keys and values alone need more than there is.

@@ -130,7 +130,7 @@ class WorkdirLock:
             if not told and waited > 1.0:
                 told = True
                 print(
-                    f"note: {self._path.parent} was in use by {_said(holder)} {age:.0f} s ago; waits up to "
+                    f"note: {self._path.parent} was in use by {_said(holder)} {age:.0f} s ago; waiting up to "
                     f"{max(0.0, self._dead - age):.0f} s to see whether that process still lives",
                     file=sys.stderr, flush=True,
                 )  # fmt: skip
@@ -187,7 +187,7 @@ def _verdict(holder: Mapping[str, Any], mine: Mapping[str, Any], handle: int, si
 
 def _said(holder: Mapping[str, Any]) -> str:
     if not holder:
-        return "a run that does not say where"
+        return "another run, whose lock cannot be read"
     said = (str(holder.get(name))[:80] for name in ("process", "host", "since"))  # whoever wrote it
     return console.one_line("process {} on {} since {}".format(*said))
 

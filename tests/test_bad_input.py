@@ -61,6 +61,8 @@ def test_flags(place, case):
 
 def test_config_file(place):
     assert place.run("pretrain", "--config=configs/gpt_tny.py") == (2, expected()["no such config file"])
+    place.monkeypatch.chdir(place.folder / "..")
+    assert place.run("pretrain", "--config=no/c.py") == (2, expected()["config file of another folder"])
 
 
 TEXTS = {

@@ -44,6 +44,8 @@ FLAGS = {
     "a language's field without a language": ["--config.data.source=stdlib", "--config.data.language_symbols=4"],
     "the other language's field": ["--config.data.source=markov", "--config.data.language_depth=3"],
     "misspelt flag": ["--newst-step"],
+    "misspelt flag of a field": ["--confg.model.width=2"],
+    "field without --config": ["--model.width=2"],
     "word that is no flag": ["pretrain"],
     "flag with a value it does not take": ["--newest-step=3"],
 }

@@ -203,7 +203,7 @@ def test_who_dies_while_loading_is_told_of_at_the_next_start(tmp_path, capsys, n
     cache = CheckedCache(SimpleNamespace(eviction_enabled=False), tmp_path)
     said = capsys.readouterr().err
     assert said == (
-        f"note: {tmp_path}: a program died by a signal while it loaded jit_broken from here; compiled again\n"
+        f"note: {tmp_path}: a process died by a signal while it loaded jit_broken from here; it is compiled again\n"
     )
     assert cache.get("jit_broken-2") is None and cache.get("jit_fine-1") == b"jit_fine-1"
     assert not [path for path in (tmp_path / MARKS / NOW).iterdir() if str(os.getpid()) not in path.name]

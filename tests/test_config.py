@@ -22,6 +22,7 @@ JOINING = {"coordinator_address": "node1:8476", "num_processes": 2, "process_id"
 WRONG = [
     # names
     ({"modle": {}}, "config.modle: no such field; did you mean model?"),
+    ({"positions": "alibi"}, "config.positions: no such field; did you mean model.positions?"),
     ({"model": {"num_layer": 2}}, "config.model.num_layer: no such field; did you mean num_layers?"),
     ({"optimizer": {"lr": 2}}, "config.optimizer.lr: no such field; accepted: name, learning_rate, schedule, "),
     ({"train": {"batch_size": 2}}, "config.train.batch_size: no such field; did you mean batch_rows?"),
@@ -184,7 +185,7 @@ WRONG = [
         {"train": {"batch_rows": 16, "micro_batches": 3}},
         "config.train.micro_batches: 3 does not divide train.batch_rows 16",
     ),
-    ({"train": {"steps": 50}}, "config.optimizer.warmup_steps: 100 is more than train.steps 50"),
+    ({"train": {"steps": 50}}, "config.optimizer.warmup_steps: 100 is more than train.steps 50; accepted: at most 50"),
 ]
 
 # (field, text on the command line, the message)

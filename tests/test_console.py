@@ -77,6 +77,22 @@ def test_a_pipe_that_does_not_wait(tmp_path):
     assert (done.returncode, int(done.stdout), ended) == (0, 30_000, True)
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_line_is_there_as_soon_as_it_is_printed(tmp_path, unbuffered):
+    """In a file or pipe it came with the next 8 KB or the end, PYTHONUNBUFFERED or not: an empty log for minutes."""
+    code = """
+import os, sys
+from jaxformer.process import program
+def main():
+    print("step 1")
+    print("note: a", file=sys.stderr)
+    os._exit(0)  # as a kill: nothing is flushed
+program(main)
+"""
+    done, _ = shell(tmp_path, "$run", code, PYTHONUNBUFFERED=unbuffered)
+    assert (done.stdout, done.stderr) == ("step 1\n", "note: a\n")
+
+
 def test_what_is_not_the_process_s_own_stays(capsys):
     out = sys.stdout
     assert console.secure() is None and sys.stdout is out

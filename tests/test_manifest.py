@@ -65,7 +65,9 @@ def test_one_digit_by_hand_is_refused(config):
     text = path(config).read_text()
     assert '"norm_epsilon": 1e-05' in text
     path(config).write_text(text.replace('"norm_epsilon": 1e-05', '"norm_epsilon": 1e-07'))
-    line = f"workdir {config.workdir}: manifest.json is damaged or was edited (its checksum is another); accepted: the"
+    line = (
+        f"workdir {config.workdir}: manifest.json is damaged or was edited (its checksum does not match); accepted: the"
+    )
     with pytest.raises(ConfigError) as error:
         manifest.read_config(config.workdir)
     assert str(error.value) == f"{line} file as it was written"

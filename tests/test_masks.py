@@ -79,6 +79,21 @@ def test_only_masks_combine_with_masks():
         _ = masks.causal() & True
 
 
+def test_python_s_and_is_refused():
+    """`causal() and segments(...)` would be the segments alone: every query would see the future."""
+    with pytest.raises(TypeError, match="masks combine with &"):
+        _ = masks.causal() and masks.segments(jnp.ones((1, 3), int))
+
+
+@pytest.mark.parametrize("make", [masks.padding, masks.dense])
+def test_a_mask_to_be_added_is_refused_and_0_and_1_are_read(make):
+    """As bool, 0 and -inf would hide what they show and show what they hide."""
+    with pytest.raises(TypeError, match="has dtype float32; accepted: bool, True where attending is allowed"):
+        make(jnp.array([[0.0, -jnp.inf]]))
+    made = make(jnp.array([[1, 0]]))
+    assert (made.keys if made.dense is None else made.dense).tolist() == [[True, False]]
+
+
 def test_an_index_replaces_the_place_in_the_sequence():
     """A decoder's cache: two new tokens at 5 and 6, five slots holding tokens 2..6 in another order, one empty."""
     query_index, key_index = jnp.array([5, 6]), jnp.array([5, 6, 2, -1, 4])

@@ -1,7 +1,7 @@
 """Checksums of a file's blocks: taken while it is written, compared before what was written is used.
 
-Short files are compared when they are opened; of longer ones each block is, before its first use, so that opening takes
-no longer and a host reads only what it trains on. The checksum is CRC-32: it finds damage, not forgery.
+A short file is compared whole when it is opened. Of a longer one each block is compared before its first use, so that
+opening stays fast and a host reads only what it trains on. The checksum is CRC-32: it finds damage, not forgery.
 
 >>> import tempfile
 >>> path = Path(tempfile.mkdtemp()) / "ids"

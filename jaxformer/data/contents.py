@@ -29,7 +29,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 def look(path: Path) -> list[int]:
-    """Size, times of change of content and of entry, and number of a file: what differs when the content does.
+    """Size, mtime, ctime and inode number of a file: what differs when the content does.
 
     A file of other content with all four the same (a clock set back, a write within one tick of the clock) is taken
     for unchanged; `verify` of `corpus.open_corpus` hashes it again. Raises ConfigError if it cannot be looked at.

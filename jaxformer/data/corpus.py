@@ -106,7 +106,7 @@ class Corpus:
 def open_corpus(data: DataConfig, *, progress: bool = True, verify: bool = False) -> Corpus:
     """The corpus of a configuration: from the cache, or tokenised now and kept there.
 
-    Nothing in the cache is believed: `description` says what is compared with what. A corpus that is damaged is made
+    Nothing in the cache is trusted: `description` makes the checks. A corpus that is damaged is made
     again, and one line on standard error says so.
 
     Args:
@@ -212,7 +212,7 @@ def _damaged_in_use(folder: Path, problem: str) -> ConfigError:
 def _remembered(root: Path, seen: str) -> str | None:
     """The key found for the same names, sizes and times of change before, so that contents are read only once.
 
-    Only a hint: what is found under that key says itself what it is.
+    Only a hint: the corpus under that key is checked by what it says of itself.
     """
     folder = root / "index"
     entry = None if folder.is_symlink() else json_checksum.read_verified(folder / f"{seen}.json", 1 << 16)

@@ -1,5 +1,5 @@
-"""meta.json of a kept corpus: what its files hold, with checksums of them and of itself; read as something that a
-stranger may have written."""
+"""meta.json of a kept corpus: what its files hold, with checksums of them and of itself. Nothing in it is trusted when
+it is read."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def read(folder: Path) -> dict[str, Any]:
       "num_documents", "num_bytes", "num_unknown", "compressed", "token_sums", "start_sums".
 
     Raises:
-      DamagedError: it is not there, not what was written, or says what cannot be.
+      DamagedError: it is not there, not what was written, or holds impossible values.
     """
     about = json_checksum.read_verified(folder / META, _MOST_BYTES)
     if about is None:
@@ -40,7 +40,7 @@ def read(folder: Path) -> dict[str, Any]:
     except (KeyError, TypeError, AttributeError):
         sound = False
     if not sound:
-        raise DamagedError(f"{META} says what cannot be")
+        raise DamagedError(f"{META} holds impossible values")
     return about
 
 
@@ -66,7 +66,7 @@ def read_split(folder: Path, split: str, about: dict[str, Any], tokenizer: Token
       folder: of the corpus.
       split: "train" or "validation".
       about: meta.json.
-      tokenizer: no token may be one that it has not.
+      tokenizer: every token id has to be one of its own.
       at_once: a file of at most so many bytes is compared with its checksums now and is a plain np.memmap; a longer
         one is a CheckedArray, which compares before use.
 
@@ -87,7 +87,7 @@ def read_split(folder: Path, split: str, about: dict[str, Any], tokenizer: Token
         out.append(np.asanyarray(array) if array.nbytes <= at_once or name == "starts" else array)
     starts = np.asarray(out[1])
     if starts[0] != 0 or not (starts[1:] > starts[:-1]).all():
-        raise DamagedError(f"{split}.starts says what cannot be")
+        raise DamagedError(f"{split}.starts holds impossible values")
     return out
 
 

@@ -24,9 +24,9 @@ class Faults:
         self.count, self.first = 0, ""
 
     def meet(self, error: ConfigError) -> None:
-        """Raises the error, or counts it."""
+        """Raises the error, with the setting that goes on without it, or counts it."""
         if self.on_error == "stop":
-            raise error
+            raise ConfigError(f"{error}; data.on_error=skip goes on without it") from error
         self.first = self.first or str(error)
         self.count += 1
 

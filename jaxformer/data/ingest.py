@@ -55,7 +55,10 @@ def build(
         advance = bar(f"reading the {split} text", None)
         sizes[split] = sum(_sizes(documents(split, faults[split]), advance))
         if faults[split].count:
-            say(f"{faults[split].count} of the {split} text left out that cannot be read; first: {faults[split].first}")
+            say(
+                f"{faults[split].count} lines or examples of the {split} text cannot be read and are left out; the "
+                f"first: {faults[split].first}"
+            )
     tokenizer = given if given is not None else _tokenizer(data, lambda: documents("train"), sizes["train"], bar)
     tokenizer.save(folder)
     dtype = "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"

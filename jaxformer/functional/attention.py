@@ -98,7 +98,7 @@ def attention(
     Raises:
       ValueError: shapes that disagree, H not a multiple of G, a soft cap or dropout rate out of range, an unknown
         implementation, or one that cannot do all of this.
-      TypeError: a mask array that is not bool.
+      TypeError: a mask that is neither a `Mask` nor an array of bool.
 
     Source: Vaswani et al. 2017, section 3.2.1; grouped heads, Ainslie et al. 2023; soft cap, Gemma 2 report 2024.
 
@@ -107,8 +107,9 @@ def attention(
     (1, 3, 2, 4)
     """
     if mask is not None and not isinstance(mask, masks.Mask):
-        if mask.dtype != jnp.bool_:
-            raise TypeError(f"attention: mask has dtype {mask.dtype}; accepted: bool, or a Mask")
+        if getattr(mask, "dtype", None) != jnp.bool_:
+            found = f"has dtype {mask.dtype}" if hasattr(mask, "dtype") else f"is a {type(mask).__name__}"
+            raise TypeError(f"attention: mask {found}; accepted: an array of bool, or a Mask such as causal()")
         mask = masks.dense(mask)
     _check(query, key, value, mask, bias, soft_cap, dropout_rate)
     number = 1 if mask is None else mask.parts

@@ -20,7 +20,7 @@ Flat = Sequence[Any]  # leaves of a tree
 
 
 class _Rules(NamedTuple):
-    """The linear operation and its transpose, both of (what was saved, what they are linear in)."""
+    """The linear operation and its transpose: functions of (arrays that were saved, arrays that they are linear in)."""
 
     tangent: Callable[[Flat, Flat], list[Array]]
     backward: Callable[[Flat, Flat], list[Array | None]]  # None: zero
@@ -35,8 +35,8 @@ def define(function: Any, forward: Callable, tangent: Callable, backward: Callab
       tangent: (*nondiff, saved, tangents of the other arguments) -> tangent of the result, in its dtypes. None stands
         for the tangent of what is not a float. Should read no more of `saved` than `backward` does: it would be kept.
       backward: (*nondiff, saved, cotangent of the result) -> cotangents of the other arguments, None for zero.
-      loops: whether `forward` has loops. JAX would take out of them what does not change, as if they had to be split
-        into what is known and what is not, and keep it; so their pass is a function of its own, out of sight.
+      loops: whether `forward` has loops. When JAX splits a loop for the backward pass it moves what is the same in
+        every round out of it and keeps that in memory; so `forward` becomes a call that is not split (`_apart`).
     """
     places = sorted(function.nondiff_argnums)
 
@@ -65,7 +65,7 @@ def _apart(function: Callable) -> Callable:
 
 
 def _linear(tangent: Callable, backward: Callable, saved: Any, tangents: tuple, out: Any) -> Any:
-    """tangent(saved, tangents), as the operation whose transpose is `backward`. `out`: of the result's type."""
+    """tangent(saved, tangents), as the operation whose transpose is `backward`. `out`: read for its types alone."""
     saved_leaves, saved_tree = jax.tree.flatten(saved)
     # Keys as their numbers: JAX's check of keys used twice cannot see into an operation of ours.
     kinds = [jax.random.key_impl(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else None for x in saved_leaves]

@@ -23,7 +23,7 @@ def largest(dtype) -> float:
 
 
 def usable_key(key: Array) -> Array:
-    """`key` with 0 where it is NaN or infinite: to be multiplied with what is 0 for hidden pairs."""
+    """`key` with 0 where it is NaN or infinite, so that its product with the 0 of a hidden pair is 0."""
     return jnp.where(jnp.isfinite(key), key, 0)
 
 
@@ -37,7 +37,7 @@ def usable_value(value: Array) -> Array:
 
 
 def marked(key: Array, value: Array) -> Array:
-    """`key` [..., K] with NaN where `value` [..., K'] is not usable: scores then tell which queries may see it."""
+    """`key` [..., K] with NaN where `value` [..., K'] is not usable: queries that may see it then get scores of NaN."""
     fit = _fit(value)
     if key.shape[-1] != value.shape[-1]:
         fit = jnp.all(fit, axis=-1, keepdims=True)
@@ -62,7 +62,7 @@ def only_seen(weights: Array, x: Array) -> Array:
 def without_padding(mask: Mask, *arrays: Array) -> list[Array]:
     """Keys and values [B, S, G, K] with 0 where the mask hides a key from all queries: padding and empty slots.
 
-    For kernels of others, of which no more than this can be had.
+    For kernels that others wrote (splash, cuDNN), for which no more can be promised.
     """
     for seen in (mask.keys, None if mask.key_index is None else mask.key_index >= 0):
         if seen is not None:

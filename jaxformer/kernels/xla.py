@@ -54,7 +54,7 @@ def attend(
         allowed, biases = [], []
         for rows, columns in parts:
             sizes = rows.stop - rows.start, columns.stop - columns.start
-            allowed.append(expand(mask and crop(mask, queries, keys, rows, columns), *sizes))
+            allowed.append(expand(None if mask is None else crop(mask, queries, keys, rows, columns), *sizes))
             cropped = _crop_bias(bias, rows, columns)
             biases.append(cropped(*map(jnp.arange, sizes)) if callable(cropped) else cropped)
         return blocked.attend(query, key, value, tuple(spans), allowed, biases, scale)

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-# What the laws of size and tokens are called, by their keys in the result.
+# What the laws of size and tokens are called, by their keys in the result; the sum is Chinchilla's, of E, A / N^alpha
+# and B / D^beta.
 CALLED = {"parametric": "the sum", "kaplan": "Kaplan's law", "kaplan_floor": "Kaplan's law with a floor"}
 CLEARLY = 10.0
 _EXACT = 1e-12  # log-residuals below this are rounding
@@ -74,7 +75,8 @@ def closer(fits: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def settle_floor(fits: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """E of the law that does not fit best, by its key, where it cannot stand: {} if it can."""
+    """Of the two laws with an E, the one that fits less well: {its key: its E, not pinned} where the better one does
+    not pin its own or fits clearly better; {} where it can stand."""
     best = closer(fits)
     other = "parametric" if best == "kaplan_floor" else "kaplan_floor"
     if "E" not in fits[other] or fits[other]["E"]["value"] is None:

@@ -14,8 +14,8 @@ numbers are then compared with the undamaged ones, bit for bit. It prints how of
     traceback  a traceback, a signal, a hang, or more than three lines on standard error
     touched    something outside was changed, or the victim was, although it was refused
 
-Exit code: 1 if there is any of the last three, 0 otherwise. As root on Linux full disks are small file systems;
-elsewhere a limit to the size of files, and folders that cannot be written are left out.
+Exit code: 1 if there is any of the last three, 0 otherwise. Run as root on Linux it mounts small file systems to be
+full disks; elsewhere a limit to the size of files stands in for them, and read-only folders are left out.
 """
 
 import argparse

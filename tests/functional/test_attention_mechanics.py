@@ -237,8 +237,8 @@ WRONG = [
     (dict(soft_cap=0.0), "soft_cap 0.0; accepted: None, or a number above 0"),
     (dict(bias=jnp.zeros((3, 3, 3))), r"bias has shape \(3, 3, 3\); accepted: what broadcasts to \(2, 4, 3, 3\)"),
     (dict(mask=jnp.ones((2, 3, 3), bool)), r"dense has shape \(2, 3, 3\); accepted: what broadcasts to \(2, 4, 3, 3\)"),
-    (dict(mask=masks.padding(jnp.ones((2, 4)))), r"keys has shape \(2, 4\); accepted: what broadcasts to \(2, 3\)"),
-    (dict(mask=masks.padding(jnp.ones(3))), r"keys has shape \(3,\)"),
+    (dict(mask=masks.padding(X[:, 0, :, 0] > 0)), r"keys has shape \(2, 4\); accepted: what broadcasts to \(2, 3\)"),
+    (dict(mask=masks.padding(jnp.ones(3, bool))), r"keys has shape \(3,\)"),
     (dict(mask=masks.segments(jnp.ones((3, 3)))), r"query_segments has shape \(3, 3\)"),
     (dict(mask=masks.prefix(jnp.ones((2, 3), int))), r"prefix has shape \(2, 3\); accepted: what broadcasts to \(2,\)"),
     (dict(mask=masks.Mask(query_segments=jnp.ones((2, 3)))), "query_segments and key_segments come together"),
@@ -253,8 +253,10 @@ def test_wrong_arguments_are_named(change, message):
 
 
 def test_a_mask_that_is_not_bool_is_refused():
-    with pytest.raises(TypeError, match="mask has dtype float32; accepted: bool, or a Mask"):
+    with pytest.raises(TypeError, match="mask has dtype float32; accepted: an array of bool, or a Mask"):
         attention(X, X, X, jnp.ones((3, 3)))
+    with pytest.raises(TypeError, match=r"mask is a function; accepted: .* a Mask such as causal\(\)"):
+        attention(X, X, X, masks.causal)
 
 
 @pytest.mark.parametrize(
