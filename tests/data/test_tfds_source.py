@@ -103,7 +103,8 @@ def test_bad_splits_and_fields(prepared):
         f"config.data.text_field: 'body' is not a feature of {where}; it has raw, text"
     )
     assert error_of(config(prepared, text_field="raw")) == (
-        f"config.data.tfds_train_split: {where}: train: example 1: byte 0 is not UTF-8 text"
+        f"config.data.tfds_train_split: {where}: train: example 1: byte 0 is not UTF-8 text; "
+        "data.on_error=skip goes on without it"
     )
 
 
