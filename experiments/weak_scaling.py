@@ -16,13 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxformer.command_line import file_path, load_file, parser
-from jaxformer.config import Config, ConfigError, from_mapping
+from jaxformer.config import Config, from_mapping
+from jaxformer.errors import ConfigError
+from jaxformer.models.flops import count_parameters
 from jaxformer.plan import topology
 from jaxformer.plan.hardware import CHIPS
-from jaxformer.process import program
+from jaxformer.runs.command_line import file_path, load_file, parser
+from jaxformer.runtime.program import program
 from jaxformer.scaling import plotting
-from jaxformer.scaling.flops import count_parameters
 
 GIB = 2**30
 BYTES = 16  # of a parameter: itself, two moments and its gradient, in float32

@@ -5,7 +5,8 @@ parameters (`jaxformer.modules`), reads data or trains is imported from its own 
 """
 
 from jaxformer import masks
-from jaxformer.config import Config, ConfigError, LossConfig, ModelConfig, from_mapping
+from jaxformer.config import Config, LossConfig, ModelConfig, from_mapping
+from jaxformer.errors import ConfigError
 from jaxformer.functional.attention import attention
 from jaxformer.functional.block import block, block_specs, rotation, stack
 from jaxformer.functional.layers import (
@@ -22,6 +23,7 @@ from jaxformer.functional.layers import (
     unembed,
 )  # fmt: skip
 from jaxformer.functional.losses import TokenLoss, cross_entropy, token_loss
+from jaxformer.functional.masked_loss import masked_token_loss
 from jaxformer.functional.positions import (
     alibi,
     alibi_slopes,
@@ -33,7 +35,6 @@ from jaxformer.functional.positions import (
     t5_bias,
     t5_buckets,
 )  # fmt: skip
-from jaxformer.functional.selected import selected_loss
 from jaxformer.masks import Mask, causal, dense, expand, padding, prefix, segments, window
 from jaxformer.models import bert, gpt
 from jaxformer.specs import ParamSpec, abstract_params, count_params, init_params, param_axes, stack_specs
@@ -46,6 +47,6 @@ __all__ = [
     "TokenLoss", "abstract_params", "alibi", "alibi_slopes", "attention", "bert", "block", "block_specs", "causal",
     "count_params", "cross_entropy", "dense", "dropout", "embed", "expand", "from_mapping", "gelu", "gelu_tanh", "gpt",
     "init_params", "layer_norm", "learned", "linear", "masks", "mlp", "padding", "param_axes", "prefix", "relu",
-    "rms_norm", "rotary", "rotary_angles", "rotary_frequencies", "rotation", "segments", "selected_loss", "silu",
+    "rms_norm", "rotary", "rotary_angles", "rotary_frequencies", "rotation", "segments", "masked_token_loss", "silu",
     "sinusoidal", "stack", "stack_specs", "t5_bias", "t5_buckets", "token_loss", "unembed", "window",
 ]  # fmt: skip

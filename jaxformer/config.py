@@ -9,7 +9,7 @@ Absent is ``None``; units are in the names; nothing downstream asks for a defaul
 >>> from_mapping({"model": {"num_layer": 2}})
 Traceback (most recent call last):
 ...
-jaxformer.config.ConfigError: config.model.num_layer: no such field; did you mean num_layers?
+jaxformer.errors.ConfigError: config.model.num_layer: no such field; did you mean num_layers?
 """
 
 import dataclasses
@@ -20,7 +20,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from jaxformer.fields import ConfigError, Section, convert, from_text, is_section, kinds, nearest, shown
+from jaxformer.errors import ConfigError
+from jaxformer.fields import Section, convert, from_text, is_section, kinds, nearest, shown
 
 __all__ = [
     "CheckpointConfig", "Config", "ConfigError", "DataConfig", "DistributedConfig", "LossConfig", "MeshConfig",

@@ -15,11 +15,11 @@ hints, so that every object holds what its annotations say.
 >>> Tea(kind="block")
 Traceback (most recent call last):
 ...
-jaxformer.config.ConfigError: config.tea.kind: 'block' is not one of green, black; did you mean black?
+jaxformer.errors.ConfigError: config.tea.kind: 'block' is not one of green, black; did you mean black?
 >>> Tea(cups=10)
 Traceback (most recent call last):
 ...
-jaxformer.config.ConfigError: config.tea.cups: 10; accepted: at most 9
+jaxformer.errors.ConfigError: config.tea.cups: 10; accepted: at most 9
 """
 
 import dataclasses
@@ -38,14 +38,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxformer import files
+from jaxformer.errors import ConfigError
+from jaxformer.storage import files
 
 # What counters on devices hold, and the largest float32; fields say less where less is the most that makes sense.
 MOST_INTEGER, MOST_NUMBER = 2**31 - 1, 3e38
-
-
-class ConfigError(ValueError):
-    """Bad configuration; the message is one line, ready to print."""
 
 
 ConfigError.__module__ = "jaxformer.config"  # where it is imported from

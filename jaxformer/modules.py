@@ -17,13 +17,14 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from jaxformer import masks
-from jaxformer.config import ConfigError, LossConfig, ModelConfig
+from jaxformer.config import LossConfig, ModelConfig
+from jaxformer.errors import ConfigError
 from jaxformer.functional import block as blocks
 from jaxformer.functional.attention import ANY, KERNELS
 from jaxformer.models import bert, gpt
+from jaxformer.models.attention_support import unsupported_by
 from jaxformer.specs import init_params, stack_specs
 from jaxformer.types import Array, Batch, Model, Params, Sums
-from jaxformer.usable import kernel_refusal
 
 
 def _own(module: nn.Module, specs: dict[str, Any]) -> Params:
@@ -147,7 +148,7 @@ def make_model(config: ModelConfig, loss_config: LossConfig) -> Model:
     Raises:
       ConfigError: an attention implementation that cannot do what this model asks of it.
     """
-    why = kernel_refusal(config.attention, config) if config.attention in KERNELS else None
+    why = unsupported_by(config.attention, config) if config.attention in KERNELS else None
     if why is not None:
         raise ConfigError(f"config.model.attention: {config.attention} cannot do {why}; accepted here: {ANY}")
     family = {"gpt": gpt, "bert": bert}[config.family]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxformer.process import program
+from jaxformer.runtime.program import program
 
 TABLE = Path(__file__).parent / "bad_input.md"
 TINY = [

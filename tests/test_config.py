@@ -8,7 +8,8 @@ import ml_collections
 import pytest
 
 from jaxformer import config as configs
-from jaxformer.config import Config, ConfigError, ModelConfig, from_mapping
+from jaxformer.config import Config, ModelConfig, from_mapping
+from jaxformer.errors import ConfigError
 from jaxformer.functional.attention import IMPLEMENTATIONS
 from jaxformer.functional.layers import ACTIVATIONS
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.command_line import load_file, parse_config, parser
 from jaxformer.config import Config, from_mapping
+from jaxformer.models.flops import count_parameters
 from jaxformer.modules import make_model
-from jaxformer.scaling.flops import count_parameters
+from jaxformer.runs.command_line import load_file, parse_config, parser
 from jaxformer.scaling.ladder import StudyConfig
 from jaxformer.training.optim import make_optimizer, make_schedule
 from jaxformer.training.state import state_shapes

@@ -9,16 +9,8 @@ import pytest
 
 from jaxformer import config as configs
 from jaxformer import fields
-from jaxformer.config import (
-    Config,
-    ConfigError,
-    DataConfig,
-    DistributedConfig,
-    LossConfig,
-    MeshConfig,
-    ModelConfig,
-    TrainConfig,
-)
+from jaxformer.config import Config, DataConfig, DistributedConfig, LossConfig, MeshConfig, ModelConfig, TrainConfig
+from jaxformer.errors import ConfigError
 from jaxformer.fields import MOST_INTEGER, at_home, from_text, kinds
 from jaxformer.scaling.ladder import LadderConfig, StudyConfig
 

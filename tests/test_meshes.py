@@ -8,9 +8,9 @@ import pytest
 
 from jaxformer.config import Config, DataConfig, LossConfig, MeshConfig, ModelConfig, OptimizerConfig, TrainConfig
 from jaxformer.modules import make_model
-from jaxformer.sharding import make_mesh
+from jaxformer.parallel.mesh import make_mesh
 from jaxformer.training.optim import make_optimizer
-from jaxformer.training.step import compile_steps, gradients, laid_out, place_batch
+from jaxformer.training.step import compile_steps, device_put_batch, gradients, with_sequence_parallelism
 from jaxformer.types import Batch
 
 ROWS, LENGTH, VOCAB, STEPS = 8, 32, 64, 20
@@ -67,8 +67,8 @@ def found(family, shape, with_gradient=True, **mesh_options):
         steps = compile_steps(model, optimizer, mesh, cfg)
         state, grads = steps.init(), None
         if with_gradient:
-            gradient = jax.jit(functools.partial(gradients, model=laid_out(model, cfg)))
-            batch = place_batch(batches(family)[0], mesh)
+            gradient = jax.jit(functools.partial(gradients, model=with_sequence_parallelism(model, cfg)))
+            batch = device_put_batch(batches(family)[0], mesh)
             grads = jax.device_get(gradient(state.params, batch, jax.random.key(0))[1])
         _, metrics = steps.train(state, *steps.place_chunk(batches(family)))
         return np.asarray(metrics.loss), grads

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.benchmarks.suite import RULER, Suite, in_process, need_peers, ruler, take_turns, torch_device
-from jaxformer.allocator import keep_freed_memory, one_at_a_time, settle_heap
 from jaxformer.config import Config, LossConfig, ModelConfig, OptimizerConfig, from_mapping
 from jaxformer.plan.hardware import chip_of
+from jaxformer.runtime.host_memory import keep_freed_memory, one_at_a_time, settle_heap
 from jaxformer.types import Batch
 
 
@@ -142,8 +142,8 @@ def example(shape: Shape) -> Batch:
 
 
 def flop_per_token(shape: Shape) -> float:
-    """Of forward and backward, by `jaxformer.scaling.flops`; for BERT the head only where a token counts."""
-    from jaxformer.scaling.flops import flops_per_token
+    """Of forward and backward, by `jaxformer.models.flops`; for BERT the head only where a token counts."""
+    from jaxformer.models.flops import flops_per_token
 
     share = 1.0 if shape.family == "gpt" else 0.15
     return flops_per_token(model_config(shape, "float32"), shape.context, share).training
@@ -154,7 +154,7 @@ def our_steps(shape: Shape, dtype: str, model: ModelConfig | None = None) -> Cal
     import jax
 
     from jaxformer.modules import make_model
-    from jaxformer.sharding import make_mesh
+    from jaxformer.parallel.mesh import make_mesh
     from jaxformer.training.optim import make_optimizer
     from jaxformer.training.step import compile_steps
 

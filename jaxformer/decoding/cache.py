@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from jaxformer import masks
 from jaxformer.config import ModelConfig
-from jaxformer.functional.block import Memory, unstack
+from jaxformer.functional.block import LayerCache, unstack
 from jaxformer.functional.layers import unembed
 from jaxformer.models import gpt
 from jaxformer.types import Array, Params
@@ -50,7 +50,7 @@ def num_slots(cfg: ModelConfig, prompt_length: int, new_tokens: int) -> int:
     return needed if cfg.window is None else min(cfg.window, needed)
 
 
-def held(starts: Array, steps: Array, slots: int) -> Array:
+def slot_positions(starts: Array, steps: Array, slots: int) -> Array:
     """Index of the token in each slot once `steps` new tokens are written, [B, S] int32; negative: empty."""
     newest = steps - 1
     return (starts + newest)[:, None] - ((newest - jnp.arange(slots, dtype=jnp.int32)) % slots)[None, :]
@@ -62,7 +62,7 @@ def prefill(
     """Reads all prompts in one pass.
 
     Args:
-      params: as in `gpt.specs(cfg)`, or from `ready`.
+      params: as in `gpt.specs(cfg)`, or from `prepare_decode_params`.
       tokens: [B, T] int, prompts padded on the right with anything.
       lengths: [B] int, tokens of each prompt, 1 to T.
       cfg: the model.
@@ -74,11 +74,11 @@ def prefill(
     """
     lengths = jnp.asarray(lengths, jnp.int32)
     mask = masks.causal() if cfg.window is None else masks.causal() & masks.window(cfg.window)
-    memory = [Memory() for _ in range(cfg.num_layers)]
+    memory = [LayerCache() for _ in range(cfg.num_layers)]
     cfg, positions = replace(cfg, remat="none"), jnp.arange(tokens.shape[1])
     x, memory = gpt.step(_as_rows(params, tokens), tokens, cfg, memory, mask, positions)
     # An empty slot holds a copy of the first token: finite, and never seen.
-    source = jnp.maximum(held(lengths, jnp.zeros((), jnp.int32), slots), 0)
+    source = jnp.maximum(slot_positions(lengths, jnp.zeros((), jnp.int32), slots), 0)
     source = jnp.repeat(source, cfg.kv_heads, axis=0)[:, :, None]
     dtype = cfg.dtype if dtype is None else dtype
 
@@ -96,7 +96,7 @@ def step(params: Params, tokens: Array, cfg: ModelConfig, cache: Cache) -> tuple
     Without a window a cache of S slots holds S - (prompt length) new tokens; a further one replaces the oldest token.
 
     Args:
-      params: as in `gpt.specs(cfg)`, or from `ready`.
+      params: as in `gpt.specs(cfg)`, or from `prepare_decode_params`.
       tokens: [B] int.
       cfg: the model.
       cache: what came before.
@@ -107,8 +107,8 @@ def step(params: Params, tokens: Array, cfg: ModelConfig, cache: Cache) -> tuple
     slots = cache.layers[0][0].shape[1]
     index = cache.starts + cache.steps
     # The ring holds what may be seen and no more, so the mask only has to leave out empty slots.
-    mask = masks.Mask(query_index=index[:, None], key_index=held(cache.starts, cache.steps + 1, slots))
-    memory = [Memory(key, value, cache.steps % slots) for key, value in cache.layers]
+    mask = masks.Mask(query_index=index[:, None], key_index=slot_positions(cache.starts, cache.steps + 1, slots))
+    memory = [LayerCache(key, value, cache.steps % slots) for key, value in cache.layers]
     x, memory = gpt.step(
         _as_rows(params, tokens), tokens[:, None], replace(cfg, remat="none"), memory, mask, index[:, None]
     )
@@ -129,7 +129,7 @@ class Columns:
     shape: tuple[int, ...] = field(metadata={"static": True})
 
 
-def ready(params: Params, cfg: ModelConfig, *, by_columns: bool = False) -> Params:
+def prepare_decode_params(params: Params, cfg: ModelConfig, *, by_columns: bool = False) -> Params:
     """The parameters as `step` wants them in a loop: layers apart, matrices in the compute dtype.
 
     Done once before a loop, which would repeat it for every token. Costs a copy of all blocks.

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.config import ConfigError, ModelConfig
+from jaxformer.config import ModelConfig
 from jaxformer.decoding.request import Prompts, round_up, rows_of, token_ids
+from jaxformer.errors import ConfigError
 from jaxformer.functional.layers import unembed
 from jaxformer.models import bert
 from jaxformer.types import Params

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.config import ConfigError, ModelConfig
+from jaxformer.config import ModelConfig
 from jaxformer.decoding.cache import num_slots
+from jaxformer.errors import ConfigError
 from jaxformer.types import Array, Params
 
 Prompts = Array | np.ndarray | Sequence[Sequence[int]]

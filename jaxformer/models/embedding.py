@@ -7,13 +7,14 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from jaxformer import masks, parts
+from jaxformer import masks
 from jaxformer.config import ModelConfig
 from jaxformer.functional import layers
 from jaxformer.functional import positions as pos
-from jaxformer.functional.lookup import look_up
-from jaxformer.kernels.xla import Bias
-from jaxformer.layout import pin
+from jaxformer.functional.embedding_lookup import look_up
+from jaxformer.kernels.attention.xla import Bias
+from jaxformer.parallel import context
+from jaxformer.parallel.constraints import constrain
 from jaxformer.specs import Initializer, ParamSpec, normal
 from jaxformer.types import Array, Params
 
@@ -78,16 +79,16 @@ def embed(
     if cfg.token_types:
         x = x + look_up(jnp.zeros_like(tokens) if types is None else types, params["types"], "types")
     # Every device looks up its part of the width for the rows of its group, then rows and widths change places.
-    x = pin(x.astype(cfg.dtype), "looked_up_rows", None, "looked_up_width")
-    return layers.dropout(pin(x, "rows", None, None), cfg.dropout, rng)
+    x = constrain(x.astype(cfg.dtype), "looked_up_rows", None, "looked_up_width")
+    return layers.dropout(constrain(x, "rows", None, None), cfg.dropout, rng)
 
 
 def _learned(table: Array, positions: Array, x: Array) -> Array:
     """The learned positions of `x`, [B, T, D], laid out like it."""
     if positions.ndim == 2:
         return look_up(positions, table, "positions")
-    of_a_row = pin(pos.learned(table, positions), None, "looked_up_width")
-    return pin(jnp.broadcast_to(of_a_row, x.shape), "looked_up_rows", None, "looked_up_width")
+    of_a_row = constrain(pos.learned(table, positions), None, "looked_up_width")
+    return constrain(jnp.broadcast_to(of_a_row, x.shape), "looked_up_rows", None, "looked_up_width")
 
 
 def row_positions(tokens: Array, cfg: ModelConfig) -> Array:
@@ -102,9 +103,9 @@ def row_positions(tokens: Array, cfg: ModelConfig) -> Array:
     return jnp.arange(length)
 
 
-def cut_rows(
+def shard_rows(
     tokens: Array, positions: Array | None, segments: Array | None, cfg: ModelConfig
-) -> tuple[parts.Cut, masks.Mask, Array, Array]:
+) -> tuple[context.SequenceSharding, masks.Mask, Array, Array]:
     """Rows as the mesh in use cuts them, and who sees whom.
 
     Args:
@@ -117,7 +118,7 @@ def cut_rows(
       if they were None and rows are not cut).
     """
     # A causal window is about the same work in every part, and a plain order is what lets the round end early.
-    cut = parts.cut(tokens.shape[1], zigzag=cfg.causal and cfg.window is None)
+    cut = context.sequence_sharding(tokens.shape[1], zigzag=cfg.causal and cfg.window is None)
     index = None if cut.order is None else jnp.asarray(cut.order)
     mask = masks.Mask(causal=cfg.causal, window=cfg.window, query_index=index, key_index=index, parts=cut.parts)
     if segments is not None:
@@ -127,7 +128,7 @@ def cut_rows(
         if cut.parts == 1:
             return cut, mask, tokens, positions
         positions = jnp.broadcast_to(positions, tokens.shape)
-    return cut, mask, cut.fold(tokens), cut.fold(positions)
+    return cut, mask, cut.shard(tokens), cut.shard(positions)
 
 
 def score_bias(params: Params, cfg: ModelConfig, mask: masks.Mask | None = None) -> Bias | None:

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from jaxformer.config import Config, ConfigError
-from jaxformer.layout import ACTIVATION_RULES
-from jaxformer.plan.report import Plan, make_plan
-from jaxformer.plan.table import size, verdict
+from jaxformer.config import Config
+from jaxformer.errors import ConfigError
+from jaxformer.parallel.constraints import ACTIVATION_RULES
+from jaxformer.plan.measures import Plan, make_plan
+from jaxformer.plan.summary import size, verdict
 from jaxformer.plan.topology import Topology
 
 REMAT: tuple[Literal["none", "dots", "full"], ...] = ("none", "dots", "full")

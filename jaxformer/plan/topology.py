@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from jaxformer.config import ConfigError
+from jaxformer.errors import ConfigError
 from jaxformer.fields import shown
 from jaxformer.plan.hardware import CHIPS, Chip
 

@@ -23,13 +23,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
-from jaxformer.config import Config, ConfigError, ModelConfig, from_mapping
+from jaxformer.config import Config, ModelConfig, from_mapping
+from jaxformer.errors import ConfigError
 from jaxformer.fields import Section
-from jaxformer.scaling.flops import count_parameters, training_flops
+from jaxformer.models.flops import count_parameters, training_flops
 
 __all__ = [
-    "Cell", "LadderConfig", "Run", "StudyConfig", "cells", "from_mapping", "planned", "run_config", "run_name", "runs",
-    "size_model",
+    "Cell", "LadderConfig", "LadderRun", "StudyConfig", "cells", "from_mapping", "planned", "run_config", "run_name",
+    "runs", "size_model",
 ]  # fmt: skip
 
 
@@ -108,7 +109,7 @@ class Cell(NamedTuple):
     budget: float | None
 
 
-class Run(NamedTuple):
+class LadderRun(NamedTuple):
     """A run the ladder asks for.
 
     Attributes:
@@ -179,7 +180,7 @@ def cells(study: StudyConfig, available: int | None = None) -> list[Cell]:
     return out
 
 
-def runs(study: StudyConfig, losses: Mapping[str, float], available: int | None = None) -> list[Run]:
+def runs(study: StudyConfig, losses: Mapping[str, float], available: int | None = None) -> list[LadderRun]:
     """All runs that the ladder asks for, as far as finished ones decide; call again with their losses for the rest.
 
     Args:
@@ -192,7 +193,7 @@ def runs(study: StudyConfig, losses: Mapping[str, float], available: int | None 
     """
     ladder = study.ladder
     grid = cells(study, available)
-    out: list[Run] = []
+    out: list[LadderRun] = []
     chosen, before = None, None
     for place, width in enumerate(ladder.widths):
         mine = [cell for cell in grid if cell.width == width]
@@ -211,7 +212,7 @@ def runs(study: StudyConfig, losses: Mapping[str, float], available: int | None 
             for cell in mine[: middle + 1]:
                 name = run_name(width, cell.steps, rate, study.seed)
                 role = "ladder" if chosen is not None and rate == best[cell] else "learning rate"
-                out.append(Run(name, width, cell.steps, rate, study.seed, role))
+                out.append(LadderRun(name, width, cell.steps, rate, study.seed, role))
         if chosen is None:
             continue
         for extra in range(ladder.seeds if place < ladder.seeded_sizes else 1):
@@ -219,11 +220,11 @@ def runs(study: StudyConfig, losses: Mapping[str, float], available: int | None 
                 rate = best[cell] or chosen
                 name = run_name(width, cell.steps, rate, study.seed + extra)
                 if all(run.name != name for run in out):
-                    out.append(Run(name, width, cell.steps, rate, study.seed + extra, "ladder"))
+                    out.append(LadderRun(name, width, cell.steps, rate, study.seed + extra, "ladder"))
     return out
 
 
-def planned(study: StudyConfig, losses: Mapping[str, float], available: int | None = None) -> list[Run]:
+def planned(study: StudyConfig, losses: Mapping[str, float], available: int | None = None) -> list[LadderRun]:
     """`runs` to the end, as if among learning rates not yet known the starting value came out best."""
     losses = dict(losses)
     while True:
@@ -250,7 +251,7 @@ def run_name(width: int, steps: int, learning_rate: float, seed: int) -> str:
     return f"w{width}-n{steps}-lr{learning_rate:g}-s{seed}"
 
 
-def run_config(study: StudyConfig, run: Run) -> Config:
+def run_config(study: StudyConfig, run: LadderRun) -> Config:
     """The configuration of a run, whole: it is also that of the run alone."""
     kept = {each.name: getattr(study, each.name) for each in fields(Config)}
     kept["model"] = size_model(study.model, run.width, study.ladder)

@@ -46,7 +46,7 @@ prefill = jax.jit(decoding.prefill, static_argnames=("cfg", "slots"))
 def step_by_step(params, tokens, lengths, cfg, slots):
     """Logits after the prompt and after each later token of every row: [B, 1 + TOTAL - shortest, V]."""
     hidden, cache = decoding.prefill(params, tokens, lengths, cfg, slots)
-    params = decoding.ready(params, cfg)
+    params = decoding.prepare_decode_params(params, cfg)
 
     def add(cache, _):
         fed = jnp.take_along_axis(tokens, jnp.minimum(lengths + cache.steps, TOTAL - 1)[:, None], axis=1)[:, 0]
@@ -106,7 +106,7 @@ def test_bfloat16_matrices_by_columns_or_by_rows_are_the_same_model(rows):
     def after(params):
         return decoding.logits(params, decoding.step(params, tokens[:, 0], cfg, cache)[0])
 
-    ready = jax.jit(decoding.ready, static_argnames=("cfg", "by_columns"))
+    ready = jax.jit(decoding.prepare_decode_params, static_argnames=("cfg", "by_columns"))
     outs = [after(p) for p in (params, ready(params, cfg), ready(params, cfg, by_columns=True))]
     np.testing.assert_allclose(outs[1], outs[0], rtol=0.02, atol=0.02)
     np.testing.assert_allclose(outs[2], outs[0], rtol=0.02, atol=0.02)
@@ -159,7 +159,7 @@ def test_no_step_of_the_loop_copies_the_cache(rows, kv_heads):
     @jax.jit
     def run(params, tokens, until):
         hidden, cache = decoding.prefill(params, tokens, jnp.full(rows, 4), cfg, 112)
-        params = decoding.ready(params, cfg)
+        params = decoding.prepare_decode_params(params, cfg)
 
         def add(carry):
             hidden, cache = carry

@@ -9,9 +9,9 @@ from experiments import benchmark
 from experiments.benchmarks import decode_lengths, memory, pretrain, suite
 from experiments.benchmarks.suite import RULER, Suite, in_process, process
 from experiments.benchmarks.train import SHAPES, model_config
-from jaxformer.config import ConfigError, from_mapping
+from jaxformer.config import from_mapping
+from jaxformer.errors import ConfigError, ProgramError
 from jaxformer.plan.hardware import chip_of
-from jaxformer.process import ProgramError
 
 ROOT = Path(__file__).parents[2]
 

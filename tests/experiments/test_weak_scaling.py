@@ -5,7 +5,7 @@ import json
 import pytest
 
 from experiments import weak_scaling
-from jaxformer.config import ConfigError
+from jaxformer.errors import ConfigError
 
 
 def test_every_mesh_covers_its_slice_and_every_chip_gets_as_many_tokens():

@@ -240,7 +240,7 @@ def test_memory_is_the_keys_and_values_heads_first():
     cfg = change(num_kv_heads=2)
     params = jax.tree.map(lambda a: jnp.array(a, jnp.float32), random_params(blocks.block_specs(cfg)))["attention"]
     x = jnp.array(random_x(cfg), jnp.float32)
-    _, memory = blocks.attention_layer(params, x, cfg, masks.causal(), memory=blocks.Memory())
+    _, memory = blocks.attention_layer(params, x, cfg, masks.causal(), memory=blocks.LayerCache())
     wanted = np.einsum("btd,dgk->bgtk", x, params["w_key"]) + np.asarray(params["b_key"])[None, :, None]
     np.testing.assert_allclose(memory.key, wanted.reshape(B * 2, T, 4), rtol=1e-4, atol=1e-5)
     assert memory.value.shape == (B * 2, T, 4) and memory.slot is None

@@ -8,11 +8,12 @@ import pytest
 from kernel_cases import MASKS, B, H, T, arrays, check
 
 from jaxformer import masks
-from jaxformer.config import ConfigError, LossConfig, MeshConfig, ModelConfig
-from jaxformer.functional.attention import attention, choose, missing
-from jaxformer.kernels import cudnn
+from jaxformer.config import LossConfig, MeshConfig, ModelConfig
+from jaxformer.errors import ConfigError
+from jaxformer.functional.attention import attention, choose, unavailable
+from jaxformer.kernels.attention import cudnn
 from jaxformer.modules import make_model
-from jaxformer.sharding import make_mesh
+from jaxformer.parallel.mesh import make_mesh
 
 PREFIX = np.array([3, 100])
 DENSE = np.random.default_rng(0).random((B, 1, T, T)) < 0.02
@@ -102,7 +103,7 @@ def test_auto_takes_it_on_cuda_only_and_only_where_it_can():
     assert choose(1024, 1024, platform="tpu", able=("cudnn",)) == "xla"
 
 
-@pytest.mark.skipif(missing("cudnn") is not None, reason="needs an NVIDIA GPU")
+@pytest.mark.skipif(unavailable("cudnn") is not None, reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("name", ALL)
 def test_the_kernel_itself(name):
     mask, _ = ALL[name]

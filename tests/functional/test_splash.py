@@ -12,11 +12,12 @@ import pytest
 from kernel_cases import MASKS, H, T, arrays, check
 
 from jaxformer import masks
-from jaxformer.config import ConfigError, LossConfig, MeshConfig, ModelConfig
+from jaxformer.config import LossConfig, MeshConfig, ModelConfig
+from jaxformer.errors import ConfigError
 from jaxformer.functional.attention import attention, choose
-from jaxformer.kernels import splash
+from jaxformer.kernels.attention import splash
 from jaxformer.modules import make_model
-from jaxformer.sharding import make_mesh
+from jaxformer.parallel.mesh import make_mesh
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -86,8 +87,8 @@ def test_it_compiles_for_tpus():
     """A train step for a v5e slice, packed documents on a mesh: the kernel is in the program, the scores are not."""
     program = """
 from jaxformer.config import from_mapping
-from jaxformer.plan import report, topology
-from jaxformer.plan.program import compile_step
+from jaxformer.plan import measures, topology
+from jaxformer.plan.compiled_step import compile_step
 topology.prepare("v5e:2x2")
 model = {"num_layers": 2, "width": 256, "num_heads": 4, "num_kv_heads": 2, "context_length": 1024, "vocab_size": 1024,
          "dtype": "bfloat16", "layers": "scan", "positions": "rotary"}
@@ -96,7 +97,7 @@ config = from_mapping({"model": model, "mesh": {"fsdp": 2, "tensor": 2},
 target = topology.make("v5e:2x2")
 step = compile_step(config, target)
 assert step.config.model.attention == "splash"
-print(step.text.count("tpu_custom_call"), "1024,1024]" in step.text, report.describe(step, target)["flops"]["useful"])
+print(step.text.count("tpu_custom_call"), "1024,1024]" in step.text, measures.describe(step, target)["flops"]["useful"])
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

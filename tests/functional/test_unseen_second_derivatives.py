@@ -8,7 +8,7 @@ from jax.tree_util import Partial
 
 from jaxformer import masks
 from jaxformer.functional.attention import attention
-from jaxformer.kernels import block_problem
+from jaxformer.kernels.attention import tiles
 
 LENGTH = 7
 EVERY = (0, 1, 2, 3)
@@ -16,8 +16,8 @@ EVERY = (0, 1, 2, 3)
 
 @pytest.fixture(autouse=True)
 def in_blocks_that_are_filled_up(monkeypatch):
-    monkeypatch.setattr(block_problem, "QUERY_BLOCK", 4)
-    monkeypatch.setattr(block_problem, "KEY_BLOCK", 6)
+    monkeypatch.setattr(tiles, "QUERY_BLOCK", 4)
+    monkeypatch.setattr(tiles, "KEY_BLOCK", 6)
 
 
 def draw(seed):

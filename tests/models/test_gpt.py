@@ -10,7 +10,7 @@ import pytest
 from model_cases import POSITIONS, SEGMENTS, B, T, config, float64, influence, random_params, reference_extras
 
 from jaxformer.config import LossConfig
-from jaxformer.kernels import xla
+from jaxformer.kernels.attention import xla
 from jaxformer.models import gpt
 from jaxformer.specs import init_params
 from jaxformer.types import Batch

@@ -13,7 +13,7 @@ import pytest
 from planted import PUBLISHED, iso_flop, noisy, scattered
 
 from experiments import fit as program
-from jaxformer.process import program as run_program
+from jaxformer.runtime.program import program as run_program
 from jaxformer.scaling import figures, fit, plotting, report, run_figures
 from jaxformer.scaling.table import Table
 

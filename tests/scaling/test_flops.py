@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from jaxformer.config import DataConfig, LossConfig, ModelConfig
+from jaxformer.models.flops import count_parameters, flops_per_token, training_flops
 from jaxformer.modules import make_model
-from jaxformer.scaling.flops import count_parameters, flops_per_token, training_flops
 from jaxformer.specs import abstract_params
 from jaxformer.types import Batch
 

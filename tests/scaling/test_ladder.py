@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from jaxformer.config import Config, ConfigError
-from jaxformer.scaling.flops import count_parameters, training_flops
+from jaxformer.config import Config
+from jaxformer.errors import ConfigError
+from jaxformer.models.flops import count_parameters, training_flops
 from jaxformer.scaling.ladder import StudyConfig, cells, from_mapping, planned, run_config, runs, size_model
 
 
