@@ -79,8 +79,9 @@ def config_of(case: Case) -> tuple[Config, list[str]]:
         fsdp *= 2
     data = count // (fsdp * tensor)
     flags = {
-        "mesh.data": data, "mesh.fsdp": fsdp, "mesh.tensor": tensor, "train.batch_rows": rows * count,
-        "train.micro_batches": 1, "train.eval_rows": rows * count, "model.layers": "scan", "model.remat": "full",
+        "mesh.data": data, "mesh.fsdp": fsdp, "mesh.tensor": tensor, "train.global_batch_size": rows * count,
+        "train.eval_rows": rows * count, "execution.gradient_accumulation_steps": 1, "execution.layers": "scan",
+        "execution.remat": "full",
     }  # fmt: skip
     return config, [f"--config.{name}={value}" for name, value in flags.items()]
 

@@ -45,8 +45,8 @@ FLAGS = {
     "process number beyond the processes": [*COORDINATOR, "--config.distributed.process_id=2"],
     "coordinator, but off": [*COORDINATOR, "--config.distributed.mode=off"],
     "on, but nobody to join": ["--config.distributed.mode=on"],
-    "batch not dividing over the devices": ["--config.train.batch_rows=12"],
-    "micro-batches not dividing the batch": ["--config.train.micro_batches=3"],
+    "batch not dividing over the devices": ["--config.train.global_batch_size=12"],
+    "micro-batches not dividing the batch": ["--config.execution.gradient_accumulation_steps=3"],
     "vocabulary smaller than the tokenizer's": ["--config.model.vocab_size=100"],
     "unknown TFDS name": ["--config.data.source=tfds", "--config.data.tfds_name=mnis"],
 }

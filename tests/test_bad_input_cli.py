@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 from bad_input_cases import expected, place
+from flat_config import model_config
 
-from jaxformer.config import ModelConfig
 from jaxformer.data.tokenizers import train as make_tokenizer
 from jaxformer.runs import memory_check
 from jaxformer.runs import pretrain as jaxformer_main
@@ -25,8 +25,8 @@ FLAGS = {
     "a feed-forward layer too wide": ["--config.model.mlp_width=1e14"],
     "too many layers": ["--config.model.num_layers=100000"],
     "too many layers to unroll": ["--config.model.num_layers=10000"],
-    "too many rows": ["--config.train.batch_rows=1e14"],
-    "too many steps in a dispatch": ["--config.train.steps_per_dispatch=1e11"],
+    "too many rows": ["--config.train.global_batch_size=1e14"],
+    "too many steps in a dispatch": ["--config.execution.steps_per_dispatch=1e11"],
     "too large a tokenizer": ["--config.data.tokenizer_vocab=1e23"],
     "too large a rate": ["--config.optimizer.learning_rate=1e300"],
     "a rate that is no number": ["--config.optimizer.learning_rate=nan"],
@@ -163,7 +163,7 @@ def test_figures(place):
 def test_decoding_that_does_not_fit(place, monkeypatch):
     """It was a failed allocation, or the machine's last memory."""
     tokenizer = make_tokenizer("bytes", [], None)
-    model = ModelConfig(num_layers=1, width=16, num_heads=2, context_length=16, vocab_size=320, positions="rotary")
+    model = model_config(num_layers=1, width=16, num_heads=2, context_length=16, vocab_size=320, positions="rotary")
     run = jaxformer_main.Run(SimpleNamespace(model=model, compilation_cache=False), {}, tokenizer, 7)
     monkeypatch.setattr(jaxformer_main, "open_run", lambda workdir: run)
     monkeypatch.setattr(memory_check, "machine_bytes", lambda: 2**30)
@@ -182,7 +182,8 @@ def test_training_that_does_not_fit(place, monkeypatch):
         ("a model that does not fit", ["--config.model.width=1048576"]),
         ("layers that do not fit", ["--config.model.num_layers=10000", "--config.model.layers=scan",
                                     "--config.model.width=128"]),
-        ("a batch that does not fit", ["--config.train.batch_rows=16777216", "--config.train.steps_per_dispatch=4"]),
+        ("a batch that does not fit", ["--config.train.global_batch_size=16777216",
+                                       "--config.execution.steps_per_dispatch=4"]),
     ):  # fmt: skip
         assert place.pretrain(*flags) == (2, expected()[case])
         assert not (place.folder / "run" / "manifest.json").exists()

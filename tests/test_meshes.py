@@ -5,8 +5,9 @@ import functools
 import jax
 import numpy as np
 import pytest
+from flat_config import model_config
 
-from jaxformer.config import Config, DataConfig, LossConfig, MeshConfig, ModelConfig, OptimizerConfig, TrainConfig
+from jaxformer.config import Config, DataConfig, Execution, LossConfig, MeshConfig, OptimizerConfig, TrainConfig
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import make_mesh
 from jaxformer.training.optim import make_optimizer
@@ -22,7 +23,7 @@ SHAPES = [
 WITH_GRADIENT = [(2, 2, 2, 1), (1, 1, 1, 8), (1, 1, 2, 4), (1, 2, 2, 2)]
 FAMILIES = {
     "gpt": {"norm": "rms_norm", "activation": "swiglu", "num_kv_heads": 2, "use_bias": False, "qk_norm": True},
-    "gpt_window": {"window": 7, "positions": "alibi", "layers": "unroll"},
+    "gpt_window": {"window": 7, "positions": "alibi"},
     "bert": {"family": "bert", "block": "post_norm", "positions": "t5"},
 }
 
@@ -31,11 +32,12 @@ def config(family, shape, **mesh):
     model = {"num_layers": 2, "width": 64, "num_heads": 8, "context_length": LENGTH, "vocab_size": VOCAB}
     model |= {"positions": "rotary"} | FAMILIES[family]
     return Config(
-        model=ModelConfig(**model),
+        model=model_config(**model),
+        execution=Execution(layers="unroll" if family == "gpt_window" else "scan", steps_per_dispatch=STEPS),
         data=DataConfig(objective="masked" if family == "bert" else "next_token"),
         mesh=MeshConfig(*shape, **mesh),
         optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=2),
-        train=TrainConfig(steps=STEPS, batch_rows=ROWS, steps_per_dispatch=STEPS),
+        train=TrainConfig(steps=STEPS, global_batch_size=ROWS),
     )
 
 

@@ -75,7 +75,7 @@ def beam_search(
 
     >>> from jaxformer.models import gpt
     >>> from jaxformer.specs import init_params
-    >>> cfg = ModelConfig(num_layers=1, width=32, num_heads=4, context_length=16, vocab_size=64)
+    >>> cfg = ModelConfig(num_layers=1, width=32, context_length=16, vocab_size=64)
     >>> params = init_params(gpt.specs(cfg), jax.random.key(0))
     >>> beam_search(params, [[1, 2, 3]], cfg, beams=2, max_new_tokens=5).tokens.shape
     (1, 2, 5)

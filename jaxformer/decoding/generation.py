@@ -83,7 +83,7 @@ def generate(
 
     >>> from jaxformer.models import gpt
     >>> from jaxformer.specs import init_params
-    >>> cfg = ModelConfig(num_layers=1, width=32, num_heads=4, context_length=16, vocab_size=64)
+    >>> cfg = ModelConfig(num_layers=1, width=32, context_length=16, vocab_size=64)
     >>> params = init_params(gpt.specs(cfg), jax.random.key(0))
     >>> out = generate(params, [[1, 2, 3], [4]], cfg, rng=jax.random.key(1), max_new_tokens=5)
     >>> out.tokens.shape, out.lengths.tolist()

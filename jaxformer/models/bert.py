@@ -5,8 +5,7 @@ any other arrangement a `ModelConfig` can say works as well.
 
 >>> import jax
 >>> from jaxformer.specs import init_params
->>> cfg = ModelConfig(family="bert", block="post_norm", num_layers=2, width=32, num_heads=4, context_length=16,
-...                   vocab_size=64)
+>>> cfg = ModelConfig(family="bert", block="post_norm", num_layers=2, width=32, context_length=16, vocab_size=64)
 >>> params = init_params(specs(cfg), jax.random.key(0))
 >>> apply(params, jnp.zeros((1, 16), int), cfg).shape
 (1, 16, 64)
@@ -17,9 +16,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxformer.config import LossConfig, ModelConfig
+from jaxformer.config import Execution, LossConfig, ModelConfig
 from jaxformer.functional import layers
-from jaxformer.functional.block import block_specs, norm, norm_specs, rotation, stack, weight_init
+from jaxformer.functional.block import AS_USUAL, block_specs, rotation, stack
+from jaxformer.functional.layer import norm, norm_specs, weight_init
 from jaxformer.functional.losses import cross_entropy
 from jaxformer.functional.masked_loss import masked_token_loss
 from jaxformer.models import embedding
@@ -79,6 +79,7 @@ def hidden_sharded(
     segments: Array | None = None,
     token_types: Array | None = None,
     rng: Array | None = None,
+    execution: Execution = AS_USUAL,
 ) -> tuple[Array, SequenceSharding]:
     """`hidden`, with rows cut into parts as the mesh in use cuts them.
 
@@ -90,6 +91,7 @@ def hidden_sharded(
       segments: [B, T] int, document of each token (padding a number of its own); None: one document per row.
       token_types: [B, T] int, sentence A or B; None: all 0.
       rng: dropout; None: nothing is dropped.
+      execution: how it is computed, not what.
 
     Returns:
       [parts * B, T / parts, D] in the compute dtype, and the cut; [B, T, D] where the mesh has no context axis.
@@ -100,7 +102,8 @@ def hidden_sharded(
     # Devlin et al. drop after the norm, so the embedding's own dropout stays off.
     x = layers.dropout(norm(params["embedding_norm"], x, cfg), cfg.dropout, rngs[0])
     bias = embedding.score_bias(params["embedding"], cfg, mask)
-    x, _ = stack(params["blocks"], x, cfg, mask, rotate=rotation(cfg, positions), bias=bias, rng=rngs[1])
+    rotate = rotation(cfg, positions)
+    x, _ = stack(params["blocks"], x, cfg, mask, rotate=rotate, bias=bias, rng=rngs[1], execution=execution)
     return (norm(params["final_norm"], x, cfg) if "final_norm" in params else x), cut
 
 
@@ -131,7 +134,12 @@ def next_sentence_logits(params: Params, x: Array) -> Array:
 
 
 def loss(
-    params: Params, batch: Batch, cfg: ModelConfig, loss_cfg: LossConfig, rng: Array | None = None
+    params: Params,
+    batch: Batch,
+    cfg: ModelConfig,
+    loss_cfg: LossConfig,
+    rng: Array | None = None,
+    execution: Execution = AS_USUAL,
 ) -> tuple[Sums, Sums]:
     """(objective, metrics) of a batch; see `types.Model`. With next-sentence labels their loss is a second term.
 
@@ -145,6 +153,7 @@ def loss(
         segments=batch.segments,
         token_types=batch.token_types,
         rng=rng,
+        execution=execution,
     )
     head = params["head"]
     out = masked_token_loss(

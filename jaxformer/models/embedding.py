@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from jaxformer import masks
-from jaxformer.config import ModelConfig
+from jaxformer.config import T5, Alibi, Learned, ModelConfig, Sinusoidal
 from jaxformer.functional import layers
 from jaxformer.functional import positions as pos
 from jaxformer.functional.embedding_lookup import look_up
@@ -40,10 +40,10 @@ def table_init(cfg: ModelConfig) -> Initializer:
 def specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
     """Parameters of the embedding: `tokens`, and `positions`, `types`, `t5` where the config has them."""
     tree = {"tokens": ParamSpec((vocab(cfg), cfg.width), ("vocab", "embed"), table_init(cfg))}
-    if cfg.positions == "learned":
+    if isinstance(cfg.positions, Learned):
         tree["positions"] = ParamSpec((cfg.context_length, cfg.width), ("positions", "embed"), table_init(cfg))
-    if cfg.positions == "t5":
-        tree["t5"] = ParamSpec((T5_BUCKETS, cfg.num_heads), ("positions", "heads"), normal(cfg.width**-0.5))
+    if isinstance(cfg.positions, T5):
+        tree["t5"] = ParamSpec((T5_BUCKETS, cfg.attention.num_heads), ("positions", "heads"), normal(cfg.width**-0.5))
     if cfg.token_types:
         tree["types"] = ParamSpec((cfg.token_types, cfg.width), ("types", "embed"), table_init(cfg))
     return tree
@@ -71,9 +71,9 @@ def embed(
       [B, T, D] in the compute dtype.
     """
     x = look_up(tokens, params["tokens"], "vocab")
-    if cfg.positions == "learned":
+    if isinstance(cfg.positions, Learned):
         x = x + _learned(params["positions"], positions, x)
-    elif cfg.positions == "sinusoidal":
+    elif isinstance(cfg.positions, Sinusoidal):
         # Source: Vaswani et al. 2017, section 3.4: the table is scaled up so that positions do not drown it.
         x = x * math.sqrt(cfg.width) + jnp.broadcast_to(pos.sinusoidal(positions, cfg.width), x.shape)
     if cfg.token_types:
@@ -98,7 +98,7 @@ def row_positions(tokens: Array, cfg: ModelConfig) -> Array:
       ValueError: the row is longer than a learned table reaches.
     """
     length = tokens.shape[1]
-    if cfg.positions == "learned" and length > cfg.context_length:
+    if isinstance(cfg.positions, Learned) and length > cfg.context_length:
         raise ValueError(f"{length} tokens are more than the {cfg.context_length} positions of model.context_length")
     return jnp.arange(length)
 
@@ -118,9 +118,11 @@ def shard_rows(
       if they were None and rows are not cut).
     """
     # A causal window is about the same work in every part, and a plain order is what lets the round end early.
-    cut = context.sequence_sharding(tokens.shape[1], zigzag=cfg.causal and cfg.window is None)
+    cut = context.sequence_sharding(tokens.shape[1], zigzag=cfg.causal and cfg.attention.window is None)
     index = None if cut.order is None else jnp.asarray(cut.order)
-    mask = masks.Mask(causal=cfg.causal, window=cfg.window, query_index=index, key_index=index, parts=cut.parts)
+    mask = masks.Mask(
+        causal=cfg.causal, window=cfg.attention.window, query_index=index, key_index=index, parts=cut.parts
+    )
     if segments is not None:
         mask = mask & masks.segments(cut.arrange(segments))
     if positions is None:
@@ -137,9 +139,9 @@ def score_bias(params: Params, cfg: ModelConfig, mask: masks.Mask | None = None)
     `mask` gives the indices in the row where the tokens do not stand as in the row: rows in parts, or a decoder's
     cache, for which the bias is an array.
     """
-    if cfg.positions == "alibi":
-        bias = Partial(functools.partial(pos.alibi, num_heads=cfg.num_heads))
-    elif cfg.positions == "t5":
+    if isinstance(cfg.positions, Alibi):
+        bias = Partial(functools.partial(pos.alibi, num_heads=cfg.attention.num_heads))
+    elif isinstance(cfg.positions, T5):
         bias = Partial(functools.partial(_t5_bias, not cfg.causal), params["t5"])
     else:
         return None

@@ -5,8 +5,8 @@ product, attention scores and values included, over the whole [T, T] square as C
 implementation may skip the masked half, which makes it faster, not the model smaller). A head that is needed at a share
 of the positions only, as BERT's at the masked ones, counts by that share: the objective asks no more of anybody.
 
->>> from jaxformer.config import ModelConfig
->>> gpt2 = ModelConfig(num_layers=12, width=768, num_heads=12, context_length=1024, vocab_size=50257)
+>>> from jaxformer.config import ModelConfig, Softmax
+>>> gpt2 = ModelConfig(num_layers=12, width=768, attention=Softmax(12), context_length=1024, vocab_size=50257)
 >>> count = count_parameters(gpt2)
 >>> count.total, count.non_embedding
 (124439808, 85056000)
@@ -80,7 +80,9 @@ def count_parameters(cfg: ModelConfig) -> ParameterCount:
     return ParameterCount(count_by_group(specs), total, total - tables, total - positions)
 
 
-def flops_per_token(cfg: ModelConfig, context_length: int | None = None, head_fraction: float = 1.0) -> Flops:
+def flops_per_token(
+    cfg: ModelConfig, context_length: int | None = None, head_fraction: float = 1.0, remat_policy: str = "none"
+) -> Flops:
     """Operations per token of a row.
 
     Args:
@@ -88,6 +90,7 @@ def flops_per_token(cfg: ModelConfig, context_length: int | None = None, head_fr
       context_length: tokens of a row; None: the model's. A window limits the keys that count.
       head_fraction: share of the positions whose logits are needed: 1 for next tokens, `mask_rate` for masked ones
         (the expected share; what is computed is rounded up to whole blocks, see `functional.selected`).
+      remat_policy: what the backward pass computes again, as `execution.remat`.
 
     Returns:
       Flops per token.
@@ -95,19 +98,20 @@ def flops_per_token(cfg: ModelConfig, context_length: int | None = None, head_fr
     Source: Chowdhery et al. 2022, appendix B; Kaplan et al. 2020, table 1, plus what it leaves out.
     """
     context = cfg.context_length if context_length is None else context_length
-    keys = context if cfg.window is None else min(context, cfg.window if cfg.causal else 2 * cfg.window - 1)
-    d, f, k = cfg.width, cfg.mlp_size, cfg.head_size
+    window, heads = cfg.attention.window, cfg.attention.num_heads
+    keys = context if window is None else min(context, window if cfg.causal else 2 * window - 1)
+    d, f, k = cfg.width, cfg.feed_forward.hidden_width(cfg.width), cfg.head_size
     vocab = cfg.vocab_size or 0
     layers = cfg.num_layers
-    projections = layers * 2 * d * k * (2 * cfg.num_heads + 2 * cfg.kv_heads)
-    attention = layers * 2 * 2 * cfg.num_heads * k * keys
-    mlp = layers * 2 * d * f * (3 if cfg.gated else 2)
+    projections = layers * 2 * d * k * (2 * heads + 2 * cfg.attention.kv_heads)
+    attention = layers * 2 * 2 * heads * k * keys
+    mlp = layers * 2 * d * f * (3 if cfg.feed_forward.gated else 2)
     head = head_fraction * (2 * d * vocab + (2 * d * d if cfg.family == "bert" else 0))
     # "dots" keeps every product with a weight and recomputes the batched ones, attention's. "full" recomputes the block
     # but for the products that only feed the residual sum, which no gradient needs; a norm after the sum needs it.
-    last = {"post_norm": 0, "pre_norm": 2 * d * f, "parallel": 2 * d * f + 2 * d * k * cfg.num_heads}[cfg.block]
+    last = {"post_norm": 0, "pre_norm": 2 * d * f, "parallel": 2 * d * f + 2 * d * k * heads}[cfg.block]
     whole = projections + attention + mlp - layers * last
-    remat = {"none": 0.0, "dots": float(attention), "full": float(whole)}[cfg.remat]
+    remat = {"none": 0.0, "dots": float(attention), "full": float(whole)}[remat_policy]
     return Flops(projections, attention, mlp, head, remat)
 
 

@@ -2,7 +2,7 @@
 
 >>> import jax
 >>> from jaxformer.specs import init_params
->>> cfg = ModelConfig(num_layers=2, width=32, num_heads=4, context_length=16, vocab_size=64)
+>>> cfg = ModelConfig(num_layers=2, width=32, context_length=16, vocab_size=64)
 >>> params = init_params(specs(cfg), jax.random.key(0))
 >>> apply(params, jnp.zeros((1, 16), int), cfg).shape
 (1, 16, 64)
@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer import masks
-from jaxformer.config import LossConfig, ModelConfig
+from jaxformer.config import Execution, LossConfig, ModelConfig
 from jaxformer.functional import layers
-from jaxformer.functional.block import LayerCache, block_specs, norm, norm_specs, rotation, stack
+from jaxformer.functional.block import AS_USUAL, LayerCache, block_specs, rotation, stack
+from jaxformer.functional.layer import norm, norm_specs
 from jaxformer.functional.losses import TokenLoss, token_loss
 from jaxformer.models import embedding
 from jaxformer.parallel.context import SequenceSharding
@@ -55,6 +56,7 @@ def hidden_sharded(
     positions: Array | None = None,
     segments: Array | None = None,
     rng: Array | None = None,
+    execution: Execution = AS_USUAL,
 ) -> tuple[Array, SequenceSharding]:
     """`hidden`, with rows cut into parts as the mesh in use cuts them.
 
@@ -65,6 +67,7 @@ def hidden_sharded(
       positions: [B, T] int, position in the document; None: 0, 1, 2, ...
       segments: [B, T] int, document of each token; None: one document per row.
       rng: dropout; None: nothing is dropped.
+      execution: how it is computed, not what.
 
     Returns:
       [parts * B, T / parts, D] in the compute dtype, and the cut; [B, T, D] where the mesh has no context axis.
@@ -73,7 +76,8 @@ def hidden_sharded(
     rngs = (None, None) if rng is None else jax.random.split(rng)
     x = embedding.embed(params["embedding"], tokens, positions, cfg, rngs[0])
     bias = embedding.score_bias(params["embedding"], cfg, mask)
-    x, _ = stack(params["blocks"], x, cfg, mask, rotate=rotation(cfg, positions), bias=bias, rng=rngs[1])
+    rotate = rotation(cfg, positions)
+    x, _ = stack(params["blocks"], x, cfg, mask, rotate=rotate, bias=bias, rng=rngs[1], execution=execution)
     return (norm(params["final_norm"], x, cfg) if "final_norm" in params else x), cut
 
 
@@ -85,17 +89,24 @@ def output_table(params: Params) -> Array:
 def apply(params: Params, tokens: Array, cfg: ModelConfig, **fields) -> Array:
     """Logits of the next token, [B, T, V] float32. Arguments as in `hidden`.
 
-    `jax.jvp` and `jax.hessian` go through this and through `loss`, with `cfg.attention` "xla" or "chunked": the kernels
-    that "auto" takes on TPUs and GPUs have `jax.grad` alone.
+    `jax.jvp` and `jax.hessian` go through this and through `loss`, with `execution.attention` "xla" or "chunked": the
+    kernels that "auto" takes on TPUs and GPUs have `jax.grad` alone.
     """
     return layers.unembed(hidden(params, tokens, cfg, **fields), output_table(params))
 
 
 def loss(
-    params: Params, batch: Batch, cfg: ModelConfig, loss_cfg: LossConfig, rng: Array | None = None
+    params: Params,
+    batch: Batch,
+    cfg: ModelConfig,
+    loss_cfg: LossConfig,
+    rng: Array | None = None,
+    execution: Execution = AS_USUAL,
 ) -> tuple[Sums, Sums]:
     """(objective, metrics) of a batch; see `types.Model`."""
-    x, cut = hidden_sharded(params, batch.tokens, cfg, positions=batch.positions, segments=batch.segments, rng=rng)
+    x, cut = hidden_sharded(
+        params, batch.tokens, cfg, positions=batch.positions, segments=batch.segments, rng=rng, execution=execution
+    )
     targets, weights = cut.shard(batch.targets), cut.shard(batch.weights)
     out = token_loss(x, output_table(params), targets, weights, **loss_options(loss_cfg))
     return {"loss": (out.total, out.weight)}, token_metrics(out, cut)

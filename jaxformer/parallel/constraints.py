@@ -47,7 +47,7 @@ ACTIVATION_RULES: dict[str, tuple[str, ...]] = {
 }
 LANES = 128  # of a TPU's registers: the width of a tile of an array
 _KNOWN = frozenset(axis for axes in (*RULES.values(), *ACTIVATION_RULES.values()) for axis in axes or ())
-_shard_norms: ContextVar[bool] = ContextVar("shard_norms", default=False)
+_sequence_parallel: ContextVar[bool] = ContextVar("sequence_parallel", default=False)
 
 
 @contextmanager
@@ -57,11 +57,11 @@ def sequence_parallel(on: bool):
     Norms, residual sums and dropout are then done once and not by every device of the axis, and each all-reduce becomes
     a reduce-scatter and an all-gather. Source: Korthikanti et al. 2022, section 4.2.2 (sequence parallelism).
     """
-    token = _shard_norms.set(on)
+    token = _sequence_parallel.set(on)
     try:
         yield
     finally:
-        _shard_norms.reset(token)
+        _sequence_parallel.reset(token)
 
 
 def mesh_axes() -> dict[str, int]:
@@ -87,7 +87,7 @@ def constrain(x: Array, *axes: str | None) -> Array:
     >>> constrain(jnp.ones((2, 3)), "rows", None).shape
     (2, 3)
     """
-    rules = {**ACTIVATION_RULES, "tokens": ("tensor",)} if _shard_norms.get() else ACTIVATION_RULES
+    rules = {**ACTIVATION_RULES, "tokens": ("tensor",)} if _sequence_parallel.get() else ACTIVATION_RULES
     return _constrain(x, axes, rules)
 
 

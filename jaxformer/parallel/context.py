@@ -57,7 +57,7 @@ def sequence_sharding(length: int, *, zigzag: bool) -> SequenceSharding:
     """How the mesh in use cuts rows of `length` tokens; not at all where its `context` axis does not divide them.
 
     >>> sequence_sharding(16, zigzag=True)
-    Cut(parts=1, order=None)
+    SequenceSharding(parts=1, order=None)
     """
     parts = mesh_axes().get("context", 1)
     if parts == 1 or length % (2 * parts if zigzag else parts):

@@ -155,8 +155,8 @@ def check_batch(rows: int, micro_batches: int, mesh: Mesh) -> None:
     devices = batch_shards(mesh)
     if rows % (micro_batches * devices):
         raise ConfigError(
-            f"config.train.batch_rows: {rows} in micro-batches of {rows / micro_batches:g} rows does not divide over "
-            f"{devices} devices (mesh.data {mesh.shape['data']} x mesh.fsdp {mesh.shape['fsdp']}); "
+            f"config.train.global_batch_size: {rows} in micro-batches of {rows / micro_batches:g} rows does not divide "
+            f"over {devices} devices (mesh.data {mesh.shape['data']} x mesh.fsdp {mesh.shape['fsdp']}); "
             f"accepted: multiples of {micro_batches * devices}"
         )
 

@@ -53,7 +53,7 @@ def communication_bound(config: Config, specs: Any, mesh: Any) -> dict[str, floa
 
 def tokens_per_device(config: Config, sizes: dict[str, int]) -> float:
     """Tokens of one micro-batch on one device."""
-    rows = config.train.batch_rows / config.train.micro_batches
+    rows = config.train.global_batch_size / config.execution.gradient_accumulation_steps
     splits = math.prod(sizes.get(a, 1) for a in ACTIVATION_RULES["rows"])
     return rows * config.model.context_length / splits
 
@@ -66,7 +66,7 @@ def _parameter(add: Any, name: str, spec: ParamSpec, config: Config, mesh: Any, 
     entries = partition(spec.shape, spec.axes, mesh, name)
     used = {a for entry in entries if entry for a in (entry if isinstance(entry, tuple) else (entry,))}
     numbers = math.prod(spec.shape) / math.prod(sizes[a] for a in used if a != "fsdp")
-    parts, micro = sizes.get("fsdp", 1) if "fsdp" in used else 1, config.train.micro_batches
+    parts, micro = sizes.get("fsdp", 1) if "fsdp" in used else 1, config.execution.gradient_accumulation_steps
     share = (parts - 1) / parts
     whole = share * numbers * _compute_bytes(config)
     summed = share * numbers * GRADIENT_BYTES
@@ -87,15 +87,15 @@ def _tensor(config: Config, sizes: dict[str, int]) -> float:
     share = (sizes["tensor"] - 1) / sizes["tensor"]
     tokens = tokens_per_device(config, sizes)
     sums = 2 * (1 if model.block == "parallel" else 2)
-    again = int(model.remat == "full" and model.block != "parallel")
+    again = int(config.execution.remat == "full" and model.block != "parallel")
     activations = (model.num_layers * (sums + again) + 2) * tokens * model.width * _compute_bytes(config)
-    return config.train.micro_batches * 2 * share * (activations + 3 * tokens * 4)
+    return config.execution.gradient_accumulation_steps * 2 * share * (activations + 3 * tokens * 4)
 
 
 def _context(config: Config, sizes: dict[str, int]) -> float:
     model = config.model
-    kept = tokens_per_device(config, sizes) * model.kv_heads * model.head_size * _compute_bytes(config)
-    if model.kv_heads % sizes.get("tensor", 1) == 0:
+    kept = tokens_per_device(config, sizes) * model.attention.kv_heads * model.head_size * _compute_bytes(config)
+    if model.attention.kv_heads % sizes.get("tensor", 1) == 0:
         kept /= sizes.get("tensor", 1)
-    rounds = 2 + 2 * int(model.remat == "full") + 4
-    return config.train.micro_batches * model.num_layers * rounds * (sizes["context"] - 1) * kept
+    rounds = 2 + 2 * int(config.execution.remat == "full") + 4
+    return config.execution.gradient_accumulation_steps * model.num_layers * rounds * (sizes["context"] - 1) * kept

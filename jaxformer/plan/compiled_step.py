@@ -55,22 +55,22 @@ def target_config(config: Config, topology: Topology, mesh: Mesh) -> Config:
     Raises:
       ConfigError: an attention kernel that only a GPU's own process can compile.
     """
-    model = config.model
-    if model.attention == "cudnn":
-        raise ConfigError(f"config.model.attention: cudnn cannot be planned without a GPU; accepted here: {ANY}")
+    model, execution = config.model, config.execution
+    if execution.attention == "cudnn":
+        raise ConfigError(f"config.execution.attention: cudnn cannot be planned without a GPU; accepted here: {ANY}")
     if model.vocab_size is None:
         if config.data.tokenizer != "bpe":
             model = replace(model, vocab_size=-(-300 // 64) * 64)  # bytes and specials; characters are not many more
         else:
             model = replace(model, vocab_size=-(-config.data.tokenizer_vocab // 64) * 64)
-    if model.attention == "auto":
+    if execution.attention == "auto":
         parts = mesh.shape["context"]
         length = model.context_length // parts
         # Not cuDNN's kernel: where no GPU is, it cannot be compiled.
         able = ["splash"] if parts == 1 and unsupported_by("splash", model) is None else []
         implementation: Any = choose(length, length, parts, topology.chip.platform, able)
-        model = replace(model, attention=implementation)
-    return replace(config, model=model)
+        execution = replace(execution, attention=implementation)
+    return replace(config, model=model, execution=execution)
 
 
 def abstract_chunk(config: Config, mesh: Mesh) -> Batch:
@@ -79,7 +79,9 @@ def abstract_chunk(config: Config, mesh: Mesh) -> Batch:
     where = batch_sharding(mesh, 1)
 
     def array(dtype: Any, *shape: int) -> Any:
-        return jax.ShapeDtypeStruct((train.steps_per_dispatch, train.batch_rows, *shape), dtype, sharding=where)
+        return jax.ShapeDtypeStruct(
+            (config.execution.steps_per_dispatch, train.global_batch_size, *shape), dtype, sharding=where
+        )
 
     ids, weights = array(jnp.int32, length), array(jnp.float32, length)
     pairs = (ids, array(jnp.int32)) if config.data.pairs else (None, None)
@@ -98,8 +100,8 @@ def compile_step(config: Config, topology: Topology) -> CompiledStep:
         raise ConfigError(str(error).replace("the number of devices is", f"{topology.name} has")) from None
     config = target_config(config, topology, mesh)
     check_context(config.model.context_length, mesh)
-    check_mesh(config.model, mesh)
-    model = make_model(config.model, config.loss)
+    check_mesh(config.execution, mesh)
+    model = make_model(config.model, config.loss, config.execution)
     optimizer = make_optimizer(config.optimizer, config.train.steps, model.specs)
     steps = compile_steps(model, optimizer, mesh, config)
     began = time.perf_counter()

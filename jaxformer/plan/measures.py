@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxformer.config import Config, ModelConfig, to_dict
+from jaxformer.config import Config, to_dict
 from jaxformer.kernels.attention import splash
 from jaxformer.models.flops import count_parameters, training_flops
 from jaxformer.parallel.mesh import LARGE
@@ -46,7 +46,7 @@ def describe(step: CompiledStep, topology: Topology) -> Plan:
     memory = state_memory(step)
     limit = topology.chip.memory
     sizes = {name: int(size) for name, size in step.mesh.shape.items()}
-    tokens = config.train.batch_rows * config.model.context_length
+    tokens = config.train.global_batch_size * config.model.context_length
     model_flops = training_flops(config.model, config.data) * tokens
     plan: Plan = {
         "topology": topology.name,
@@ -77,7 +77,7 @@ def describe(step: CompiledStep, topology: Topology) -> Plan:
 
     program = hlo.read(step.text)
     sent = collectives.find(program, sizes)
-    flops, traffic = costs.flops(program, _visited(config.model)), costs.traffic(program)
+    flops, traffic = costs.flops(program, _visited(config)), costs.traffic(program)
     plan["flops"] |= {"program": flops, "useful": model_flops / (flops * len(topology.devices)) if flops else None}
     plan["traffic"] = traffic
     plan["collectives"] = _summed(sent)
@@ -90,11 +90,12 @@ def describe(step: CompiledStep, topology: Topology) -> Plan:
     return plan
 
 
-def _visited(model: ModelConfig) -> float:
+def _visited(config: Config) -> float:
     """Share of the scores that the TPU's attention kernel visits; of other implementations every product is counted."""
-    if model.attention != "splash":
+    if config.execution.attention != "splash":
         return 1.0
-    return splash.visited(model.context_length, model.causal, model.window)
+    model = config.model
+    return splash.visited(model.context_length, model.causal, model.attention.window)
 
 
 def by_axes(plan: Plan) -> dict[str, float]:
@@ -134,20 +135,22 @@ def saved_activations(step: CompiledStep) -> int:
     "full" keeps what enters a block; "dots" also the products with weights; "none" about all that is computed, which
     is estimated as the products, the attention weights (where attention keeps them) and two norms.
     """
-    model, sizes = step.config.model, dict(step.mesh.shape)
+    model, execution, sizes = step.config.model, step.config.execution, dict(step.mesh.shape)
     each = 2 if model.dtype == "bfloat16" else 4
     tokens = communication_bound.tokens_per_device(step.config, {k: v for k, v in sizes.items() if v > 1})
     tensor = sizes.get("tensor", 1)
-    products = (model.num_heads + 2 * model.kv_heads) * model.head_size + model.mlp_size * (2 if model.gated else 1)
+    heads, feed = model.attention, model.feed_forward
+    products = (heads.num_heads + 2 * heads.kv_heads) * model.head_size
+    products += feed.hidden_width(model.width) * (2 if feed.gated else 1)
     split = products / tensor + 2 * model.width
     numbers = {
         "full": float(model.width),
         "dots": model.width + split,
         "none": 3 * model.width + 2 * split,
-    }[model.remat]
-    if model.remat == "none" and model.attention == "xla":
+    }[execution.remat]
+    if execution.remat == "none" and execution.attention == "xla":
         keys = model.context_length if not model.causal else (model.context_length + 128) / 2
-        numbers += 2 * model.num_heads / tensor * keys
+        numbers += 2 * heads.num_heads / tensor * keys
     return int(model.num_layers * tokens * each * numbers)
 
 

@@ -103,7 +103,7 @@ def _roofline(times: dict[str, Any]) -> list[str]:
 def remedy(plan: Plan) -> str:
     """One line of what to change where a plan does not fit."""
     memory, mesh = plan["memory"], plan["mesh"]
-    train, model = plan["config"]["train"], plan["config"]["model"]
+    rows, execution = plan["config"]["train"]["global_batch_size"], plan["config"]["execution"]
     line = (
         f"config does not fit {plan['topology']}: {size(memory['total'])} of {size(memory['limit'])} on each device "
         f"({size(memory['state'])} parameters and optimizer, {size(memory['temporaries'])} temporaries)"
@@ -112,16 +112,16 @@ def remedy(plan: Plan) -> str:
     if memory["state"] + memory["gradients"] > 0.8 * memory["limit"]:
         ideas.append(f"more devices, or a larger mesh.fsdp (now {mesh.get('fsdp', 1)})")
     else:
-        if model["remat"] != "full":
-            ideas.append(f"model.remat=full (now {model['remat']})")
-        rows = train["batch_rows"] // (mesh.get("data", 1) * mesh.get("fsdp", 1))
-        if rows > train["micro_batches"]:
-            ideas.append(f"train.micro_batches={rows} (now {train['micro_batches']})")
+        if execution["remat"] != "full":
+            ideas.append(f"execution.remat=full (now {execution['remat']})")
+        rows //= mesh.get("data", 1) * mesh.get("fsdp", 1)
+        if rows > (parts := execution["gradient_accumulation_steps"]):
+            ideas.append(f"execution.gradient_accumulation_steps={rows} (now {parts})")
         ideas.append(f"a larger mesh.tensor (now {mesh.get('tensor', 1)})")
-        if model["layers"] == "unroll":
-            ideas.append("model.layers=scan")
-        if model["attention"] != "chunked":
-            ideas.append("model.attention=chunked")
+        if execution["layers"] == "unroll":
+            ideas.append("execution.layers=scan")
+        if execution["attention"] != "chunked":
+            ideas.append("execution.attention=chunked")
     return f"{line}; try {', '.join(ideas)}, or --search"
 
 

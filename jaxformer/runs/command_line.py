@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from jaxformer.config import Config, diff, from_mapping, plain, to_dict
+from jaxformer.config.fields import MOST_INTEGER, at_home, from_text, nearest, shown
 from jaxformer.errors import ConfigError
-from jaxformer.fields import MOST_INTEGER, at_home, from_text, nearest, shown
 
 FIELD = r"--config\.[\w.]+"
 CONFIG_HELP = """fields of the config:

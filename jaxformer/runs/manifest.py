@@ -28,7 +28,9 @@ C = TypeVar("C", bound=Config)
 
 FILE_NAME = "manifest.json"
 # May change between two starts of one run: they decide where and how it runs, not what it computes.
-OPERATIONAL = ("workdir", "mesh", "distributed", "checkpoint", "tensorboard", "compilation_cache", "data.cache_dir")
+OPERATIONAL = (
+    "workdir", "execution", "mesh", "distributed", "checkpoint", "tensorboard", "compilation_cache", "data.cache_dir",
+)  # fmt: skip
 # Version of the rule by which a config and a seed give batches; 2: random spans of data.pairs are cut as true ones.
 BATCHES = 2
 # What a run or a study writes into its directory, and what may lie in it; none of it is ever a link.
@@ -242,6 +244,15 @@ def check_workdir(config: Config, free: Sequence[str] = ()) -> None:
             f"config.workdir: {workdir} is not empty and holds no run of ours ({', '.join(sorted(foreign)[:3])}); "
             "accepted: a new or empty directory, or one of a run to go on with"
         )
+
+
+def execution_changes(config: Config) -> str | None:
+    """A line that says what of `execution` differs from the start of the run in `config.workdir`; None: nothing."""
+    stored = _config_of(config.workdir, read(config.workdir), type(config))
+    changes = diff(to_dict(stored.execution), to_dict(config.execution), "execution.")
+    if not changes:
+        return None
+    return f"note: {'; '.join(changes)} since this run began; its results agree to rounding, not bit for bit"
 
 
 def write_or_check(manifest: Mapping[str, Any], config: Config, free: Sequence[str] = ()) -> None:

@@ -63,12 +63,16 @@ def check_training(config: Config, specs: Any, mesh: Mesh) -> None:
     moments = MOMENTS[config.optimizer.name] + (config.optimizer.ema_decay is not None)
     state = 4 * each * sharing * (2 + moments)
     train = config.train
-    steps = min(x for x in (train.steps_per_dispatch, train.steps, train.eval_every_steps,
+    steps = min(x for x in (config.execution.steps_per_dispatch, train.steps, train.eval_every_steps,
                             config.checkpoint.save_every_steps) if x is not None)  # fmt: skip
-    tokens = steps * train.batch_rows * config.model.context_length
+    tokens = steps * train.global_batch_size * config.model.context_length
     batches = TOKEN_BYTES * tokens * sharing // mesh.devices.size
     if state + batches > limit:
-        larger = "model" if state > batches else f"train.batch_rows ({train.batch_rows}) x steps_per_dispatch ({steps})"
+        larger = (
+            "model"
+            if state > batches
+            else f"train.global_batch_size ({train.global_batch_size}) x steps_per_dispatch ({steps})"
+        )
         raise ConfigError(
             f"config.{larger}: {_size(state)} for {count_params(specs):.3g} parameters, their gradients and {moments} "
             f"moments, and {_size(batches)} for the batches of {steps} steps, on {where}, which has {_size(limit)}; "
@@ -89,9 +93,10 @@ def check_decoding(cfg: ModelConfig, rows: int, tokens: int, flags: str) -> None
       ConfigError: keys and values alone need more than there is.
     """
     limit, _, where = limit_of(jax.devices()[:1])
-    kept = tokens if cfg.window is None else min(tokens, cfg.window)
+    heads = cfg.attention
+    kept = tokens if heads.window is None else min(tokens, heads.window)
     width = 2 if cfg.dtype == "bfloat16" else 4
-    needed = rows * (2 * width * cfg.num_layers * cfg.kv_heads * cfg.head_size * kept + 4 * tokens)
+    needed = rows * (2 * width * cfg.num_layers * heads.kv_heads * cfg.head_size * kept + 4 * tokens)
     if needed > limit:
         raise ConfigError(
             f"{flags}: {rows} x {tokens} tokens need {_size(needed)} for their keys and values, on {where}, which has "

@@ -98,6 +98,8 @@ def _pretrain(parsed: Parsed, stack: ExitStack) -> loop.Result:
     fingerprint, also = coordination.broadcast_from_0(written, "the manifest")
     coordination.raise_together(lambda: manifest.check_shared(config), "the manifest")
     print_overview(config, corpus, batches, mesh, parsed.overrides, log)
+    if chief and (changed := manifest.execution_changes(config)):
+        log(changed)
 
     counts = count_parameters(config.model)
     flops = training_flops(config.model, config.data)
@@ -137,19 +139,19 @@ def _prepare(
     """Opens everything that a run needs and can be refused for; writes nothing but the corpus and, into `stack`, the
     lock of the working directory."""
     mesh = make_mesh(config.mesh)
-    check_available(config.model)
-    check_batch(config.train.batch_rows, config.train.micro_batches, mesh)
+    check_available(config.execution)
+    check_batch(config.train.global_batch_size, config.execution.gradient_accumulation_steps, mesh)
     check_context(config.model.context_length, mesh)
-    check_mesh(config.model, mesh)
+    check_mesh(config.execution, mesh)
     manifest.check_workdir(config)
     if chief:
         stack.enter_context(WorkdirLock(config.workdir))
     corpus = open_corpus(config.data, progress=chief, verify=verify)
     config = fit_vocabulary(config, corpus.tokenizer)
-    model = make_model(config.model, config.loss)
+    model = make_model(config.model, config.loss, config.execution)
     memory_check.check_training(config, model.specs, mesh)  # refuses what does not divide as well
-    own = host_rows(config.train.batch_rows, mesh)
-    shape = {"rows": config.train.batch_rows, "context_length": config.model.context_length}
+    own = host_rows(config.train.global_batch_size, mesh)
+    shape = {"rows": config.train.global_batch_size, "context_length": config.model.context_length}
     batches = Batches(corpus.train, corpus.tokenizer, config.data, **shape, host_row_indices=own, seed=config.seed)
     held_out = eval_batches(corpus.validation, corpus.tokenizer, config.data, **shape, host_row_indices=own)
     return config, corpus, mesh, model, batches, held_out
@@ -187,7 +189,6 @@ def open_run(workdir: str | Path) -> Run:
       ConfigError: there is no run; CheckpointError: it has no valid checkpoint.
     """
     config: Config = manifest.read_config(workdir)
-    config = replace(config, model=fallback_to_auto(config.model))
     if not manifest.tokenizer_is_kept(workdir):
         raise ConfigError(
             f"workdir {workdir}: tokenizer.json is gone, damaged or another (its checksum is not the manifest's); "
@@ -231,7 +232,7 @@ def evaluate(workdir: str | Path, *, cache_dir: str | None = None, verify: bool 
     if corpus.fingerprint != stored:
         raise ConfigError(f"workdir {workdir}: was trained on other text (corpus {stored}, now {corpus.fingerprint})")
     mesh = make_mesh(MeshConfig(1), jax.devices()[:1])
-    model = make_model(fallback_to_auto(config.model), config.loss)
+    model = make_model(config.model, config.loss, fallback_to_auto(config.execution))
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(mesh)), abstract_params(model.specs)
     )
@@ -240,7 +241,7 @@ def evaluate(workdir: str | Path, *, cache_dir: str | None = None, verify: bool 
         corpus.validation,
         corpus.tokenizer,
         config.data,
-        rows=config.train.batch_rows,
+        rows=config.train.global_batch_size,
         context_length=config.model.context_length,
     )
     with jax.set_mesh(mesh):
@@ -256,10 +257,10 @@ def print_overview(config: Config, corpus: Corpus, batches: Batches, mesh, overr
     """What is about to be trained, on what, and where."""
     counts = count_parameters(config.model)
     model, train = config.model, config.train
-    tokens = train.steps * train.batch_rows * model.context_length
+    tokens = train.steps * train.global_batch_size * model.context_length
     epochs = batches.epochs(train.steps)
     log(
-        f"{model.family}: {model.num_layers} layers, width {model.width}, {model.num_heads} heads, "
+        f"{model.family}: {model.num_layers} layers, width {model.width}, {model.attention.num_heads} heads, "
         f"context {model.context_length}, vocabulary {model.vocab_size}: {_short(counts.total)} parameters "
         f"({_short(counts.non_embedding)} without embeddings), {model.dtype}"
     )
@@ -269,8 +270,8 @@ def print_overview(config: Config, corpus: Corpus, batches: Batches, mesh, overr
         f"corpus {corpus.fingerprint} of {config.data.source}"
     )
     log(
-        f"run: {train.steps} steps of {train.batch_rows} x {model.context_length} tokens = {_short(tokens)} tokens, "
-        f"{epochs:.2f} epochs, {_short(training_flops(config.model, config.data) * tokens)}FLOP, on "
+        f"run: {train.steps} steps of {train.global_batch_size} x {model.context_length} tokens = {_short(tokens)} "
+        f"tokens, {epochs:.2f} epochs, {_short(training_flops(config.model, config.data) * tokens)}FLOP, on "
         f"{mesh.devices.size} x {mesh.devices.flat[0].device_kind}, into {config.workdir}"
     )
     for line in corpus.notes() + batches.notes():

@@ -75,7 +75,7 @@ def open_study(config: StudyConfig, *, verify: bool = False) -> Study:
         )
     if config.optimizer.schedule != "wsd" and len(config.ladder.budgets) + len(config.ladder.tokens) > 1:
         print(f"note: under optimizer.schedule={config.optimizer.schedule} every run starts anew; wsd shares trunks")
-    check_available(config.model)
+    check_available(config.execution)
     manifest.check_workdir(config, free=MAY_CHANGE)
     corpus = open_corpus(config.data, verify=verify)
     config = fit_vocabulary(config, corpus.tokenizer)
@@ -150,7 +150,7 @@ def run(study: Study, *, at_once: int | None = None, log: Callable[[str], None] 
     if config.compilation_cache:
         keep_compiled_programs()
     sources = scheduler.Sources(
-        model=lambda c: make_model(c.model, c.loss),
+        model=lambda c: make_model(c.model, c.loss, c.execution),
         batches=functools.lru_cache(64)(lambda c: _batches(c, study.corpus)),
         held_out=functools.lru_cache(1)(lambda c: _held_out(c, study.corpus)),
         bytes_per_token=bytes_per_token(config, study.corpus.validation),
@@ -178,7 +178,7 @@ def check_floor(config: StudyConfig, found: Mapping[str, Mapping[str, Any]]) -> 
 def product_speed(config: StudyConfig) -> float:
     """FLOP/s of all devices on products of the study's largest width, measured now."""
     width = max(config.ladder.widths)
-    tokens = config.train.batch_rows * config.model.context_length
+    tokens = config.train.global_batch_size * config.model.context_length
     x, w = jnp.ones((tokens, width), config.model.dtype), jnp.ones((width, 4 * width), config.model.dtype)
     product = jax.jit(lambda x, w: jnp.matmul(x, w, preferred_element_type=jnp.float32))
     jax.block_until_ready(product(x, w))
@@ -192,7 +192,7 @@ def product_speed(config: StudyConfig) -> float:
 
 def _member(study: Study, run: ladder.LadderRun) -> Member:
     config = ladder.run_config(study.config, run)
-    tokens = run.steps * config.train.batch_rows * config.model.context_length
+    tokens = run.steps * config.train.global_batch_size * config.model.context_length
     counts = count_parameters(config.model)
     fields = {
         "role": run.role,
@@ -208,7 +208,7 @@ def _member(study: Study, run: ladder.LadderRun) -> Member:
 
 
 def _batches(config: Config, corpus: Corpus) -> Batches:
-    rows, length = config.train.batch_rows, config.model.context_length
+    rows, length = config.train.global_batch_size, config.model.context_length
     return Batches(corpus.train, corpus.tokenizer, config.data, rows=rows, context_length=length, seed=config.seed)
 
 
@@ -217,7 +217,7 @@ def _held_out(config: Config, corpus: Corpus) -> Any:
         corpus.validation,
         corpus.tokenizer,
         config.data,
-        rows=config.train.batch_rows,
+        rows=config.train.global_batch_size,
         context_length=config.model.context_length,
         max_rows=config.train.eval_rows,
     )

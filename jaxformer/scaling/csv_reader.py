@@ -28,8 +28,8 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxformer.config.fields import shown
 from jaxformer.errors import ConfigError
-from jaxformer.fields import shown
 
 _MOST_BYTES, _LONGEST_LINE, _MOST_TITLES = 1 << 28, 100_000, 20
 _DELIMITERS = (",", ";", "\t", "|")

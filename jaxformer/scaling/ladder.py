@@ -21,11 +21,11 @@ would cost most, can take the factor of the size before (`searched_sizes`).
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxformer.config import Config, ModelConfig, from_mapping
+from jaxformer.config.fields import Section
 from jaxformer.errors import ConfigError
-from jaxformer.fields import Section
 from jaxformer.models.flops import count_parameters, training_flops
 
 __all__ = [
@@ -129,9 +129,11 @@ class LadderRun(NamedTuple):
 def size_model(model: ModelConfig, width: int, ladder: LadderConfig) -> ModelConfig:
     """The model of a size: `model` with width, layers and heads of the ladder's ratios."""
     layers = max(ladder.min_layers, round(width / ladder.layer_width))
-    return replace(
-        model, width=width, num_layers=layers, num_heads=width // ladder.head_width, head_width=None, mlp_width=None
-    )
+    attention: Any = model.attention
+    feed_forward: Any = model.feed_forward
+    heads = replace(attention, num_heads=width // ladder.head_width, head_width=None)
+    usual = replace(feed_forward, width=None)
+    return replace(model, width=width, num_layers=layers, attention=heads, feed_forward=usual)
 
 
 def cells(study: StudyConfig, available: int | None = None) -> list[Cell]:
@@ -144,7 +146,7 @@ def cells(study: StudyConfig, available: int | None = None) -> list[Cell]:
     Raises:
       ConfigError: a run would read its text more often than ladder.max_epochs, or a budget is for no size.
     """
-    ladder, batch = study.ladder, study.train.batch_rows * study.model.context_length
+    ladder, batch = study.ladder, study.train.global_batch_size * study.model.context_length
     out: list[Cell] = []
     used: set[float] = set()
     for width in ladder.widths:

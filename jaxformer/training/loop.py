@@ -57,12 +57,12 @@ def next_boundary(step: int, config: Config) -> int:
     """Where the chunk that begins after `step` updates ends.
 
     >>> from jaxformer.config import from_mapping
-    >>> config = from_mapping({"train": {"steps": 25, "steps_per_dispatch": 10, "eval_every_steps": 12},
+    >>> config = from_mapping({"train": {"steps": 25, "eval_every_steps": 12}, "execution": {"steps_per_dispatch": 10},
     ...                        "optimizer": {"warmup_steps": 0}})
     >>> [next_boundary(step, config) for step in (0, 10, 11, 12, 20, 24)]
     [10, 12, 12, 20, 24, 25]
     """
-    periods = [config.train.steps_per_dispatch, config.train.eval_every_steps, config.checkpoint.save_every_steps]
+    periods = [config.execution.steps_per_dispatch, config.train.eval_every_steps, config.checkpoint.save_every_steps]
     return min(config.train.steps, *(step - step % period + period for period in periods if period is not None))
 
 
@@ -91,7 +91,7 @@ def train(
     Args:
       model: specs, init, loss, weights; its metrics hold "loss", nats per token.
       batches: training batches; batches[step] are this host's rows, see `sharding.host_rows`.
-      eval_batches: the held-out split, in batches of train.batch_rows rows.
+      eval_batches: the held-out split, in batches of train.global_batch_size rows.
       config: train, optimizer, checkpoint, seed and tensorboard are read here.
       workdir: exists.
       mesh: of `sharding.make_mesh`.
@@ -146,7 +146,7 @@ def train(
             flops_per_token=flops_per_token,
             tensorboard=str(workdir / "tensorboard") if config.tensorboard else None,
         )
-        reporter.tokens_per_step = config.train.batch_rows * batch.tokens.shape[-1]
+        reporter.tokens_per_step = config.train.global_batch_size * batch.tokens.shape[-1]
         stack.callback(reporter.close)
         watchdog = stack.enter_context(coordination.Watchdog(config.distributed.stall_timeout_seconds))
         run = _Run(config, steps, batches, eval_batches, checkpoints, reporter, stop, watchdog, bytes_per_token)
@@ -270,7 +270,7 @@ class _Run:
         began = time.monotonic()
         rows, count = self.config.train.eval_rows, None
         if rows is not None and not final:
-            count = -(-rows // self.config.train.batch_rows)
+            count = -(-rows // self.config.train.global_batch_size)
 
         def place(batch: Batch) -> Batch:
             self.watchdog.alive()

@@ -219,7 +219,7 @@ def compile_steps(
     Raises:
       ConfigError: the batch does not divide over the devices, or a parameter does not over the mesh.
     """
-    check_batch(cfg.train.batch_rows, cfg.train.micro_batches, mesh)
+    check_batch(cfg.train.global_batch_size, cfg.execution.gradient_accumulation_steps, mesh)
     model = with_sequence_parallelism(model, cfg)
     ema = cfg.optimizer.ema_decay is not None
     abstract = states.abstract_state(model, optimizer, mesh, ema=ema)
@@ -229,11 +229,11 @@ def compile_steps(
         model=model,
         optimizer=optimizer,
         schedule=make_schedule(cfg.optimizer, cfg.train.steps),
-        micro_batches=cfg.train.micro_batches,
+        micro_batches=cfg.execution.gradient_accumulation_steps,
         clip_norm=cfg.optimizer.clip_norm,
         ema_decay=cfg.optimizer.ema_decay,
     )
-    capacity = cfg.train.steps_per_dispatch
+    capacity = cfg.execution.steps_per_dispatch
     return CompiledSteps(
         init=lambda: states.init_state(model, optimizer, cfg.seed, mesh, ema=ema),
         train=jax.jit(
@@ -253,7 +253,7 @@ def with_sequence_parallelism(model: Model, cfg: Config) -> Model:
     """`model` with its activations laid out as the config's mesh asks."""
 
     def loss(*args):
-        with sequence_parallel(cfg.mesh.shard_norms):
+        with sequence_parallel(cfg.mesh.sequence_parallel):
             return model.loss(*args)
 
     return model._replace(loss=loss)

@@ -294,4 +294,4 @@ def test_keys_are_checked_where_they_are_used(tmp_path):
     for key in ("../victim", "/victim", "", "0123456789abcdeg"):
         with pytest.raises(ValueError, match="16 hexadecimal digits"):
             build_cache.get_or_build(tmp_path, key, lambda folder: None, lambda folder: folder)
-    assert corpus.cache.is_key("0123456789abcdef")
+    assert corpus.build_cache.is_key("0123456789abcdef")

@@ -144,7 +144,9 @@ def test_work_per_token_is_one_compiled_step_that_grows_with_the_slots_only():
         _, cache = step(jnp.array([1]), cache)
     assert len(traces) == 1
     flops = [cost(cfg, slots) for slots in (64, 1024)]
-    products = 2 * cfg.num_layers * 2 * 2 * cfg.num_heads * cfg.head_size  # rows, layers, q.k and w.v, multiply-add
+    products = (
+        2 * cfg.num_layers * 2 * 2 * cfg.attention.num_heads * cfg.head_size
+    )  # rows, layers, q.k and w.v, multiply-add
     assert products <= (flops[1] - flops[0]) / 960 < 2 * products  # reads grow with the slots and no faster
     windowed = config(positions="rotary", window=8)
     short, long = (cost(windowed, decoding.num_slots(windowed, 4, new)) for new in (128, 4096))

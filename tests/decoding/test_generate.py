@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flat_config import changed
 from small_models import config, gpt_apply, params_of
 
 from jaxformer.decoding import Sampling, generate, generation, prepare_decode_params, stream
@@ -23,7 +24,7 @@ def by_hand(params, prompt, cfg, new_tokens, penalty=1.0):
     """Greedy tokens and log-probabilities by one full forward pass for each token; padding on the right is not seen."""
     tokens, log_probs = list(prompt), []
     for _ in range(new_tokens):
-        padded = np.zeros((1, cfg.context_length if cfg.positions == "learned" else 32), int)
+        padded = np.zeros((1, cfg.context_length if cfg.positions.kind == "learned" else 32), int)
         padded[0, : len(tokens)] = tokens
         logits = np.asarray(gpt_apply(params, padded, cfg))[0, len(tokens) - 1]
         scaled = logits.copy()
@@ -36,7 +37,7 @@ def by_hand(params, prompt, cfg, new_tokens, penalty=1.0):
 @pytest.mark.parametrize("penalty", [1.0, 1.6])
 @pytest.mark.parametrize("window", [None, 6])
 def test_greedy_tokens_are_those_of_repeated_full_passes(window, penalty):
-    cfg = replace(CFG, window=window)
+    cfg = changed(CFG, window=window)
     sampling = Sampling(temperature=0, repetition_penalty=penalty)
     out = generate(PARAMS, PROMPTS, cfg, sampling=sampling, max_new_tokens=16)
     assert out.lengths.tolist() == [16] * 4 and not out.stopped.any()

@@ -5,10 +5,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flat_config import model_config
 from kernel_cases import MASKS, B, H, T, arrays, check
 
 from jaxformer import masks
-from jaxformer.config import LossConfig, MeshConfig, ModelConfig
+from jaxformer.config import Execution, LossConfig, MeshConfig
 from jaxformer.errors import ConfigError
 from jaxformer.functional.attention import attention, choose, unavailable
 from jaxformer.kernels.attention import cudnn
@@ -91,9 +92,9 @@ def test_what_it_cannot_do_exactly_is_refused():
             attention(*given, implementation="cudnn", **options)
     for model, why in (({"positions": "t5"}, "a bias"), ({"dtype": "float32"}, "float32"),
                        ({"attention_soft_cap": 30.0}, "a soft cap")):  # fmt: skip
-        config = ModelConfig(**{"dtype": "bfloat16", "vocab_size": 64, "attention": "cudnn", **model})
-        with pytest.raises(ConfigError, match=f"config.model.attention: cudnn cannot do {why}"):
-            make_model(config, LossConfig())
+        config = model_config(**{"dtype": "bfloat16", "vocab_size": 64, **model})
+        with pytest.raises(ConfigError, match=f"config.execution.attention: cudnn cannot do {why}"):
+            make_model(config, LossConfig(), Execution(attention="cudnn"))
 
 
 def test_auto_takes_it_on_cuda_only_and_only_where_it_can():

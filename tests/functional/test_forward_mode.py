@@ -162,6 +162,7 @@ def test_second_derivatives_in_every_order(name):
             np.testing.assert_allclose(found, right, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_hessians_and_jacobians():
     """`jacfwd`, `jacrev` and `hessian`, which map over tangents and cotangents; `linearize`, and its transpose."""
     for name in ("linear", "layer_norm", "attention", "chunked"):
@@ -211,6 +212,7 @@ def test_under_transformations():
     np.testing.assert_allclose(inner(jnp.sum(again_, axis=0), v_w), slopes(lambda _, w: examples(x, w))[1], rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axis", ["data", "context", "fsdp"])
 def test_on_a_mesh(axis):
     """A ring's keys and their tangents go round; a table's rows are looked up where they lie."""
@@ -234,6 +236,7 @@ def test_on_a_mesh(axis):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-10), twice, alone)
 
 
+@pytest.mark.slow
 def test_dtypes_of_tangents():
     """Those of the results, in the dtypes that train: bfloat16 activations and float32 parameters."""
     x, w = jnp.ones((2, 3, 4), jnp.bfloat16), jnp.ones((4, 4), jnp.float32)

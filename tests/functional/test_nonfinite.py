@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flat_config import model_config
 
 from jaxformer import masks
-from jaxformer.config import MeshConfig, ModelConfig
+from jaxformer.config import MeshConfig
 from jaxformer.decoding import cache
 from jaxformer.functional.attention import attention
 from jaxformer.kernels.attention import cudnn, nonfinite, splash, tiles, xla
@@ -227,7 +228,7 @@ def test_on_a_mesh(mesh):
 
         def attend(*x):
             return cut.unshard(
-                attention(*map(cut.fold, x), masks.Mask(keys=mask.keys, parts=cut.parts), implementation="chunked")
+                attention(*map(cut.shard, x), masks.Mask(keys=mask.keys, parts=cut.parts), implementation="chunked")
             )
 
         out, back = jax.vjp(attend, query, key, value)
@@ -286,7 +287,7 @@ def test_one_token_against_empty_slots():
 @pytest.mark.parametrize("window", [None, 4])
 def test_a_cache_holds_nothing_but_the_prompts(window):
     """A token whose embedding is NaN, behind the shorter prompt: states and slots do not know."""
-    cfg = ModelConfig(num_layers=2, width=16, num_heads=4, context_length=16, vocab_size=20, window=window)
+    cfg = model_config(num_layers=2, width=16, num_heads=4, context_length=16, vocab_size=20, window=window)
     params = init_params(gpt.specs(cfg), jax.random.key(0))
     tokens, lengths = jnp.array([[1, 2, 3, 4, 5], [6, 7, 0, 0, 0]]), jnp.array([5, 2])
     slots = cache.num_slots(cfg, 5, 4)

@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flat_config import model_config
 from kernel_cases import MASKS, H, T, arrays, check
 
 from jaxformer import masks
-from jaxformer.config import LossConfig, MeshConfig, ModelConfig
+from jaxformer.config import Execution, LossConfig, MeshConfig
 from jaxformer.errors import ConfigError
 from jaxformer.functional.attention import attention, choose
 from jaxformer.kernels.attention import splash
@@ -68,9 +69,9 @@ def test_what_it_cannot_do_exactly_is_refused():
             attention(*given, implementation="splash", **options)
     for model, why in (({"positions": "alibi"}, "a bias"), ({"attention_dropout": 0.1}, "dropout"),
                        ({"context_length": 100}, "rows of 100 tokens"), ({"width": 128}, "heads 32 wide")):  # fmt: skip
-        config = ModelConfig(**{"width": 256, "vocab_size": 64, "attention": "splash", **model})
-        with pytest.raises(ConfigError, match=f"config.model.attention: splash cannot do {why}"):
-            make_model(config, LossConfig())
+        config = model_config(**{"width": 256, "vocab_size": 64, **model})
+        with pytest.raises(ConfigError, match=f"config.execution.attention: splash cannot do {why}"):
+            make_model(config, LossConfig(), Execution(attention="splash"))
 
 
 def test_auto_takes_it_on_tpus_only_and_only_where_it_can():
@@ -96,7 +97,7 @@ config = from_mapping({"model": model, "mesh": {"fsdp": 2, "tensor": 2},
                        "train": {"batch_rows": 4, "steps_per_dispatch": 1}})
 target = topology.make("v5e:2x2")
 step = compile_step(config, target)
-assert step.config.model.attention == "splash"
+assert step.config.execution.attention == "splash"
 print(step.text.count("tpu_custom_call"), "1024,1024]" in step.text, measures.describe(step, target)["flops"]["useful"])
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)

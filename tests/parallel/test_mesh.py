@@ -107,7 +107,7 @@ def test_check_batch():
     mesh.check_batch(16, 2, mesh_of(8, 1, 1))
     mesh.check_batch(2, 1, mesh_of(2, 1, 4))
     for rows, micro in ((12, 1), (8, 2)):
-        with pytest.raises(ConfigError, match=rf"config\.train\.batch_rows: {rows} in .* 8 devices") as error:
+        with pytest.raises(ConfigError, match=rf"config\.train\.global_batch_size: {rows} in .* 8 devices") as error:
             mesh.check_batch(rows, micro, mesh_of(4, 2, 1))
         assert f"accepted: multiples of {8 * micro}" in str(error.value)
 

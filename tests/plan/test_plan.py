@@ -56,7 +56,7 @@ def test_parameter_and_optimizer_bytes_follow_from_the_specs(name, sizes):
     and one count. Counted here from shapes and names alone."""
     config = from_mapping(load_file(str(ROOT / f"configs/{name}.py")))
     data, fsdp, tensor = sizes
-    if config.model.num_heads % tensor:
+    if config.model.attention.num_heads % tensor:
         tensor, data = 1, data * tensor
     mesh = make_mesh(replace(config.mesh, data=data, fsdp=fsdp, tensor=tensor), jax.devices())
     model = make_model(config.model, config.loss)
@@ -134,14 +134,14 @@ def test_the_context_axis_is_planned_as_a_run_would_use_it():
     """Rows in parts need the chunked implementation, and a search keeps the axis."""
     target = topology.make("cpu:8")
     one, two = small(context=1), small(context=2)
-    chosen = [target_config(c, target, make_mesh(c.mesh, jax.devices())).model.attention for c in (one, two)]
+    chosen = [target_config(c, target, make_mesh(c.mesh, jax.devices())).execution.attention for c in (one, two)]
     assert chosen == ["xla", "chunked"]
     found = [c.mesh for c in search.candidates(two, target)]
     assert found and all(m.context == 2 and m.data * m.fsdp * m.tensor == 4 for m in found)
     odd = replace(two, model=replace(two.model, context_length=510))
     with pytest.raises(ConfigError, match="context_length"):
         compile_step(odd, target)
-    kernel = replace(two, model=replace(two.model, attention="splash"))
+    kernel = replace(two, execution=replace(two.execution, attention="splash"))
     with pytest.raises(ConfigError, match=r"attention: splash cannot do rows cut by config.mesh.context 2; accepted"):
         compile_step(kernel, target)
 

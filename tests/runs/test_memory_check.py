@@ -5,18 +5,20 @@ from types import SimpleNamespace
 
 import jax
 import pytest
+from flat_config import changed, model_config
 
-from jaxformer.config import CheckpointConfig, Config, MeshConfig, ModelConfig, OptimizerConfig, TrainConfig
+from jaxformer.config import CheckpointConfig, Config, Execution, MeshConfig, OptimizerConfig, TrainConfig
 from jaxformer.errors import ConfigError
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import make_mesh
 from jaxformer.runs import memory_check
 from jaxformer.specs import count_params
 
-MODEL = ModelConfig(num_layers=1, width=64, num_heads=2, context_length=16, vocab_size=1024, use_bias=False)
+MODEL = model_config(num_layers=1, width=64, num_heads=2, context_length=16, vocab_size=1024, use_bias=False)
 CONFIG = Config(
     model=MODEL,
-    train=TrainConfig(steps=10, batch_rows=8, steps_per_dispatch=1),
+    train=TrainConfig(steps=10, global_batch_size=8),
+    execution=Execution(steps_per_dispatch=1),
     optimizer=OptimizerConfig(warmup_steps=0),
     checkpoint=CheckpointConfig(),
 )
@@ -50,7 +52,7 @@ def test_one_device_counts_parameters_gradients_moments_and_batches(monkeypatch)
         optimizer = dataclasses.replace(CONFIG.optimizer, name=name, ema_decay=ema)
         config = dataclasses.replace(CONFIG, optimizer=optimizer)
         assert least(config, mesh, monkeypatch) == 4 * numbers * NUMBERS + batch
-    config = dataclasses.replace(CONFIG, train=dataclasses.replace(CONFIG.train, steps_per_dispatch=1000))
+    config = dataclasses.replace(CONFIG, execution=Execution(steps_per_dispatch=1000))
     assert least(config, mesh, monkeypatch) == 16 * NUMBERS + 10 * batch  # no more than the run has
 
 
@@ -88,4 +90,4 @@ def test_decoding_counts_keys_and_values(monkeypatch):
     memory_check.check_decoding(MODEL, 1, most, "--flags")
     with pytest.raises(ConfigError, match=r"^--flags: 1 x \d+ tokens need 977 KiB for their keys and values"):
         memory_check.check_decoding(MODEL, 1, most + 1, "--flags")
-    memory_check.check_decoding(dataclasses.replace(MODEL, window=8), 1, 100_000, "--flags")  # a ring of eight
+    memory_check.check_decoding(changed(MODEL, window=8), 1, 100_000, "--flags")  # a ring of eight

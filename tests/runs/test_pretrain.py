@@ -93,9 +93,9 @@ def test_a_run_learns_and_is_described(family, tmp_path, capsys):
     np.testing.assert_allclose(again["loss"], final["loss"], rtol=1e-5)
     # A run on a GPU by its own kernel is used here by another that computes the same.
     manifest = json_checksum.verified(manifest)
-    manifest["config"]["model"]["attention"] = "cudnn"
+    manifest["config"]["execution"]["attention"] = "cudnn"
     (tmp_path / "run" / "manifest.json").write_text(json.dumps(json_checksum.add_checksum(manifest)))
-    assert pretrain.open_run(tmp_path / "run").config.model.attention == "auto"
+    assert pretrain.open_run(tmp_path / "run").step == 8
     assert pretrain.evaluate(tmp_path / "run")["loss"] == again["loss"]
 
 
@@ -194,7 +194,7 @@ def test_a_run_goes_on_only_with_its_own_config(tmp_path):
 
 SHORT = [
     "--config.data.max_train_bytes=400000", "--config.data.tokenizer=bytes", "--config.model.num_layers=2",
-    "--config.model.width=96", "--config.train.steps=600", "--config.train.steps_per_dispatch=5",
+    "--config.model.width=96", "--config.train.steps=600", "--config.execution.steps_per_dispatch=5",
     "--config.train.log_every_steps=5", "--config.train.eval_every_steps=150", "--config.train.eval_rows=24",
     "--config.optimizer.warmup_steps=5", "--config.checkpoint.save_every_steps=20",
 ]  # fmt: skip

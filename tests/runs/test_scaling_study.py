@@ -194,8 +194,8 @@ def test_what_is_not_here_is_said_before_anything_is_trained(place, tmp_path, mo
     with pytest.raises(ConfigError, match=r"fits need scipy: pip install 'jaxformer\[scaling\]'"):
         scaling.main()
     monkeypatch.undo()
-    monkeypatch.setattr(sys, "argv", [*command(place, tmp_path / "run")[2:], "--config.model.attention=splash"])
-    with pytest.raises(ConfigError, match=r"config.model.attention: splash needs a TPU, which is not here"):
+    monkeypatch.setattr(sys, "argv", [*command(place, tmp_path / "run")[2:], "--config.execution.attention=splash"])
+    with pytest.raises(ConfigError, match=r"config.execution.attention: splash needs a TPU, which is not here"):
         scaling.main()
     assert not (tmp_path / "run").exists()
 
@@ -273,12 +273,12 @@ def test_a_study_in_use_a_link_in_it_and_another_studys_trunk(place, done, tmp_p
 def test_the_name_of_a_run_leads_nowhere_else(place, done, tmp_path, name):
     """Of a study from elsewhere, whose records know their checksums: the files of its runs are made from those."""
     study, victim = tmp_path / "study", tmp_path / "victim"
-    shutil.copytree(place / "done", scaling_study, ignore=shutil.ignore_patterns("runs"))
+    shutil.copytree(place / "done", study, ignore=shutil.ignore_patterns("runs"))
     victim.mkdir()
-    found = records.load(scaling_study / "records.jsonl")
+    found = records.load(study / "records.jsonl")
     lines = [json.dumps({**each, "run": name} if each["run"] == found[0]["run"] else each) for each in found]
-    (scaling_study / "records.jsonl").write_text("".join(f"{records._sealed(line)}\n" for line in lines))
-    code, _, err = finish(place, scaling_study, "--stage=fit")
+    (study / "records.jsonl").write_text("".join(f"{records._sealed(line)}\n" for line in lines))
+    code, _, err = finish(place, study, "--stage=fit")
     assert code == 2 and "records.jsonl:1: train record: run: " in err and "Traceback" not in err
-    code, _, err = finish(place, scaling_study, "--stage=run")
+    code, _, err = finish(place, study, "--stage=run")
     assert code == 0 and "set aside" in err + _ and not list(victim.iterdir())

@@ -208,7 +208,7 @@ def test_the_lock_is_touched_while_held(tmp_path):
 
 def test_who_wakes_up_and_finds_it_taken_ends(tmp_path, monkeypatch, capfd):
     ended = threading.Event()
-    monkeypatch.setattr(workdir_lock.agreement, "leave", lambda code: ended.set())
+    monkeypatch.setattr(workdir_lock.coordination, "leave", lambda code: ended.set())
     with WorkdirLock(tmp_path, **QUICK):
         held(tmp_path, **OTHER)
         assert ended.wait(2)

@@ -93,6 +93,7 @@ def flip_everywhere(kept, place):
     damaged(kept, flip, "a compiled program was damaged and is compiled again")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["empty", "cut", "of another program", "link", "folder"])
 def test_what_is_no_longer_the_entry_is_not_loaded(kept, tmp_path, how):
     _, folder, _ = kept
@@ -150,6 +151,7 @@ def test_a_folder_of_the_user_s_choice_is_checked_as_well(kept, tmp_path):
     assert hurt.stderr == f"note: {chosen}: a compiled program was damaged and is compiled again\n"
 
 
+@pytest.mark.slow
 def test_with_a_limited_size_as_well(kept, tmp_path):
     pytest.importorskip("filelock")
     cache, _, right = kept

@@ -82,7 +82,7 @@ def test_a_line_is_there_as_soon_as_it_is_printed(tmp_path, unbuffered):
     """In a file or pipe it came with the next 8 KB or the end, PYTHONUNBUFFERED or not: an empty log for minutes."""
     code = """
 import os, sys
-from jaxformer.process import program
+from jaxformer.runtime.program import program
 def main():
     print("step 1")
     print("note: a", file=sys.stderr)

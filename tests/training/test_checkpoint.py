@@ -436,6 +436,7 @@ def test_only_our_own_names_are_steps(saved, tmp_path, capfd):
     assert capfd.readouterr().err == f"checkpoint {directory / '9'} is a symbolic link, which is not followed\n"
 
 
+@pytest.mark.slow
 def test_what_the_machine_refuses_is_no_damage(saved, monkeypatch):
     """Else the checkpoint would be called invalid, and removed at the next save."""
     directory, _, second, abstract = saved
@@ -464,6 +465,7 @@ def damaged_beyond_one_array(directory):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
 
 
+@pytest.mark.slow
 def test_of_a_damaged_array_nothing_is_told_but_our_line(saved, capfd, caplog):
     directory, _, _, _ = saved
     damaged_beyond_one_array(directory / "2")

@@ -326,10 +326,10 @@ def test_bad_steps_now_and_then_are_skipped(tmp_path):
 
 
 def test_what_cannot_work_fails_before_it_compiles(tmp_path):
-    with pytest.raises(ConfigError, match=r"batch_rows: 8 .* does not divide over 8 devices"):
+    with pytest.raises(ConfigError, match=r"global_batch_size: 8 .* does not divide over 8 devices"):
         step.check_batch(8, 2, make_mesh(make_config(mesh={"data": 8}).mesh))
     mesh = make_mesh(make_config().mesh)
-    with pytest.raises(ConfigError, match=r"config\.train\.batch_rows: 6"):
+    with pytest.raises(ConfigError, match=r"config\.train\.global_batch_size: 6"):
         config = make_config(train={"batch_rows": 6})
         train(make_model(), ToyBatches(6), ToyBatches(6), config, workdir=tmp_path, mesh=mesh)
     assert os.listdir(tmp_path) == []

@@ -40,11 +40,13 @@ def member(name="a", steps=12, bad=(), **sections):
 
 def batches_of(config, delay=0.0):
     bad = tuple(int(step) for step in config.data.tfds_train_split.split(",") if step.isdigit())
-    return ToyBatches(config.train.batch_rows, seed=config.seed, bad=bad, delay=delay)
+    return ToyBatches(config.train.global_batch_size, seed=config.seed, bad=bad, delay=delay)
 
 
 SOURCES = scheduler.Sources(
-    model=lambda config: MODEL, batches=batches_of, held_out=lambda config: ToyBatches(config.train.batch_rows, seed=7)
+    model=lambda config: MODEL,
+    batches=batches_of,
+    held_out=lambda config: ToyBatches(config.train.global_batch_size, seed=7),
 )
 
 
@@ -64,7 +66,7 @@ def program_of(count):
 def alone(config):
     """Records of the run alone, on one device."""
     mesh = make_mesh(replace(config.mesh, data=1), jax.devices()[:1])
-    batches, held_out = batches_of(config), ToyBatches(config.train.batch_rows, seed=7)
+    batches, held_out = batches_of(config), ToyBatches(config.train.global_batch_size, seed=7)
     with tempfile.TemporaryDirectory() as workdir:
         loop.train(MODEL, batches, held_out, config, workdir=workdir, mesh=mesh, log=lambda line: None, bar=False)
         return records.latest(records.load(Path(workdir) / "records.jsonl"))
@@ -158,7 +160,7 @@ def test_a_diverged_member_is_frozen_and_touches_nobody(tmp_path, at_once):
     shared = [member(name, seed=seed) for seed, name in enumerate(("good", "bad", "hiccup"))]
     bad = {0: (), 1: tuple(range(4, 12)), 2: (4, 5)}
     sources = SOURCES._replace(
-        batches=lambda config: ToyBatches(config.train.batch_rows, seed=config.seed, bad=bad[config.seed])
+        batches=lambda config: ToyBatches(config.train.global_batch_size, seed=config.seed, bad=bad[config.seed])
     )
     found = scheduler.run(lambda done: shared, tmp_path, sources, at_once=at_once, log=lambda line: None, bar=False)
     assert [found[name]["status"] for name in ("good", "bad", "hiccup")] == ["finished", "diverged", "finished"]

@@ -122,8 +122,8 @@ def make_config(**sections) -> Config:
 
 
 def batch_sources(config: Config, mesh, delay: float = 0.0, bad: tuple[int, ...] = ()):
-    own = host_rows(config.train.batch_rows, mesh)
-    rows = config.train.batch_rows
+    own = host_rows(config.train.global_batch_size, mesh)
+    rows = config.train.global_batch_size
     return ToyBatches(rows, delay=delay, bad=bad, own=own), ToyBatches(rows, seed=7, own=own)
 
 

@@ -183,7 +183,7 @@ class _Sweep:
         """The states at update `end`, and the metrics [M, n] of each dispatch on the way. Consumes `states`."""
         configs = [member.config for member in members]
         sources = [self.sources.batches(config) for config in configs]
-        size = program.config.train.steps_per_dispatch
+        size = program.config.execution.steps_per_dispatch
 
         def coming(start: int) -> Any:
             stretch = range(start, min(start + size, end))
@@ -234,7 +234,7 @@ class _Sweep:
         if path.exists():
             return
         config, state = member.config, program.member(ended, place)
-        tokens = config.train.batch_rows * config.model.context_length
+        tokens = config.train.global_batch_size * config.model.context_length
         diverged = int(state.bad_steps) >= config.train.max_bad_steps
         values: dict[str, float] = {"loss": math.nan, "loss_stderr": math.nan}
         if not diverged:

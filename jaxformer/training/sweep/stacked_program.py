@@ -54,7 +54,7 @@ class StackedProgram:
         used = _devices()[: -(-count // self.each)]
         self.model, self.config, self.count = model, config, self.each * len(used)
         self._ema = config.optimizer.ema_decay is not None
-        self._capacity = config.train.steps_per_dispatch
+        self._capacity = config.execution.steps_per_dispatch
         self._mesh = jax.make_mesh((len(used),), ("members",), axis_types=(AxisType.Auto,), devices=used)
         one = jax.sharding.SingleDeviceSharding(used[0])
         self._where = NamedSharding(self._mesh, P("members")) if len(used) > 1 else one
@@ -84,7 +84,7 @@ class StackedProgram:
         return self._init(self._place(np.asarray([config.seed for config in configs], np.int32)))
 
     def place(self, batches: Sequence[Sequence[Batch]]) -> tuple[Batch, Any]:
-        """The next batches of each member, at most train.steps_per_dispatch, on the devices; and how many they are."""
+        """The next batches of each member, at most execution.steps_per_dispatch, on the devices; and their number."""
         count = len(batches[0])
         padded = [list(mine) + [mine[-1]] * (self._capacity - count) for mine in batches]
         chunk = jax.tree.map(
@@ -139,7 +139,7 @@ class StackedProgram:
             model=self.model,
             optimizer=self._optimizer(hyperparameters),
             schedule=make_schedule(cfg.optimizer, cfg.train.steps, hyperparameters),
-            micro_batches=cfg.train.micro_batches,
+            micro_batches=cfg.execution.gradient_accumulation_steps,
             clip_norm=cfg.optimizer.clip_norm,
             ema_decay=cfg.optimizer.ema_decay,
             max_bad_steps=cfg.train.max_bad_steps,

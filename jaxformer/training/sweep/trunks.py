@@ -106,5 +106,5 @@ def _trunk_name(member: Member) -> str:
     if branches(member):
         optimizer = replace(config.optimizer, decay_steps=None)
         config = replace(config, optimizer=optimizer, train=replace(config.train, steps=optimizer.warmup_steps + 1))
-    text = json.dumps({**to_dict(config), "workdir": ""}, sort_keys=True)
+    text = json.dumps({**to_dict(config), "workdir": "", "execution": None}, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()

@@ -45,9 +45,6 @@ from jaxformer.storage import files
 MOST_INTEGER, MOST_NUMBER = 2**31 - 1, 3e38
 
 
-ConfigError.__module__ = "jaxformer.config"  # where it is imported from
-
-
 class Section:
     """Base of the dataclasses of a config; a subclass says its own rules in `_check`, which runs on checked values.
 
@@ -89,6 +86,30 @@ class Section:
     def _check(self) -> None:
         """The section's own rules."""
 
+    @classmethod
+    def refuse(cls, name: str, where: str) -> typing.NoReturn:
+        """Raises ConfigError: the section has no field `name`."""
+        refuse_unknown(cls, name, where)
+
+    @classmethod
+    def described(cls) -> str:
+        """What is accepted for this section, in words."""
+        return "a section of fields"
+
+    @classmethod
+    def accept(cls, value: Any, where: str) -> Any:
+        """A value as this section: an object of it, or a mapping of its fields; None if it is neither.
+
+        Raises:
+          ConfigError: the mapping has a field that the section lacks, or a value that is refused.
+        """
+        if isinstance(value, Mapping):
+            for name in value:
+                if name not in kinds(typing.cast(Any, cls)):
+                    cls.refuse(name, where)
+            return cls(**value)
+        return value if isinstance(value, cls) else None
+
 
 @functools.cache
 def kinds(cls: Any) -> dict[str, Any]:
@@ -116,7 +137,11 @@ def convert(value: Any, kind: Any, where: str) -> Any:
                 return tuple(_made(v, each, where) for v in value)
             if _is_a(value, each):
                 return (_made(value, each, where),)
-        elif type(value) is option or (is_section(option) and isinstance(value, option)):
+        elif is_section(option):
+            made = option.accept(value, where)
+            if made is not None:
+                return made
+        elif type(value) is option:
             return value
         elif _is_a(value, option):
             return _made(value, option, where)
@@ -215,10 +240,21 @@ def describe(kind: Any) -> str:
             each = typing.get_args(option)[0]
             names.append("a comma-separated list" + {int: " of integers", float: " of numbers"}.get(each, ""))
         elif is_section(option):
-            names.append(f"a {option.__name__}")
+            names.append(option.described())
         else:
             names.append({int: "an integer", float: "a number", bool: "true or false", str: "text"}.get(option, "none"))
     return " or ".join(names)
+
+
+def refuse_unknown(cls: Any, name: str, where: str, hint: str = "") -> typing.NoReturn:
+    """Raises ConfigError: the section `cls` has no field `name`; says `hint`, or names the nearest."""
+    known = list(kinds(cls))
+    near = nearest(name, known)
+    if where == "config" and not near:  # a field without its section
+        inside = ((each, kind) for each, kind in kinds(cls).items() if is_section(kind) and name in kinds(kind))
+        near = next((f"{each}.{name}" for each, _ in inside), "")
+    hint = hint or (f"did you mean {near}?" if near else f"accepted: {', '.join(known) or 'none'}")
+    raise ConfigError(f"{where}.{name}: no such field; {hint}")
 
 
 def unescaped(text: str, where: str) -> str:
