@@ -114,6 +114,13 @@ def test_no_text_is_empty(cls, name, kind):
         cls(**(NEEDED.get(cls, {}) | {name: ""}))
 
 
+@pytest.mark.parametrize("cls, name, kind", EVERY)
+def test_every_field_says_what_it_means(cls, name, kind):
+    docs = [each.__doc__ or "" for each in cls.__mro__ if name in getattr(each, "__annotations__", {})]
+    _, _, attributes = docs[0].partition("    Attributes:\n")
+    assert re.search(rf"^      {name}: \S.*\S", attributes, re.MULTILINE)
+
+
 def test_choices_that_do_not_exist_make_no_model():
     """They made one: positions="rope" had the logits of "none", norm="rmsnorm" of "layer_norm"."""
     wrong = {

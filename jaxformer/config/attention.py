@@ -18,15 +18,25 @@ class AttentionConfig(Choice, group="model.attention", default="softmax"):
 
 @dataclass(frozen=True)
 class Softmax(AttentionConfig, kind="softmax", most={"head_width": 2**24, "window": 2**30}):
-    """Scaled dot-product attention with multi-head, grouped-query or multi-query heads."""
+    """Scaled dot-product attention with multi-head, grouped-query or multi-query heads.
+
+    Attributes:
+      num_heads: query heads.
+      num_kv_heads: None: as many as num_heads; 1: multi-query.
+      head_width: None: model.width / num_heads.
+      window: keys each query sees, itself included; None: all.
+      soft_cap: scores become soft_cap * tanh(score / soft_cap); None: no cap.
+      qk_norm: RMS norm of each head's queries and keys, before the rotation.
+      dropout: of the attention weights.
+    """
 
     num_heads: int = 4
-    num_kv_heads: int | None = None  # None: as many as num_heads; 1: multi-query
-    head_width: int | None = None  # None: model.width / num_heads
-    window: int | None = None  # keys each query sees, itself included; None: all
-    soft_cap: float | None = None  # scores become soft_cap * tanh(score / soft_cap); None: no cap
-    qk_norm: bool = False  # RMS norm of each head's queries and keys, before the rotation
-    dropout: float = 0.0  # of the attention weights
+    num_kv_heads: int | None = None
+    head_width: int | None = None
+    window: int | None = None
+    soft_cap: float | None = None
+    qk_norm: bool = False
+    dropout: float = 0.0
 
     @property
     def kv_heads(self) -> int:

@@ -8,12 +8,19 @@ from jaxformer.config.fields import Section
 
 @dataclass(frozen=True)
 class CheckpointConfig(Section, name="checkpoint"):
-    """What is saved, and when."""
+    """What is saved, and when.
 
-    save_every_steps: int | None = None  # None: only by the clock, and at the end
-    save_every_minutes: float | None = 5.0  # None: only by steps, and at the end
-    keep: int = 2  # newest checkpoints kept
-    keep_every_steps: int | None = None  # multiples of this are kept for good; None: none
+    Attributes:
+      save_every_steps: steps between two checkpoints; None: only by the clock, and at the end.
+      save_every_minutes: minutes between two; None: only by steps, and at the end.
+      keep: newest checkpoints kept.
+      keep_every_steps: multiples of this are kept for good; None: none.
+    """
+
+    save_every_steps: int | None = None
+    save_every_minutes: float | None = 5.0
+    keep: int = 2
+    keep_every_steps: int | None = None
 
     def _check(self):
         for name in ("save_every_steps", "keep", "keep_every_steps"):

@@ -22,40 +22,74 @@ PATHS = ("files", "validation_files", "tfds_dir", "tokenizer_file", "cache_dir")
 
 @dataclass(frozen=True)
 class DataConfig(Section, name="data", most={"max_train_bytes": 2**62, "tokenizer_vocab": 2**22}, paths=PATHS):
-    """Where text comes from, how it becomes tokens, and the objective."""
+    """Where text comes from, how it becomes tokens, and the objective.
 
-    # None: files or tfds where their fields are given, else stdlib; never None in an object.
+    Attributes:
+      source: stdlib, files, tfds, or a generated language; None: files or tfds where their fields are given, else
+        stdlib (Python's own source text); never None in an object.
+      files: globs of .txt .jsonl, plain or .gz .xz .zst.
+      validation_files: globs of held-out text; none given: the held-out part is cut off the end of `files`.
+      validation_fraction: share that is held out, of the documents (of the bytes when there is one document).
+      separator: text between documents in a .txt file; None: one file is one document.
+      text_field: name of the text in a .jsonl line or TFDS example.
+      on_error: what to do at a .jsonl line or TFDS example that is no text; skip: count it.
+      tfds_name: "name", "name/config", either with ":1.0.0"; None: the dataset in tfds_dir.
+      tfds_dir: folder of all datasets, or of the one where tfds_name is None; None: where TFDS keeps them.
+      tfds_train_split: of the dataset, in the syntax of TFDS: "train[:90%]".
+      tfds_validation_split: the held-out split, in the syntax of TFDS.
+      language_symbols: of a generated language (markov, hierarchy); each is a token, `tokenizer` is not read.
+      language_order: markov: tokens that decide the chances of the next.
+      language_zipf: markov: frequencies fall as rank ** -this.
+      language_depth: hierarchy: levels of rules.
+      language_branching: hierarchy: symbols that one is replaced by; branching ** depth make a document.
+      language_synonyms: hierarchy: rules of a symbol.
+      language_rule_zipf: hierarchy: their chances fall as rank ** -this; 0.0: all alike.
+      language_tokens: to train on; validation_fraction of that many more are held out.
+      language_seed: of the language and its text.
+      tokenizer: bytes: 256 tokens; chars: the characters of the training text; bpe: byte-level pairs, trained on it.
+      tokenizer_vocab: entries of the trained BPE, special tokens included.
+      tokenizer_file: a tokenizer.json to use instead of training one.
+      cache_dir: where tokenised text is kept; None: jaxformer under the user's cache folder.
+      max_train_bytes: use only the first bytes of the training text.
+      objective: what is predicted: next_token by a gpt, masked by a bert.
+      mask_rate: tokens selected for prediction.
+      mask_token_rate: of those, replaced by [MASK].
+      mask_random_rate: of those, replaced by a random token; the rest stay as they are.
+      whole_word: select whole words for prediction, not single tokens.
+      pairs: rows of two spans with BERT's next-sentence label.
+    """
+
     source: Literal["stdlib", "files", "tfds", "markov", "hierarchy"] | None = None
-    files: tuple[str, ...] = ()  # globs of .txt .jsonl, plain or .gz .xz .zst
-    validation_files: tuple[str, ...] = ()  # None given: the held-out part is cut off the end of `files`
-    validation_fraction: float = 0.1  # of the documents (of the bytes when there is one document)
-    separator: str | None = None  # text between documents in a .txt file; None: one file is one document
-    text_field: str = "text"  # field of a .jsonl line or TFDS example
-    on_error: Literal["stop", "skip"] = "stop"  # at a .jsonl line or TFDS example that is no text; skip: count it
+    files: tuple[str, ...] = ()
+    validation_files: tuple[str, ...] = ()
+    validation_fraction: float = 0.1
+    separator: str | None = None
+    text_field: str = "text"
+    on_error: Literal["stop", "skip"] = "stop"
     tfds_name: str | None = None
     tfds_dir: str | None = None
     tfds_train_split: str = "train"
     tfds_validation_split: str = "validation"
-    language_symbols: int = 32  # of a generated language (markov, hierarchy); each is a token, `tokenizer` is not read
-    language_order: int = 2  # markov: tokens that decide the chances of the next
-    language_zipf: float = 1.0  # markov: frequencies fall as rank ** -this
-    language_depth: int = 4  # hierarchy: levels of rules
-    language_branching: int = 2  # hierarchy: symbols that one is replaced by; branching ** depth make a document
-    language_synonyms: int = 4  # hierarchy: rules of a symbol
-    language_rule_zipf: float = 0.0  # hierarchy: their chances fall as rank ** -this; 0.0: all alike
-    language_tokens: int = 2_000_000  # to train on; validation_fraction of that many more are held out
-    language_seed: int = 0  # of the language and its text
+    language_symbols: int = 32
+    language_order: int = 2
+    language_zipf: float = 1.0
+    language_depth: int = 4
+    language_branching: int = 2
+    language_synonyms: int = 4
+    language_rule_zipf: float = 0.0
+    language_tokens: int = 2_000_000
+    language_seed: int = 0
     tokenizer: Literal["bytes", "chars", "bpe"] = "bpe"
-    tokenizer_vocab: int = 4096  # entries of the trained BPE, special tokens included
-    tokenizer_file: str | None = None  # a tokenizer.json to use instead of training one
-    cache_dir: str | None = None  # None: jaxformer under the user's cache folder
-    max_train_bytes: int | None = None  # use only the first bytes of the training text
+    tokenizer_vocab: int = 4096
+    tokenizer_file: str | None = None
+    cache_dir: str | None = None
+    max_train_bytes: int | None = None
     objective: Literal["next_token", "masked"] = "next_token"
-    mask_rate: float = 0.15  # tokens selected for prediction
-    mask_token_rate: float = 0.8  # of those, replaced by [MASK]
-    mask_random_rate: float = 0.1  # of those, replaced by a random token; the rest stay as they are
+    mask_rate: float = 0.15
+    mask_token_rate: float = 0.8
+    mask_random_rate: float = 0.1
     whole_word: bool = False
-    pairs: bool = False  # rows of two spans with BERT's next-sentence label
+    pairs: bool = False
 
     def _check(self):
         self._settle_source()

@@ -13,15 +13,24 @@ class DistributedConfig(Section, name="distributed"):
     """How the processes of one run find each other, and how long they wait for one another.
 
     The three fields of the coordinator are for machines whose environment says nothing; they are given together.
+
+    Attributes:
+      mode: auto: as the environment says; on: being alone is an error; off: alone, whatever the environment.
+      coordinator_address: host:port of process 0.
+      num_processes: of the run, on all machines.
+      process_id: 0 to num_processes - 1.
+      start_timeout_seconds: until all processes have come.
+      heartbeat_timeout_seconds: a process that is dead or frozen ends the others after this.
+      stall_timeout_seconds: a process that alone or with others gets nowhere ends itself after this.
     """
 
-    mode: Literal["auto", "off", "on"] = "auto"  # on: being alone is an error; off: alone, whatever the environment
-    coordinator_address: str | None = None  # host:port of process 0
+    mode: Literal["auto", "off", "on"] = "auto"
+    coordinator_address: str | None = None
     num_processes: int | None = None
-    process_id: int | None = None  # 0 to num_processes - 1
-    start_timeout_seconds: int = 300  # until all processes have come
-    heartbeat_timeout_seconds: int = 60  # a process that is dead or frozen ends the others after this
-    stall_timeout_seconds: int = 1800  # a process that alone or with others gets nowhere ends itself after this
+    process_id: int | None = None
+    start_timeout_seconds: int = 300
+    heartbeat_timeout_seconds: int = 60
+    stall_timeout_seconds: int = 1800
 
     def _check(self):
         given = {name: getattr(self, name) for name in ("coordinator_address", "num_processes", "process_id")}

@@ -13,13 +13,22 @@ from jaxformer.config.fields import Section
 
 @dataclass(frozen=True)
 class Execution(Section, name="execution", most={"gradient_accumulation_steps": 2**24}):
-    """How a run computes."""
+    """How a run computes.
 
-    remat: Literal["none", "dots", "full"] = "none"  # what the backward pass computes again; none on CPU if unrolled
-    layers: Literal["scan", "unroll"] = "unroll"  # scan: one compiled body; unroll: faster, slower to compile
-    attention: Literal["auto", "xla", "chunked", "splash", "cudnn"] = "auto"  # splash: TPUs; cudnn: NVIDIA GPUs
-    steps_per_dispatch: int = 10  # updates inside one compiled call
-    gradient_accumulation_steps: int = 1  # micro-batches of one update
+    Attributes:
+      remat: what the backward pass computes again: none, all but the products with weights (dots), or all (full).
+        On CPU, XLA undoes it where layers are unrolled.
+      layers: scan: one compiled body; unroll: faster, slower to compile.
+      attention: the implementation; splash needs TPUs, cudnn an NVIDIA GPU.
+      steps_per_dispatch: updates inside one compiled call.
+      gradient_accumulation_steps: micro-batches of one update.
+    """
+
+    remat: Literal["none", "dots", "full"] = "none"
+    layers: Literal["scan", "unroll"] = "unroll"
+    attention: Literal["auto", "xla", "chunked", "splash", "cudnn"] = "auto"
+    steps_per_dispatch: int = 10
+    gradient_accumulation_steps: int = 1
 
     def _check(self):
         for name in ("steps_per_dispatch", "gradient_accumulation_steps"):

@@ -14,9 +14,14 @@ class FeedForwardConfig(Choice, group="model.feed_forward", default="dense"):
 
 @dataclass(frozen=True)
 class Dense(FeedForwardConfig, kind="dense", most={"width": 2**26}):
-    """Two matrices with an activation between them, or three where a gate multiplies it."""
+    """Two matrices with an activation between them, or three where a gate multiplies it.
 
-    width: int | None = None  # None: 4 * model.width, or 8/3 * model.width rounded up to 64 where it is gated
+    Attributes:
+      width: None: 4 * model.width, or 8/3 * model.width rounded up to 64 where it is gated.
+      activation: swiglu and geglu have a gate matrix beside the up projection.
+    """
+
+    width: int | None = None
     activation: Literal["relu", "gelu", "gelu_tanh", "swiglu", "geglu"] = "gelu"
 
     @property

@@ -13,10 +13,15 @@ from jaxformer.errors import ConfigError
 
 @dataclass(frozen=True)
 class Bert(Section, name="model.bert", most={"token_types": 2**20}):
-    """What a BERT may have beyond the masked-token head."""
+    """What a BERT may have beyond the masked-token head.
 
-    token_types: int = 2  # sentence types, whose embeddings are added; 0: none
-    next_sentence: bool = False  # pooler and next-sentence head; needs data.pairs
+    Attributes:
+      token_types: sentence types, whose embeddings are added; 0: none.
+      next_sentence: pooler and next-sentence head; needs data.pairs.
+    """
+
+    token_types: int = 2
+    next_sentence: bool = False
 
     def _check(self):
         at_least("model.bert.token_types", self.token_types, 0)
@@ -32,25 +37,45 @@ class ModelConfig(
     name="model",
     most={"num_layers": 10_000, "width": 2**24, "context_length": 2**26, "vocab_size": 2**30},
 ):
-    """What a model computes. How it is computed is `Execution`."""
+    """What a model computes. How it is computed is `Execution`.
+
+    Attributes:
+      family: gpt: causal, predicts the next token; bert: bidirectional, restores masked tokens.
+      num_layers: blocks.
+      width: of the residual stream.
+      context_length: tokens a row holds.
+      vocab_size: entries of the embedding table; None: what the tokenizer has, rounded up to a multiple of 64.
+      attention: a kind and its fields, see `config.attention`.
+      positions: a kind and its fields, see `config.positions`.
+      feed_forward: a kind and its fields, see `config.feed_forward`.
+      bert: what a BERT may have beside its masked-token head; None: nothing, or no BERT.
+      block: where the norms stand, see `functional.block.block`.
+      norm: of the residual stream.
+      norm_epsilon: added to the variance.
+      use_bias: biases in projections, feed-forward layers and layer norms.
+      dropout: rate, on embeddings and on each residual branch.
+      tie_embeddings: the output table is the embedding table.
+      initializer: see `functional.layer.weight_init`.
+      dtype: of what is computed; parameters are float32.
+    """
 
     family: Literal["gpt", "bert"] = "gpt"
     num_layers: int = 4
     width: int = 128
-    context_length: int = 256  # tokens a row holds
-    vocab_size: int | None = None  # None: what the tokenizer has, rounded up to a multiple of 64
+    context_length: int = 256
+    vocab_size: int | None = None
     attention: AttentionConfig = field(default_factory=Softmax)
     positions: PositionsConfig = field(default_factory=Learned)
     feed_forward: FeedForwardConfig = field(default_factory=Dense)
-    bert: Bert | None = None  # None: a BERT without sentence types, or no BERT
+    bert: Bert | None = None
     block: Literal["pre_norm", "post_norm", "parallel"] = "pre_norm"
     norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
     norm_epsilon: float = 1e-5
-    use_bias: bool = True  # in projections, feed-forward layers and layer norms
-    dropout: float = 0.0  # on embeddings and on each residual branch
+    use_bias: bool = True
+    dropout: float = 0.0
     tie_embeddings: bool = True
     initializer: Literal["gpt2", "glorot", "scaled"] = "gpt2"
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters are float32
+    dtype: Literal["float32", "bfloat16"] = "float32"
 
     @property
     def causal(self) -> bool:

@@ -9,20 +9,35 @@ from jaxformer.config.fields import Section
 
 @dataclass(frozen=True)
 class OptimizerConfig(Section, name="optimizer"):
-    """The update rule and its schedule."""
+    """The update rule and its schedule.
+
+    Attributes:
+      name: the update rule, see `training.optim.make_optimizer`.
+      learning_rate: the peak of the schedule.
+      schedule: see `training.optim.make_schedule`.
+      warmup_steps: in which the learning rate grows from 0 to its peak.
+      decay_steps: length of wsd's final decay; None: a fifth of the steps.
+      final_fraction: of learning_rate, where the decay ends.
+      beta1: decay of the mean of the gradients.
+      beta2: decay of the mean of their squares.
+      epsilon: added to the root of that mean.
+      weight_decay: matrices only.
+      clip_norm: global gradient norm; None: no clipping.
+      ema_decay: exponential moving average of the weights, used for evaluation; None: none.
+    """
 
     name: Literal["adamw", "lion", "adafactor", "muon"] = "adamw"
     learning_rate: float = 1e-3
     schedule: Literal["cosine", "linear", "inverse_sqrt", "constant", "wsd"] = "cosine"
     warmup_steps: int = 100
-    decay_steps: int | None = None  # length of wsd's final decay; None: a fifth of the steps
-    final_fraction: float = 0.1  # of learning_rate, where the decay ends
+    decay_steps: int | None = None
+    final_fraction: float = 0.1
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
-    weight_decay: float = 0.1  # matrices only
-    clip_norm: float | None = 1.0  # global gradient norm; None: no clipping
-    ema_decay: float | None = None  # exponential moving average of the weights, used for evaluation; None: none
+    weight_decay: float = 0.1
+    clip_norm: float | None = 1.0
+    ema_decay: float | None = None
 
     def _check(self):
         above("optimizer.learning_rate", self.learning_rate, 0)

@@ -33,12 +33,19 @@ class Sinusoidal(PositionsConfig, kind="sinusoidal"):
 
 @dataclass(frozen=True)
 class Rotary(PositionsConfig, kind="rotary"):
-    """Queries and keys turned by angles that grow with the position (Su et al. 2021)."""
+    """Queries and keys turned by angles that grow with the position (Su et al. 2021).
+
+    Attributes:
+      base: the longest wave has about 2 pi times this many tokens.
+      scaling: how a context longer than the original is reached.
+      factor: how many times longer than original_length the context is.
+      original_length: None: model.context_length / factor.
+    """
 
     base: float = 10_000.0
-    scaling: Literal["none", "linear", "ntk", "yarn"] = "none"  # how a context longer than the original is reached
-    factor: float = 1.0  # how many times longer than original_length the context is
-    original_length: int | None = None  # None: model.context_length / factor
+    scaling: Literal["none", "linear", "ntk", "yarn"] = "none"
+    factor: float = 1.0
+    original_length: int | None = None
 
     def check_model(self, model: Any) -> None:
         """Raises ConfigError: an odd width of heads, or a context shorter than the factor."""

@@ -20,7 +20,23 @@ MOST_UNROLLED = 512
 
 @dataclass(frozen=True)
 class Config(Section, name="", most={"seed": math.inf}, paths=("workdir",)):
-    """Everything a run is made of. Its JSON form is written into the run's manifest."""
+    """Everything a run is made of. Its JSON form is written into the run's manifest.
+
+    Attributes:
+      workdir: where the run writes.
+      seed: of initial values, batches and dropout.
+      model: what is computed.
+      execution: how it is computed.
+      loss: what is minimised.
+      data: text, tokens, objective.
+      optimizer: update rule and schedule.
+      mesh: how devices are arranged.
+      distributed: how processes find each other.
+      train: how long, how often.
+      checkpoint: what is saved, and when.
+      tensorboard: needs the `tensorboard` extra.
+      compilation_cache: keep compiled programs on disk between runs.
+    """
 
     workdir: str = "runs/default"
     seed: int = 0
@@ -33,8 +49,8 @@ class Config(Section, name="", most={"seed": math.inf}, paths=("workdir",)):
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    tensorboard: bool = False  # needs the `tensorboard` extra
-    compilation_cache: bool = True  # keep compiled programs on disk between runs
+    tensorboard: bool = False
+    compilation_cache: bool = True
 
     def _check(self):
         if self.execution.layers == "unroll" and self.model.num_layers > MOST_UNROLLED:

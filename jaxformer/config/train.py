@@ -8,15 +8,25 @@ from jaxformer.config.fields import Section
 
 @dataclass(frozen=True)
 class TrainConfig(Section, name="train", most={"global_batch_size": 2**24}):
-    """The loop: how long, how often, when to stop."""
+    """The loop: how long, how often, when to stop.
+
+    Attributes:
+      steps: updates.
+      global_batch_size: rows of context_length tokens in one update, all hosts and micro-batches together.
+      log_every_steps: steps between two training records.
+      eval_every_steps: steps between two evaluations.
+      eval_rows: held-out rows in each evaluation on the way; None: all, as at the end.
+      max_bad_steps: in a row, not finite: skipped each, then the run stops.
+      early_stop_evals: stop after so many evaluations without a better loss; None: never.
+    """
 
     steps: int = 1000
-    global_batch_size: int = 16  # rows of context_length tokens in one update, all hosts and micro-batches together
+    global_batch_size: int = 16
     log_every_steps: int = 10
     eval_every_steps: int = 500
-    eval_rows: int | None = None  # held-out rows in each evaluation on the way; None: all, as at the end
-    max_bad_steps: int = 20  # in a row, not finite: skipped each, then the run stops
-    early_stop_evals: int | None = None  # stop after so many evaluations without a better loss; None: never
+    eval_rows: int | None = None
+    max_bad_steps: int = 20
+    early_stop_evals: int | None = None
 
     def _check(self):
         for name in (

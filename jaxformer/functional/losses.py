@@ -93,8 +93,9 @@ def token_loss(
       hidden: [B, T, D].
       table: [V, D].
       targets: [B, T] int.
-      weights: [B, T] float; 0 leaves a position out. Only `hidden`, `table` and `bias` receive gradients, from
-        `total` alone; in forward mode too the metrics' tangents are 0, and changes of the weights count for nothing.
+      weights: [B, T] float; 0 leaves a position out, whose hidden state must be finite all the same. Only `hidden`,
+        `table` and `bias` receive gradients, from `total` alone; in forward mode too the metrics' tangents are 0, and
+        changes of the weights count for nothing.
       bias: [V] or None.
       label_smoothing, z_loss: as in `cross_entropy`.
       chunk_tokens: tokens whose logits exist at once, rounded to whole columns of B; None: chosen from V.

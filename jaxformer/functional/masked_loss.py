@@ -46,7 +46,7 @@ def masked_token_loss(
       hidden: [B, T, D].
       table: [V, D].
       targets: [B, T] int.
-      weights: [B, T] float; 0 leaves a position out.
+      weights: [B, T] float; 0 leaves a position out, whose hidden state must be finite all the same.
       bias: [V] or None.
       transform: (transform_params, [N, D]) -> [N, D], each position on its own; None: the identity.
       transform_params: what `transform` is given; closed-over arrays would receive no gradient.

@@ -36,24 +36,43 @@ __all__ = [
 
 @dataclass(frozen=True)
 class LadderConfig(Section, name="ladder", most={"widths": 2**24, "tokens": 2**62}):
-    """Sizes, budgets, learning rates and seeds of a study."""
+    """Sizes, budgets, learning rates and seeds of a study.
 
-    widths: tuple[int, ...] = (64, 96, 128, 192, 256)  # the sizes
-    head_width: int = 32  # heads = width / head_width
-    layer_width: int = 32  # layers = width / layer_width, rounded, at least min_layers
+    Attributes:
+      widths: the sizes.
+      head_width: heads = width / head_width.
+      layer_width: layers = width / layer_width, rounded, at least min_layers.
+      min_layers: of the smallest sizes.
+      budgets: training FLOP: at each, every size that it trains sensibly (iso-FLOP lines).
+      tokens: training tokens: every size is trained for each (fixed-D and fixed-N lines).
+      min_tokens_per_parameter: a budget leaves out sizes that it trains for fewer.
+      max_tokens_per_parameter: or more.
+      min_steps: and those with fewer steps.
+      learning_rates: factors tried around the starting value of each size.
+      learning_rate_exponent: it is optimizer.learning_rate * (widths[0] / width) ** this.
+      learning_rate_extensions: how often a best factor at the edge makes another be tried.
+      searched_sizes: the smallest sizes try rates, larger ones take the factor before; None: all do.
+      seeds: runs at the chosen rate, for error bars.
+      seeded_sizes: the smallest sizes have all the seeds, the others one.
+      max_epochs: a run that reads its text more often is refused.
+    """
+
+    widths: tuple[int, ...] = (64, 96, 128, 192, 256)
+    head_width: int = 32
+    layer_width: int = 32
     min_layers: int = 2
-    budgets: tuple[float, ...] = ()  # training FLOP: at each, every size that it trains sensibly (iso-FLOP lines)
-    tokens: tuple[int, ...] = ()  # training tokens: every size is trained for each (fixed-D and fixed-N lines)
-    min_tokens_per_parameter: float = 2.0  # a budget leaves out sizes that it trains for fewer
-    max_tokens_per_parameter: float = 400.0  # or more
-    min_steps: int = 100  # and those with fewer steps
-    learning_rates: tuple[float, ...] = (0.5, 1.0, 2.0)  # factors tried around the starting value of each size
-    learning_rate_exponent: float = 0.5  # it is optimizer.learning_rate * (widths[0] / width) ** this
-    learning_rate_extensions: int = 2  # how often a best factor at the edge makes another be tried
-    searched_sizes: int | None = None  # the smallest sizes try rates, larger ones take the factor before; None: all do
-    seeds: int = 1  # runs at the chosen rate, for error bars
-    seeded_sizes: int = 2  # the smallest sizes have all the seeds, the others one
-    max_epochs: float = 1.0  # a run that reads its text more often is refused
+    budgets: tuple[float, ...] = ()
+    tokens: tuple[int, ...] = ()
+    min_tokens_per_parameter: float = 2.0
+    max_tokens_per_parameter: float = 400.0
+    min_steps: int = 100
+    learning_rates: tuple[float, ...] = (0.5, 1.0, 2.0)
+    learning_rate_exponent: float = 0.5
+    learning_rate_extensions: int = 2
+    searched_sizes: int | None = None
+    seeds: int = 1
+    seeded_sizes: int = 2
+    max_epochs: float = 1.0
 
     def _check(self):
         for name in ("head_width", "layer_width", "min_layers", "min_steps", "seeds", "searched_sizes"):
@@ -86,7 +105,11 @@ class LadderConfig(Section, name="ladder", most={"widths": 2**24, "tokens": 2**6
 
 @dataclass(frozen=True)
 class StudyConfig(Config):
-    """A run's config, from which every run of the study is derived, and the ladder."""
+    """A run's config, from which every run of the study is derived, and the ladder.
+
+    Attributes:
+      ladder: the sizes, budgets and learning rates of the study.
+    """
 
     ladder: LadderConfig = field(default_factory=lambda: LadderConfig(tokens=(1_000_000,)))
 
