@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from jaxformer.config import CheckpointConfig, MeshConfig, from_mapping
+from jaxformer.config import CheckpointConfig, Execution, MeshConfig, from_mapping
 from jaxformer.errors import ConfigError
 from jaxformer.runs import manifest
 from jaxformer.storage import json_checksum
@@ -159,6 +159,42 @@ RECORDS = [
     "[]\n",
     '{"kind": "event"}\n3\n',
 ]
+
+
+def test_how_it_runs_may_change_and_is_said(config):
+    claim(config)
+    keep_something(config)
+    assert manifest.execution_changes(config) is None
+    changed = replace(config, execution=Execution(remat="full", attention="xla"))
+    claim(changed)
+    assert manifest.execution_changes(changed) == (
+        "note: execution.attention: 'auto' -> 'xla'; execution.remat: 'none' -> 'full' since this run began; its "
+        "results agree to rounding, not bit for bit"
+    )
+    assert manifest.fingerprints(config.workdir, changed) == manifest.fingerprints(config.workdir, config)
+    assert manifest.read_config(config.workdir) == config  # the manifest is as it was written
+
+
+def test_the_manifest_of_a_version_before(config):
+    """It says everything under the names of then, and goes on under today's."""
+    claim(config)
+    keep_something(config)
+    told = manifest.read(config.workdir)
+    model = told["config"]["model"]
+    for section in ("attention", "positions", "feed_forward"):
+        kind = model.pop(section)
+        model |= {"positions": kind["kind"]} if section == "positions" else {}
+    model |= {"num_heads": 4, "window": None, "attention": "auto", "rotary_base": 1e4, "rotary_scaling": "none",
+              "rotary_factor": 1.0, "rotary_original_length": None, "token_types": 0, "next_sentence": False,
+              "activation": "gelu", "mlp_width": None, "remat": "none", "layers": "unroll"}  # fmt: skip
+    told["config"]["train"] |= {"batch_rows": told["config"]["train"].pop("global_batch_size"), "micro_batches": 1,
+                                "steps_per_dispatch": 10}  # fmt: skip
+    told["config"]["mesh"]["shard_norms"] = told["config"]["mesh"].pop("sequence_parallel")
+    del told["config"]["execution"], model["bert"]
+    path(config).write_text(json.dumps(json_checksum.add_checksum(told)))
+    assert manifest.read_config(config.workdir) == config
+    claim(config)
+    assert manifest.execution_changes(config) is None
 
 
 @pytest.mark.parametrize("kept", ["checkpoints/5", "checkpoints/mine", "runs/a.jsonl", "trunks/ab/7", *RECORDS])
