@@ -16,6 +16,7 @@ from jaxformer.config import (
     Rotary,
     Softmax,
     aliases,
+    diff,
     from_mapping,
     to_dict,
 )  # fmt: skip
@@ -91,6 +92,12 @@ def test_old_names_on_the_command_line():
     assert config.execution == Execution(remat="full", attention="xla", gradient_accumulation_steps=4)
     assert (config.train.global_batch_size, config.mesh.sequence_parallel) == (32, True)
     assert config.model.feed_forward == Dense(7)
+
+
+def test_the_diff_of_two_kinds_is_their_names():
+    old, new = (to_dict(from_mapping({"model": {"positions": kind}})) for kind in ("rotary", "alibi"))
+    assert diff(old, new) == ["model.positions.kind: 'rotary' -> 'alibi'"]
+    assert diff({}, {"kind": "a", "b": 1}) == ["b: None -> 1", "kind: None -> 'a'"]
 
 
 def test_a_field_under_both_names():

@@ -101,5 +101,5 @@ def test_so_do_other_models(family, shape):
 
 @pytest.mark.slow
 def test_norms_may_be_split_over_the_tensor_axis():
-    agree("gpt", (1, 2, 4, 1), shard_norms=True)
-    agree("gpt", (1, 1, 4, 2), shard_norms=True)
+    agree("gpt", (1, 2, 4, 1), sequence_parallel=True)
+    agree("gpt", (1, 1, 4, 2), sequence_parallel=True)

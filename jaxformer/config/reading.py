@@ -58,9 +58,11 @@ def _values(section: Any) -> dict[str, Any]:
 
 
 def diff(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Lines "field: old -> new" for every leaf in which two nested dicts differ, sorted by field."""
+    """Lines "field: old -> new" for every leaf in which two nested dicts differ, sorted by field; of sections of
+    different kinds only fields that both have."""
     lines = []
-    for name in sorted(old.keys() | new.keys()):
+    other_kind = "kind" in old and "kind" in new and old["kind"] != new["kind"]
+    for name in sorted(old.keys() & new.keys() if other_kind else old.keys() | new.keys()):
         a, b = old.get(name), new.get(name)
         if isinstance(a, Mapping | None) and isinstance(b, Mapping | None) and a != b:
             lines += diff(a or {}, b or {}, f"{prefix}{name}.")

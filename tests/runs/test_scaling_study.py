@@ -154,7 +154,7 @@ def test_one_clear_line(place, done, tmp_path):
     assert "config.ladder.budgets: '4e8,much' is not a comma-separated list" in line("--config.ladder.budgets=4e8,much")
     assert "holds no run" in line("--stage=fit")
     changed = line("--config.model.positions=none", workdir=place / "done")
-    assert "holds a run of another config (model.positions: 'rotary' -> 'none')" in changed
+    assert "holds a run of another config (model.positions.kind: 'rotary' -> 'none')" in changed
     # What a width stands for is not in a run's name, so it must not change under finished runs.
     changed = line("--config.ladder.layer_width=8", workdir=place / "done")
     assert "another config (ladder.layer_width: 32 -> 8)" in changed

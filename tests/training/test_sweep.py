@@ -250,7 +250,8 @@ from test_sweep import *
 members = [member(f"{{seed}}-{{steps}}", steps, optimizer=WSD, seed=seed) for seed in (0, 3) for steps in (6, 30, 60)]
 sources = SOURCES._replace(batches=functools.partial(batches_of, delay={delay}))
 print("READY", flush=True)
-sweep.run(lambda found: members, {workdir!r}, sources, at_once=1, log=lambda line: print(line, flush=True), bar=False)
+log = lambda line: print(line, flush=True)
+scheduler.run(lambda found: members, {workdir!r}, sources, at_once=1, log=log, bar=False)
 print("DONE", flush=True)
 """
 
