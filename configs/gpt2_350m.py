@@ -9,6 +9,6 @@ from configs import gpt2_124m
 def get_config():
     """24 layers of width 1024, 16 heads; learning rate 3e-4."""
     config = gpt2_124m.get_config()
-    config.model.update({"num_layers": 24, "width": 1024, "num_heads": 16})
+    config.model.update({"num_layers": 24, "width": 1024, "attention": {"num_heads": 16}})
     config.optimizer.learning_rate = 3e-4
     return config

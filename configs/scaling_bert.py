@@ -18,8 +18,7 @@ def get_config():
     """
     config = scaling_gpt.get_config()
     config.model.family = "bert"
-    config.model.positions = "rotary"
-    config.model.rotary_base = 100.0
+    config.model.positions.update(kind="rotary", base=100.0)
     config.data.objective = "masked"
     config.data.mask_rate = 0.3
     config.optimizer.learning_rate = 1e-2

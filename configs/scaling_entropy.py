@@ -23,11 +23,12 @@ def get_config(language="markov"):
             "positions": "rotary",
             "initializer": "scaled",
         },
+        "execution": {"steps_per_dispatch": 20},
         "data": {"source": "markov", "language_symbols": 32, "language_order": 2, "language_tokens": 10_000_000,
                  "validation_fraction": 0.08},
         "optimizer": {"learning_rate": 1.2e-2, "warmup_steps": 40, "schedule": "wsd", "final_fraction": 0.02,
                       "weight_decay": 0.01, "beta2": 0.98},
-        "train": {"batch_rows": 32, "steps_per_dispatch": 20, "log_every_steps": 20, "eval_rows": 4096},
+        "train": {"global_batch_size": 32, "log_every_steps": 20, "eval_rows": 4096},
         "ladder": {
             "widths": (16, 24, 32, 48, 64),
             "head_width": 8,
@@ -49,12 +50,13 @@ def get_config(language="markov"):
         config.data.update(source="hierarchy", language_symbols=64, language_depth=2, language_rule_zipf=1.0)
         config.model.context_length = 70  # fourteen whole strings, separators included
         config.optimizer.warmup_steps = 100
-        config.train.update(batch_rows=8, steps_per_dispatch=50)
+        config.train.global_batch_size = 8
+        config.execution.steps_per_dispatch = 50
         config.ladder.widths = (16, 24, 32, 40, 56)
     if language == "masked":
         # Always [MASK]: to tell a random token from the right one asks for more than models of this size learn.
-        config.data.update(language_symbols=16, language_order=1, objective="masked", mask_token_rate=1.0,
-                           mask_random_rate=0.0)  # fmt: skip
+        config.data.update(language_symbols=16, language_order=1)
+        config.data.update(objective="masked", mask_token_rate=1.0, mask_random_rate=0.0)
         config.model.family = "bert"
         config.optimizer.learning_rate = 2.4e-2
     return config

@@ -14,17 +14,18 @@ def get_config():
             "family": "gpt",
             "context_length": 128,
             "norm": "rms_norm",
-            "activation": "gelu_tanh",  # 4 * width wide at every size; the gated ones are rounded up
+            "feed_forward": {"activation": "gelu_tanh"},  # 4 * width wide at every size; the gated ones are rounded up
             # With biases by distance seeds end closer to each other, and lower, than with rotary positions.
-            "positions": "t5",
+            "positions": {"kind": "t5"},
             "use_bias": False,
             "initializer": "scaled",
         },
+        "execution": {"steps_per_dispatch": 50},
         "data": {"tokenizer": "bpe", "tokenizer_vocab": 1024, "max_train_bytes": 130_000_000},
         "optimizer": {"learning_rate": 9e-3, "warmup_steps": 100, "schedule": "wsd", "final_fraction": 0.02,
                       "weight_decay": 0.05, "beta2": 0.98},
         # Small batches: with 2048 tokens a step the short runs of the larger models are short of steps, not of text.
-        "train": {"batch_rows": 4, "steps_per_dispatch": 50, "log_every_steps": 50, "eval_rows": 2048},
+        "train": {"global_batch_size": 4, "log_every_steps": 50, "eval_rows": 2048},
         "ladder": {
             "widths": (20, 40, 60, 80, 100, 140, 180),  # a head for every 20, and always two layers: a ladder that
             "head_width": 20,  # starts with one has a step in it

@@ -13,15 +13,16 @@ def get_config():
             "family": "gpt",
             "context_length": 64,
             "norm": "rms_norm",
-            "activation": "gelu_tanh",  # 4 * width wide at every size; the gated ones are rounded up
+            "feed_forward": {"activation": "gelu_tanh"},  # 4 * width wide at every size; the gated ones are rounded up
             "positions": "t5",
             "use_bias": False,
             "initializer": "scaled",
         },
+        "execution": {"steps_per_dispatch": 50},
         "data": {"source": "stdlib", "tokenizer": "bpe", "tokenizer_vocab": 512},
         "optimizer": {"learning_rate": 1.2e-2, "warmup_steps": 50, "schedule": "wsd", "final_fraction": 0.02,
                       "weight_decay": 0.05, "beta2": 0.98},
-        "train": {"batch_rows": 8, "steps_per_dispatch": 50, "log_every_steps": 50, "eval_rows": 1024},
+        "train": {"global_batch_size": 8, "log_every_steps": 50, "eval_rows": 1024},
         "ladder": {
             "widths": (12, 24, 36, 48, 72, 96),  # a head for every 12, and always two layers, as in scaling_gpt.py
             "head_width": 12,

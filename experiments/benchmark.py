@@ -25,8 +25,8 @@ import numpy as np
 
 from experiments.benchmarks.suite import RULER, Suite
 from experiments.benchmarks.train import SHAPES
-from jaxformer.command_line import file_path, integer, parser
-from jaxformer.process import program
+from jaxformer.runs.command_line import file_path, integer, parser
+from jaxformer.runtime.program import program
 
 SUITES = (
     "attention",

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxformer import records
-from jaxformer.command_line import integer, parser, path_text
-from jaxformer.process import program
+from jaxformer.runs.command_line import integer, parser, path_text
+from jaxformer.runtime.program import program
 from jaxformer.scaling import fit, isoflop, laws, optimum, report, results
 from jaxformer.scaling.table import Table
 

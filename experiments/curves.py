@@ -8,10 +8,12 @@ import io
 import math
 from pathlib import Path
 
-from jaxformer import files, manifest, records
-from jaxformer.command_line import parser, path_text
-from jaxformer.config import ConfigError
-from jaxformer.process import program
+from jaxformer import records
+from jaxformer.errors import ConfigError
+from jaxformer.runs import manifest
+from jaxformer.runs.command_line import parser, path_text
+from jaxformer.runtime.program import program
+from jaxformer.storage import files
 
 # Okabe and Ito's colours, told apart by colour-blind readers; the markers tell them apart in black and white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

@@ -8,8 +8,8 @@ current folder. It has to be the same text: its tokens are compared with the run
 
 import json
 
-from jaxformer.command_line import add_verify, parser, path_text
-from jaxformer.process import program
+from jaxformer.runs.command_line import add_verify, parser, path_text
+from jaxformer.runtime.program import program
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
     )
     add_verify(arguments)
     options = arguments.parse_args()
-    from jaxformer.main import evaluate
+    from jaxformer.runs.pretrain import evaluate
 
     settings = {"cache_dir": options.cache_dir, "verify": options.verify}
     if options.json:

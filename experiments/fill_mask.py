@@ -5,8 +5,8 @@
 A mask stands for one token, which carries the space before it; words of several tokens are not offered.
 """
 
-from jaxformer.command_line import integer, parser, path_text
-from jaxformer.process import keep_compiled_programs, program
+from jaxformer.runs.command_line import integer, parser, path_text
+from jaxformer.runtime.program import keep_compiled_programs, program
 
 
 def main() -> None:
@@ -18,8 +18,8 @@ def main() -> None:
     options = arguments.parse_args()
 
     from jaxformer import decoding
-    from jaxformer.config import ConfigError
-    from jaxformer.main import open_run
+    from jaxformer.errors import ConfigError
+    from jaxformer.runs.pretrain import open_run
 
     run = open_run(options.workdir)
     if run.config.model.family != "bert":

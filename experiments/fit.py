@@ -17,12 +17,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from jaxformer import credentials
-from jaxformer.command_line import Parser, finite, integer, parser, path_text
-from jaxformer.config import ConfigError
-from jaxformer.process import ProgramError, program
+from jaxformer.errors import ConfigError, ProgramError
+from jaxformer.runs.command_line import Parser, finite, integer, parser, path_text
+from jaxformer.runtime.program import program
 from jaxformer.scaling import fit, plotting, report, verdict
 from jaxformer.scaling.table import Table
+from jaxformer.storage import credentials
 
 
 def main(argv: list[str] | None = None) -> int:

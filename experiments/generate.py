@@ -13,12 +13,12 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from jaxformer.command_line import finite, integer, parser, path_text
-from jaxformer.process import keep_compiled_programs, program
+from jaxformer.runs.command_line import finite, integer, parser, path_text
+from jaxformer.runtime.program import keep_compiled_programs, program
 
 if TYPE_CHECKING:
     from jaxformer.decoding import Generated, Sampling
-    from jaxformer.main import Run
+    from jaxformer.runs.pretrain import Run
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def main() -> None:
     options = arguments.parse_args()
 
     from jaxformer import decoding
-    from jaxformer.main import open_run
+    from jaxformer.runs.pretrain import open_run
 
     check(options)
     sampling = decoding.Sampling(
@@ -77,7 +77,7 @@ def main() -> None:
 
 def check(options: argparse.Namespace) -> None:
     """Refuses flags that contradict each other, before anything is loaded."""
-    from jaxformer.config import ConfigError
+    from jaxformer.errors import ConfigError
 
     samples, beam = options.num_samples, options.beam
     if options.stream and (samples > 1 or beam is not None):
@@ -105,8 +105,10 @@ def generated(run: "Run", sampling: "Sampling", options: argparse.Namespace) -> 
     """
     import jax
 
-    from jaxformer import decoding, memory
-    from jaxformer.config import ConfigError
+    from jaxformer import decoding
+    from jaxformer.config import Learned
+    from jaxformer.errors import ConfigError
+    from jaxformer.runs import memory_check
 
     tokenizer, cfg = run.tokenizer, run.config.model
     if cfg.family != "gpt":
@@ -115,10 +117,10 @@ def generated(run: "Run", sampling: "Sampling", options: argparse.Namespace) -> 
     ids = [tokenizer.separator_id, *tokenizer.encode(options.prompt, strict=True).tolist()]
     never = set(tokenizer.special_ids.tolist()) | set(range(tokenizer.vocab_size, cfg.vocab_size or 0))
     tokens = len(ids) + options.max_new_tokens
-    if cfg.positions == "learned":
+    if isinstance(cfg.positions, Learned):
         tokens = min(tokens, cfg.context_length)
     flags = "--num-samples and --max-new-tokens" if options.beam is None else "--beam and --max-new-tokens"
-    memory.check_decoding(cfg, options.beam or options.num_samples, tokens, flags)
+    memory_check.check_decoding(cfg, options.beam or options.num_samples, tokens, flags)
     common = {
         "max_new_tokens": options.max_new_tokens,
         "stop": [tokenizer.separator_id],

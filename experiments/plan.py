@@ -13,10 +13,10 @@ import os
 import sys
 from pathlib import Path
 
-from jaxformer.command_line import integer, parse_config, parser, path_text
-from jaxformer.config import ConfigError
-from jaxformer.files import write_atomically
-from jaxformer.process import program
+from jaxformer.errors import ConfigError
+from jaxformer.runs.command_line import integer, parse_config, parser, path_text
+from jaxformer.runtime.program import program
+from jaxformer.storage.files import write_atomically
 
 
 def main() -> int:
@@ -36,7 +36,7 @@ def main() -> int:
         raise ConfigError("--topology: needs one, such as v5e:16x16, h100:4x8 or cpu:8")
     if options.json is not None:
         check_writable(options.json)  # before minutes of compiling
-    from jaxformer.plan import report, search, table, topology
+    from jaxformer.plan import measures, search, summary, topology
 
     topology.prepare(options.topology)
     target = topology.make(options.topology)
@@ -45,17 +45,17 @@ def main() -> int:
         print("\n".join(["", *search.lines(found)]))
         _write(options.json, [one.plan for one in found])
         return 0 if any(one.plan["memory"]["fits"] is not False for one in found) else 2
-    plan = report.make_plan(parsed.config, target)
-    print("\n".join(table.lines(plan)))
+    plan = measures.make_plan(parsed.config, target)
+    print("\n".join(summary.lines(plan)))
     _write(options.json, plan)
     if plan["memory"]["fits"] is False:
-        raise ConfigError(table.remedy(plan))
+        raise ConfigError(summary.remedy(plan))
     return 0
 
 
 def difference(files: list[str]) -> int:
     """Prints what differs between the plans in two JSON files."""
-    from jaxformer.plan.table import compare
+    from jaxformer.plan.summary import compare
 
     if len(files) != 2:
         raise ConfigError("--diff: needs two files that --json wrote")

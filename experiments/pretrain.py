@@ -8,8 +8,8 @@ The same command goes on with a run that was stopped or killed.
 
 import signal
 
-from jaxformer.command_line import add_verify, parse_config, parser
-from jaxformer.process import program
+from jaxformer.runs.command_line import add_verify, parse_config, parser
+from jaxformer.runtime.program import program
 
 
 def main() -> int:
@@ -20,11 +20,11 @@ def main() -> int:
     add_verify(arguments)
     parsed = parse_config(arguments)
     if parsed.options.newest_step:  # what the scripts of launch/ judge progress by
-        from jaxformer.training.checkpoint_layout import list_steps
+        from jaxformer.training.checkpoint.layout import list_steps
 
         print(max(list_steps(f"{parsed.config.workdir}/checkpoints"), default=0))
         return 0
-    from jaxformer.main import pretrain  # after the command line, so that a misspelt field is answered at once
+    from jaxformer.runs.pretrain import pretrain  # after the command line, so that a misspelt field is answered at once
 
     if pretrain(parsed).status != "interrupted":
         return 0

@@ -11,9 +11,10 @@ Fit and report need the directory's manifest.json and records.jsonl alone.
 import shlex
 from pathlib import Path
 
-from jaxformer.command_line import Parsed, add_verify, finite, integer, parse_config, parser
-from jaxformer.config import Config, ConfigError
-from jaxformer.process import a_device_for_each_core, program
+from jaxformer.config import Config
+from jaxformer.errors import ConfigError
+from jaxformer.runs.command_line import Parsed, add_verify, finite, integer, parse_config, parser
+from jaxformer.runtime.program import a_device_for_each_core, program
 from jaxformer.scaling import bootstrap, plotting
 from jaxformer.scaling.ladder import StudyConfig, size_model
 from jaxformer.scaling.law_fit import Settings
@@ -45,21 +46,21 @@ def main() -> int:
         plotting.matplotlib()
     settings = Settings(delta=options.delta, replicates=options.bootstrap, holdout=options.holdout)
     if stage in (None, "plan", "run"):
-        from jaxformer import study
-        from jaxformer.training.sweep import Interrupted
-        from jaxformer.workdir_lock import WorkdirLock
+        from jaxformer.runs import scaling_study
+        from jaxformer.runs.workdir_lock import WorkdirLock
+        from jaxformer.training.sweep.scheduler import Interrupted
 
         a_device_for_each_core()
         assert isinstance(parsed.config, StudyConfig)
-        opened = study.open_study(parsed.config, verify=options.verify)
+        opened = scaling_study.open_study(parsed.config, verify=options.verify)
         check_memory(opened.config)
         if stage == "plan":
-            study.print_plan(opened)
+            scaling_study.print_plan(opened)
             return 0
         with WorkdirLock(opened.config.workdir):
-            study.start(opened, parsed.overrides, parsed.source)
+            scaling_study.start(opened, parsed.overrides, parsed.source)
             try:
-                study.run(opened, at_once=options.at_once)
+                scaling_study.run(opened, at_once=options.at_once)
             except Interrupted as signal:
                 print(f"stopped by {signal}; the same command goes on")
                 return 75
@@ -72,21 +73,22 @@ def check_memory(config: StudyConfig) -> None:
     """Raises ConfigError if a size's training does not fit one device."""
     import jax
 
-    from jaxformer import memory
     from jaxformer.config import MeshConfig
     from jaxformer.modules import make_model
-    from jaxformer.sharding import make_mesh
+    from jaxformer.parallel.mesh import make_mesh
+    from jaxformer.runs import memory_check
 
     mesh = make_mesh(MeshConfig(1), jax.local_devices()[:1])
     for width in config.ladder.widths:
         model = size_model(config.model, width, config.ladder)
-        memory.check_training(config, make_model(model, config.loss).specs, mesh)
+        memory_check.check_training(config, make_model(model, config.loss, config.execution).specs, mesh)
 
 
 def conclude(parsed: Parsed, stage: str | None, settings: Settings) -> None:
     """Fits, and unless that was all that was asked for, the report; ends with its path and three lines."""
-    from jaxformer import manifest, records
+    from jaxformer import records
     from jaxformer.data import languages
+    from jaxformer.runs import manifest
     from jaxformer.scaling import results
 
     workdir = Path(parsed.config.workdir)

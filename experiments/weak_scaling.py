@@ -16,13 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxformer.command_line import file_path, load_file, parser
-from jaxformer.config import Config, ConfigError, from_mapping
+from jaxformer.config import Config, from_mapping
+from jaxformer.errors import ConfigError
+from jaxformer.models.flops import count_parameters
 from jaxformer.plan import topology
 from jaxformer.plan.hardware import CHIPS
-from jaxformer.process import program
+from jaxformer.runs.command_line import file_path, load_file, parser
+from jaxformer.runtime.program import program
 from jaxformer.scaling import plotting
-from jaxformer.scaling.flops import count_parameters
 
 GIB = 2**30
 BYTES = 16  # of a parameter: itself, two moments and its gradient, in float32
@@ -78,8 +79,9 @@ def config_of(case: Case) -> tuple[Config, list[str]]:
         fsdp *= 2
     data = count // (fsdp * tensor)
     flags = {
-        "mesh.data": data, "mesh.fsdp": fsdp, "mesh.tensor": tensor, "train.batch_rows": rows * count,
-        "train.micro_batches": 1, "train.eval_rows": rows * count, "model.layers": "scan", "model.remat": "full",
+        "mesh.data": data, "mesh.fsdp": fsdp, "mesh.tensor": tensor, "train.global_batch_size": rows * count,
+        "train.eval_rows": rows * count, "execution.gradient_accumulation_steps": 1, "execution.layers": "scan",
+        "execution.remat": "full",
     }  # fmt: skip
     return config, [f"--config.{name}={value}" for name, value in flags.items()]
 

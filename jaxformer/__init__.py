@@ -5,7 +5,23 @@ parameters (`jaxformer.modules`), reads data or trains is imported from its own 
 """
 
 from jaxformer import masks
-from jaxformer.config import Config, ConfigError, LossConfig, ModelConfig, from_mapping
+from jaxformer.config import (
+    T5,
+    Alibi,
+    Bert,
+    Config,
+    Dense,
+    Execution,
+    Learned,
+    LossConfig,
+    ModelConfig,
+    NoPositions,
+    Rotary,
+    Sinusoidal,
+    Softmax,
+    from_mapping,
+)
+from jaxformer.errors import ConfigError
 from jaxformer.functional.attention import attention
 from jaxformer.functional.block import block, block_specs, rotation, stack
 from jaxformer.functional.layers import (
@@ -22,6 +38,7 @@ from jaxformer.functional.layers import (
     unembed,
 )  # fmt: skip
 from jaxformer.functional.losses import TokenLoss, cross_entropy, token_loss
+from jaxformer.functional.masked_loss import masked_token_loss
 from jaxformer.functional.positions import (
     alibi,
     alibi_slopes,
@@ -33,7 +50,6 @@ from jaxformer.functional.positions import (
     t5_bias,
     t5_buckets,
 )  # fmt: skip
-from jaxformer.functional.selected import selected_loss
 from jaxformer.masks import Mask, causal, dense, expand, padding, prefix, segments, window
 from jaxformer.models import bert, gpt
 from jaxformer.specs import ParamSpec, abstract_params, count_params, init_params, param_axes, stack_specs
@@ -42,10 +58,12 @@ from jaxformer.types import Array, Batch, Model, Params
 __version__ = "0.1.0"
 
 __all__ = [
-    "Array", "Batch", "Config", "ConfigError", "LossConfig", "Mask", "Model", "ModelConfig", "ParamSpec", "Params",
+    "Alibi", "Array", "Batch", "Bert", "Config", "ConfigError", "Dense", "Execution", "Learned", "LossConfig",
+    "Mask", "Model", "ModelConfig", "NoPositions", "ParamSpec", "Params", "Rotary", "Sinusoidal", "Softmax", "T5",
     "TokenLoss", "abstract_params", "alibi", "alibi_slopes", "attention", "bert", "block", "block_specs", "causal",
-    "count_params", "cross_entropy", "dense", "dropout", "embed", "expand", "from_mapping", "gelu", "gelu_tanh", "gpt",
-    "init_params", "layer_norm", "learned", "linear", "masks", "mlp", "padding", "param_axes", "prefix", "relu",
-    "rms_norm", "rotary", "rotary_angles", "rotary_frequencies", "rotation", "segments", "selected_loss", "silu",
-    "sinusoidal", "stack", "stack_specs", "t5_bias", "t5_buckets", "token_loss", "unembed", "window",
+    "count_params", "cross_entropy", "dense", "dropout", "embed", "expand", "from_mapping", "gelu", "gelu_tanh",
+    "gpt", "init_params", "layer_norm", "learned", "linear", "masked_token_loss", "masks", "mlp", "padding",
+    "param_axes", "prefix", "relu", "rms_norm", "rotary", "rotary_angles", "rotary_frequencies", "rotation",
+    "segments", "silu", "sinusoidal", "stack", "stack_specs", "t5_bias", "t5_buckets", "token_loss", "unembed",
+    "window",
 ]  # fmt: skip

@@ -5,7 +5,7 @@ else. So ``module.apply({"params": p}, x)`` equals ``apply(p, x)`` bit for bit.
 
 >>> import jax, jax.numpy as jnp
 >>> from jaxformer.config import ModelConfig
->>> shell = GPT(ModelConfig(num_layers=1, width=32, num_heads=4, context_length=16, vocab_size=64))
+>>> shell = GPT(ModelConfig(num_layers=1, width=32, context_length=16, vocab_size=64))
 >>> variables = shell.init(jax.random.key(0), jnp.zeros((1, 16), int))
 >>> shell.apply(variables, jnp.zeros((2, 16), int)).shape
 (2, 16, 64)
@@ -17,13 +17,14 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from jaxformer import masks
-from jaxformer.config import ConfigError, LossConfig, ModelConfig
+from jaxformer.config import Execution, LossConfig, ModelConfig
+from jaxformer.errors import ConfigError
 from jaxformer.functional import block as blocks
 from jaxformer.functional.attention import ANY, KERNELS
 from jaxformer.models import bert, gpt
+from jaxformer.models.attention_support import unsupported_by
 from jaxformer.specs import init_params, stack_specs
 from jaxformer.types import Array, Batch, Model, Params, Sums
-from jaxformer.usable import kernel_refusal
 
 
 def _own(module: nn.Module, specs: dict[str, Any]) -> Params:
@@ -36,17 +37,26 @@ class GPT(nn.Module):
 
     config: ModelConfig
     loss_config: LossConfig = LossConfig()
+    execution: Execution = Execution()
 
     def setup(self):
         self.tree = _own(self, gpt.specs(self.config))
 
     def __call__(self, tokens: Array, positions: Array | None = None, segments: Array | None = None) -> Array:
         """Logits [B, T, V]; arguments as in `gpt.hidden`. Pass `rngs={"dropout": key}` to drop."""
-        return gpt.apply(self.tree, tokens, self.config, positions=positions, segments=segments, rng=_dropout_rng(self))
+        return gpt.apply(
+            self.tree,
+            tokens,
+            self.config,
+            positions=positions,
+            segments=segments,
+            rng=_dropout_rng(self),
+            execution=self.execution,
+        )
 
     def loss(self, batch: Batch) -> tuple[Sums, Sums]:
         """(objective, metrics); see `types.Model`."""
-        return gpt.loss(self.tree, batch, self.config, self.loss_config, _dropout_rng(self))
+        return gpt.loss(self.tree, batch, self.config, self.loss_config, _dropout_rng(self), self.execution)
 
 
 class BERT(nn.Module):
@@ -54,6 +64,7 @@ class BERT(nn.Module):
 
     config: ModelConfig
     loss_config: LossConfig = LossConfig()
+    execution: Execution = Execution()
 
     def setup(self):
         self.tree = _own(self, bert.specs(self.config))
@@ -74,17 +85,19 @@ class BERT(nn.Module):
             segments=segments,
             token_types=token_types,
             rng=_dropout_rng(self),
+            execution=self.execution,
         )
 
     def loss(self, batch: Batch) -> tuple[Sums, Sums]:
         """(objective, metrics); see `types.Model`."""
-        return bert.loss(self.tree, batch, self.config, self.loss_config, _dropout_rng(self))
+        return bert.loss(self.tree, batch, self.config, self.loss_config, _dropout_rng(self), self.execution)
 
 
 class Block(nn.Module):
     """Owns the parameters of one `functional.block.block`."""
 
     config: ModelConfig
+    execution: Execution = Execution()
 
     def setup(self):
         self.tree = _own(self, blocks.block_specs(self.config))
@@ -92,13 +105,15 @@ class Block(nn.Module):
     def __call__(self, x: Array, mask: masks.Mask | None = None, positions: Array | None = None) -> Array:
         """[B, T, D] -> [B, T, D]; `positions` ([T] or [B, T]; None: 0, 1, 2, ...) turn rotary configs only."""
         rotate = blocks.rotation(self.config, jnp.arange(x.shape[1]) if positions is None else positions)
-        return blocks.block(self.tree, x, self.config, mask, rotate=rotate, rng=_dropout_rng(self))[0]
+        rng, execution = _dropout_rng(self), self.execution
+        return blocks.block(self.tree, x, self.config, mask, rotate=rotate, rng=rng, execution=execution)[0]
 
 
 class Stack(nn.Module):
     """Owns the parameters of `functional.block.stack`: all blocks, stacked on a leading layer axis."""
 
     config: ModelConfig
+    execution: Execution = Execution()
 
     def setup(self):
         self.tree = _own(self, stack_specs(blocks.block_specs(self.config), self.config.num_layers))
@@ -106,13 +121,15 @@ class Stack(nn.Module):
     def __call__(self, x: Array, mask: masks.Mask | None = None, positions: Array | None = None) -> Array:
         """[B, T, D] -> [B, T, D]; `positions` ([T] or [B, T]; None: 0, 1, 2, ...) turn rotary configs only."""
         rotate = blocks.rotation(self.config, jnp.arange(x.shape[1]) if positions is None else positions)
-        return blocks.stack(self.tree, x, self.config, mask, rotate=rotate, rng=_dropout_rng(self))[0]
+        rng, execution = _dropout_rng(self), self.execution
+        return blocks.stack(self.tree, x, self.config, mask, rotate=rotate, rng=rng, execution=execution)[0]
 
 
 class Attention(nn.Module):
     """Owns the parameters of `functional.block.attention_layer`: projections around attention."""
 
     config: ModelConfig
+    execution: Execution = Execution()
 
     def setup(self):
         self.tree = _own(self, blocks.block_specs(self.config)["attention"])
@@ -120,8 +137,8 @@ class Attention(nn.Module):
     def __call__(self, x: Array, mask: masks.Mask | None = None, positions: Array | None = None) -> Array:
         """[B, T, D] -> [B, T, D]; `positions` as in `Block`."""
         rotate = blocks.rotation(self.config, jnp.arange(x.shape[1]) if positions is None else positions)
-        out, _ = blocks.attention_layer(self.tree, x, self.config, mask, rotate=rotate, rng=_dropout_rng(self))
-        return out
+        rng, execution = _dropout_rng(self), self.execution
+        return blocks.attention_layer(self.tree, x, self.config, mask, rotate=rotate, rng=rng, execution=execution)[0]
 
 
 class MLP(nn.Module):
@@ -141,17 +158,18 @@ def _dropout_rng(module: nn.Module) -> Array | None:
     return module.make_rng("dropout") if module.has_rng("dropout") else None
 
 
-def make_model(config: ModelConfig, loss_config: LossConfig) -> Model:
+def make_model(config: ModelConfig, loss_config: LossConfig, execution: Execution = blocks.AS_USUAL) -> Model:
     """The `Model` that training receives, running through the shell's own `init` and `apply`.
 
     Raises:
       ConfigError: an attention implementation that cannot do what this model asks of it.
     """
-    why = kernel_refusal(config.attention, config) if config.attention in KERNELS else None
+    implementation = execution.attention
+    why = unsupported_by(implementation, config) if implementation in KERNELS else None
     if why is not None:
-        raise ConfigError(f"config.model.attention: {config.attention} cannot do {why}; accepted here: {ANY}")
+        raise ConfigError(f"config.execution.attention: {implementation} cannot do {why}; accepted here: {ANY}")
     family = {"gpt": gpt, "bert": bert}[config.family]
-    shell = {"gpt": GPT, "bert": BERT}[config.family](config, loss_config)
+    shell = {"gpt": GPT, "bert": BERT}[config.family](config, loss_config, execution)
 
     def init(rng: Array) -> Params:
         return shell.init({"params": rng}, jnp.zeros((1, config.context_length), jnp.int32))["params"]

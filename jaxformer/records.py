@@ -22,7 +22,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from jaxformer import files
+from jaxformer.errors import RecordError
+from jaxformer.storage import files
 
 # kind -> fields every record of that kind has; more are allowed.
 SCHEMA: dict[str, frozenset[str]] = {
@@ -57,10 +58,6 @@ NOT_FINITE = {str(x): x for x in (math.nan, math.inf, -math.inf)}
 
 
 MOST_BYTES = 2**32  # of a file of records
-
-
-class RecordError(ValueError):
-    """A record that does not fit the schema."""
 
 
 def check(record: dict[str, Any], where: str, more: Mapping[str, frozenset[str]] | None = None) -> None:

@@ -28,7 +28,7 @@ class ParamSpec:
 
     Attributes:
       shape: its shape.
-      axes: one logical axis name per dimension (``sharding.py`` maps names to mesh axes); None is "never split".
+      axes: one logical axis name per dimension (`parallel.mesh` maps names to mesh axes); None is "never split".
       init: ``(rng, shape) -> float32 array``.
       decay: whether weight decay applies; None: to matrices (two axes or more, "layers" not counted). Said where
         the shape misleads: a bias of [heads, head_width] is no matrix.

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from jaxformer.process import program
+from jaxformer.runtime.program import program
 
 TABLE = Path(__file__).parent / "bad_input.md"
 TINY = [
     "--config.model.num_layers=1", "--config.model.width=16", "--config.model.num_heads=2",
     "--config.model.context_length=16", "--config.data.tokenizer=bytes", "--config.train.steps=4",
-    "--config.train.batch_rows=8", "--config.train.steps_per_dispatch=2", "--config.optimizer.warmup_steps=0",
+    "--config.train.global_batch_size=8", "--config.execution.steps_per_dispatch=2",
+    "--config.optimizer.warmup_steps=0",
     "--config.compilation_cache=false",
 ]  # fmt: skip
 

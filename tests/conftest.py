@@ -19,7 +19,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 import jax
 import pytest
 
-from jaxformer.compiled import guard
+from jaxformer.runtime.compilation_cache import guard
 
 guard()  # what a test compiles has its checksum, so that the programs that tests start believe it
 jax.config.update("jax_num_cpu_devices", 8)
@@ -39,7 +39,7 @@ def pytest_configure(config):
 
 
 # Where laws are checked on a few numbers, most of the time is XLA's, and half of that its optimizations'.
-QUICK = {"functional", "models", "decoding", "training", "test_main.py", "test_modules.py", "test_specs.py"}
+QUICK = {"functional", "models", "decoding", "training", "test_pretrain.py", "test_modules.py", "test_specs.py"}
 
 
 @pytest.fixture(autouse=True)

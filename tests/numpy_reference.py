@@ -168,15 +168,15 @@ def block(p, x, cfg, allowed=None, frequencies=None, positions=None, bias=None, 
             np.einsum("btd,dhk->bthk", x, a[f"w_{name}"]) + a.get(f"b_{name}", 0.0)
             for name in ("query", "key", "value")
         )
-        if cfg.qk_norm:
+        if cfg.attention.qk_norm:
             query, key = (rms_norm(y, a[f"{n}_scale"], cfg.norm_epsilon) for n, y in (("query", query), ("key", key)))
         if frequencies is not None:
             query, key = (rotary(y, positions, frequencies, rotary_scale) for y in (query, key))
-        out = attention(query, key, value, allowed=allowed, bias=bias, soft_cap=cfg.attention_soft_cap)
+        out = attention(query, key, value, allowed=allowed, bias=bias, soft_cap=cfg.attention.soft_cap)
         return np.einsum("bthk,hkd->btd", out, a["w_out"]) + a.get("b_out", 0.0)
 
     def feed(x):
-        return mlp(x, p["mlp"], cfg.activation)
+        return mlp(x, p["mlp"], cfg.feed_forward.activation)
 
     if cfg.block == "parallel":
         y = norm("attention_norm", x)
@@ -192,9 +192,9 @@ def hidden(params, tokens, cfg, positions, allowed, frequencies=None, bias=None,
     """Last hidden states of a GPT or BERT, layer by layer. `positions`: [B, T]."""
     e = params["embedding"]
     x = e["tokens"][tokens]
-    if cfg.positions == "learned":
+    if cfg.positions.kind == "learned":
         x = x + e["positions"][positions]
-    if cfg.positions == "sinusoidal":
+    if cfg.positions.kind == "sinusoidal":
         x = x * math.sqrt(cfg.width) + np.stack([sinusoidal(row, cfg.width) for row in positions])
     if "types" in e:
         x = x + e["types"][np.zeros_like(tokens) if types is None else types]

@@ -45,8 +45,8 @@ FLAGS = {
     "process number beyond the processes": [*COORDINATOR, "--config.distributed.process_id=2"],
     "coordinator, but off": [*COORDINATOR, "--config.distributed.mode=off"],
     "on, but nobody to join": ["--config.distributed.mode=on"],
-    "batch not dividing over the devices": ["--config.train.batch_rows=12"],
-    "micro-batches not dividing the batch": ["--config.train.micro_batches=3"],
+    "batch not dividing over the devices": ["--config.train.global_batch_size=12"],
+    "micro-batches not dividing the batch": ["--config.execution.gradient_accumulation_steps=3"],
     "vocabulary smaller than the tokenizer's": ["--config.model.vocab_size=100"],
     "unknown TFDS name": ["--config.data.source=tfds", "--config.data.tfds_name=mnis"],
 }
@@ -113,7 +113,7 @@ def test_runs(place):
     assert steps
     for step in steps:
         shutil.rmtree(step / "params")
-    assert place.pretrain() == (2, expected()["no sound checkpoint"])
+    assert place.pretrain() == (2, expected()["no valid checkpoint"])
 
 
 def mask_hex(outcome: tuple[int, str]) -> tuple[int, str]:
@@ -123,16 +123,16 @@ def mask_hex(outcome: tuple[int, str]) -> tuple[int, str]:
 @pytest.mark.slow
 def test_full_disk(place, monkeypatch):
     """A save that meets a full disk: one line, and the older checkpoint is as it was."""
-    from jaxformer.training import checkpoint
+    from jaxformer.training.checkpoint import manager
 
-    real, saves = checkpoint.Checkpoints._open, itertools.count()
+    real, saves = manager.Checkpoints._open, itertools.count()
 
     def failing(self):
         if next(saves):
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(self)
 
-    monkeypatch.setattr(checkpoint.Checkpoints, "_open", failing)
+    monkeypatch.setattr(manager.Checkpoints, "_open", failing)
     assert place.pretrain("--config.checkpoint.save_every_steps=2") == (2, expected()["full disk while saving"])
     monkeypatch.undo()
 
@@ -153,7 +153,7 @@ def test_plans(place, monkeypatch, case):
 
     if "missing" in case:
         monkeypatch.setattr(topology.importlib.util, "find_spec", lambda name: None)
-        monkeypatch.setattr("jaxformer.command_line.load_file", lambda source: {})
+        monkeypatch.setattr("jaxformer.runs.command_line.load_file", lambda source: {})
     code, line = place.run("plan", f"--config={place.config}", *TINY, *PLANS[case])
     assert (code, line) == (2, expected()[case])
 

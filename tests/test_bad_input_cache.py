@@ -12,8 +12,8 @@ import pytest
 from bad_input_cases import Place, expected, place
 from test_bad_input import mask_hex
 
-from jaxformer import json_checksum
-from jaxformer.data import blocks, ingest
+from jaxformer.data import checked_array, ingest
+from jaxformer.storage import json_checksum
 
 __all__ = ["place"]
 
@@ -100,8 +100,8 @@ def test_tokenizer_files(place):
 @pytest.mark.slow
 def test_damage_found_while_training(kept, monkeypatch):
     """The same command makes the corpus again and goes on; evaluating afterwards gives what an unharmed run gives."""
-    monkeypatch.setattr(blocks, "AT_ONCE", 0)
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1 << 9)
+    monkeypatch.setattr(checked_array, "AT_ONCE", 0)
+    monkeypatch.setattr(checked_array, "BLOCK_BYTES", 1 << 9)
     shutil.rmtree(corpus_of(kept))
     assert kept.pretrain(workdir="unharmed") == (0, "")
     tokens = corpus_of(kept) / "train.tokens"
@@ -138,7 +138,7 @@ def test_folders_of_a_run_that_are_links(place):
 
 def test_figures_are_not_written_through_links(place):
     pytest.importorskip("matplotlib")
-    from jaxformer.config import ConfigError
+    from jaxformer.errors import ConfigError
     from jaxformer.scaling import plotting, results
 
     (place.folder / "victim").mkdir()

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 from bad_input_cases import expected, place
+from flat_config import model_config
 
-from jaxformer import main as jaxformer_main
-from jaxformer import memory
-from jaxformer.config import ModelConfig
 from jaxformer.data.tokenizers import train as make_tokenizer
+from jaxformer.runs import memory_check
+from jaxformer.runs import pretrain as jaxformer_main
 
 __all__ = ["place"]
 
@@ -25,8 +25,8 @@ FLAGS = {
     "a feed-forward layer too wide": ["--config.model.mlp_width=1e14"],
     "too many layers": ["--config.model.num_layers=100000"],
     "too many layers to unroll": ["--config.model.num_layers=10000"],
-    "too many rows": ["--config.train.batch_rows=1e14"],
-    "too many steps in a dispatch": ["--config.train.steps_per_dispatch=1e11"],
+    "too many rows": ["--config.train.global_batch_size=1e14"],
+    "too many steps in a dispatch": ["--config.execution.steps_per_dispatch=1e11"],
     "too large a tokenizer": ["--config.data.tokenizer_vocab=1e23"],
     "too large a rate": ["--config.optimizer.learning_rate=1e300"],
     "a rate that is no number": ["--config.optimizer.learning_rate=nan"],
@@ -103,7 +103,7 @@ def test_debug_shows_the_traceback(place, capsys):
     place.config.write_text(CONFIGS["config file that divides by zero"])
     place.monkeypatch.setattr("sys.argv", ["pretrain.py", f"--config={place.config}", "--debug"])
     from experiments import pretrain
-    from jaxformer.process import program
+    from jaxformer.runtime.program import program
 
     with pytest.raises(SystemExit) as end:
         program(pretrain.main)
@@ -163,10 +163,10 @@ def test_figures(place):
 def test_decoding_that_does_not_fit(place, monkeypatch):
     """It was a failed allocation, or the machine's last memory."""
     tokenizer = make_tokenizer("bytes", [], None)
-    model = ModelConfig(num_layers=1, width=16, num_heads=2, context_length=16, vocab_size=320, positions="rotary")
+    model = model_config(num_layers=1, width=16, num_heads=2, context_length=16, vocab_size=320, positions="rotary")
     run = jaxformer_main.Run(SimpleNamespace(model=model, compilation_cache=False), {}, tokenizer, 7)
     monkeypatch.setattr(jaxformer_main, "open_run", lambda workdir: run)
-    monkeypatch.setattr(memory, "machine_bytes", lambda: 2**30)
+    monkeypatch.setattr(memory_check, "machine_bytes", lambda: 2**30)
     for case, flags in (
         ("new tokens that do not fit", ["--max-new-tokens=1000000000"]),
         ("samples that do not fit", ["--num-samples=1e9"]),
@@ -177,12 +177,13 @@ def test_decoding_that_does_not_fit(place, monkeypatch):
 
 def test_training_that_does_not_fit(place, monkeypatch):
     """Nothing is compiled and nothing claimed; before, a width of 2**20 ended in the kernel's killer."""
-    monkeypatch.setattr(memory, "machine_bytes", lambda: 2**34)
+    monkeypatch.setattr(memory_check, "machine_bytes", lambda: 2**34)
     for case, flags in (
         ("a model that does not fit", ["--config.model.width=1048576"]),
         ("layers that do not fit", ["--config.model.num_layers=10000", "--config.model.layers=scan",
                                     "--config.model.width=128"]),
-        ("a batch that does not fit", ["--config.train.batch_rows=16777216", "--config.train.steps_per_dispatch=4"]),
+        ("a batch that does not fit", ["--config.train.global_batch_size=16777216",
+                                       "--config.execution.steps_per_dispatch=4"]),
     ):  # fmt: skip
         assert place.pretrain(*flags) == (2, expected()[case])
         assert not (place.folder / "run" / "manifest.json").exists()
@@ -192,7 +193,7 @@ def test_training_that_does_not_fit(place, monkeypatch):
 def test_what_just_fits_is_not_refused(place, monkeypatch):
     model = ["--config.model.width=128", "--config.model.num_heads=2"]
     assert place.pretrain(*model, "--config.train.steps=2", workdir="fits") == (0, "")
-    monkeypatch.setattr(memory, "machine_bytes", lambda: 2**20)
+    monkeypatch.setattr(memory_check, "machine_bytes", lambda: 2**20)
     code, line = place.pretrain(*model, "--config.train.steps=2", workdir="other")
     assert code == 2 and "which has 1 MiB" in line
     assert re.search(r"[\d.]+ MiB for [\d.e+]+ parameters", line)

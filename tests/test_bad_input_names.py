@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from bad_input_cases import expected, place  # noqa: F401
 
-from jaxformer import files, json_checksum, records
-from jaxformer.command_line import Parsed
-from jaxformer.data.cache import default_root
-from jaxformer.process import cache_folder
-from jaxformer.workdir_lock import WorkdirLock
+from jaxformer import records
+from jaxformer.data.build_cache import default_root
+from jaxformer.errors import RecordError
+from jaxformer.runs.command_line import Parsed
+from jaxformer.runs.workdir_lock import WorkdirLock
+from jaxformer.runtime.program import cache_folder
+from jaxformer.storage import files, json_checksum
 
 LONG = 300 * "n"
 # program -> its flags with a path that is too long
@@ -89,7 +91,7 @@ def test_a_record_whose_run_no_file_can_be_called(tmp_path, name, field):
     """The name of a run is that of its file, which a study writes where only its records have it."""
     path = tmp_path / "records.jsonl"
     path.write_text(records._sealed(json.dumps({**FINAL, field: name})) + "\n")
-    with pytest.raises(records.RecordError, match=f"records.jsonl:1: final record: {field}: .* is not ") as refused:
+    with pytest.raises(RecordError, match=f"records.jsonl:1: final record: {field}: .* is not ") as refused:
         records.load(path, more=records.STUDY)
     assert str(refused.value).isprintable()
     assert records.set_aside(path, records.STUDY) and records.load(path) == []
@@ -103,7 +105,7 @@ def test_a_record_whose_run_no_file_can_be_called(tmp_path, name, field):
 def test_records_that_no_figure_can_show(tmp_path, field, value):
     path = tmp_path / "records.jsonl"
     path.write_text(records._sealed(json.dumps({**FINAL, field: value})) + "\n")
-    with pytest.raises(records.RecordError, match=f"records.jsonl:1: final record: {field}: "):
+    with pytest.raises(RecordError, match=f"records.jsonl:1: final record: {field}: "):
         records.load(path)
 
 
@@ -157,12 +159,12 @@ def test_memory_that_is_all_used(place, monkeypatch):  # noqa: F811
     def none(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr("jaxformer.main.evaluate", none)
+    monkeypatch.setattr("jaxformer.runs.pretrain.evaluate", none)
     assert place.run("evaluate", "--workdir=a") == (2, expected()["no memory left"])
 
 
 def test_the_command_that_goes_on_is_quoted():
-    from jaxformer.main import resume_command
+    from jaxformer.runs.pretrain import resume_command
 
     parsed = Parsed(None, [], "my config.py", {"workdir": "a b"}, None)
     assert resume_command(parsed).endswith(" --config='my config.py' --config.workdir='a b'")

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from bad_input_cases import TINY, Place, expected, place
 
-from jaxformer import json_checksum, manifest, records
-from jaxformer.training.checkpoint_layout import list_steps
+from jaxformer import records
+from jaxformer.runs import manifest
+from jaxformer.storage import json_checksum
+from jaxformer.training.checkpoint.layout import list_steps
 
 __all__ = ["place"]
 ROOT = Path(__file__).parent.parent
@@ -126,7 +128,7 @@ def test_a_checkpoint_of_another_run(runs):
 @pytest.mark.slow
 def test_a_copied_checkpoint_is_passed_over(runs):
     shutil.copytree(runs.checkpoints / "4", runs.checkpoints / "5")
-    line = f"checkpoint {runs.checkpoints / '5'} is not sound: it holds step 4: the folder was copied or renamed"
+    line = f"checkpoint {runs.checkpoints / '5'} is not valid: it holds step 4: the folder was copied or renamed"
     said = heard(runs)
     assert runs.all() == [(0, "")] * 3
     assert all(line in each.err for each in said) and "at step 4" in said[0].out
@@ -260,7 +262,7 @@ def mark(step: Path, fingerprint: str) -> None:
 
 @pytest.mark.slow
 def test_a_directory_that_is_in_use(runs):
-    from jaxformer.workdir_lock import WorkdirLock
+    from jaxformer.runs.workdir_lock import WorkdirLock
 
     with WorkdirLock(runs.run):
         code, line = runs.resume()
@@ -320,4 +322,4 @@ def test_a_damaged_array_file_is_one_line_and_no_more(runs, damage):
     if damage == "few files may be open":
         assert lines == [lines[-1]] and "too many open files (see ulimit -n)" in lines[-1]
     else:
-        assert len(lines) == 3 and all(" is not sound: " in line for line in lines[:2]), done.stderr[-3000:]
+        assert len(lines) == 3 and all(" is not valid: " in line for line in lines[:2]), done.stderr[-3000:]

@@ -5,7 +5,8 @@ import os
 
 import pytest
 
-from jaxformer import manifest, records
+from jaxformer import records
+from jaxformer.runs import manifest
 from tests.test_bad_input import Place, expected
 
 PAIRS = [

@@ -6,9 +6,12 @@ import typing
 
 import ml_collections
 import pytest
+from flat_config import model_config
 
 from jaxformer import config as configs
-from jaxformer.config import Config, ConfigError, ModelConfig, from_mapping
+from jaxformer.config import Config, Dense, Execution, from_mapping
+from jaxformer.config.fields import is_section, kinds, options
+from jaxformer.errors import ConfigError
 from jaxformer.functional.attention import IMPLEMENTATIONS
 from jaxformer.functional.layers import ACTIVATIONS
 
@@ -25,7 +28,7 @@ WRONG = [
     ({"positions": "alibi"}, "config.positions: no such field; did you mean model.positions?"),
     ({"model": {"num_layer": 2}}, "config.model.num_layer: no such field; did you mean num_layers?"),
     ({"optimizer": {"lr": 2}}, "config.optimizer.lr: no such field; accepted: name, learning_rate, schedule, "),
-    ({"train": {"batch_size": 2}}, "config.train.batch_size: no such field; did you mean batch_rows?"),
+    ({"train": {"batch_size": 2}}, "config.train.batch_size: no such field; did you mean global_batch_size?"),
     ({"model": {1: 2}}, "config.model.1: no such field; accepted: family, "),
     ({"model": 3}, "config.model: 3 is not a section of fields"),
     ({"data": None}, "config.data: None is not a section of fields"),
@@ -34,7 +37,7 @@ WRONG = [
     ({"model": {"num_layers": True}}, "config.model.num_layers: True is not an integer"),
     ({"model": {"num_layers": "2"}}, "config.model.num_layers: '2' is not an integer"),
     ({"model": {"num_layers": None}}, "config.model.num_layers: None is not an integer"),
-    ({"model": {"num_kv_heads": 1.0}}, "config.model.num_kv_heads: 1.0 is not an integer or none"),
+    ({"model": {"num_kv_heads": 1.0}}, "config.model.attention.num_kv_heads: 1.0 is not an integer or none"),
     ({"model": {"dropout": True}}, "config.model.dropout: True is not a number"),
     ({"model": {"dropout": "0.1"}}, "config.model.dropout: '0.1' is not a number"),
     ({"model": {"use_bias": 1}}, "config.model.use_bias: 1 is not true or false"),
@@ -52,21 +55,30 @@ WRONG = [
     # ranges
     ({"model": {"num_layers": 0}}, "config.model.num_layers: 0; accepted: at least 1"),
     ({"model": {"width": -8}}, "config.model.width: -8; accepted: at least 1"),
-    ({"model": {"num_heads": 0}}, "config.model.num_heads: 0; accepted: at least 1"),
+    ({"model": {"num_heads": 0}}, "config.model.attention.num_heads: 0; accepted: at least 1"),
     ({"model": {"context_length": 0}}, "config.model.context_length: 0; accepted: at least 1"),
-    ({"model": {"num_kv_heads": 0}}, "config.model.num_kv_heads: 0; accepted: at least 1"),
-    ({"model": {"head_width": 0}}, "config.model.head_width: 0; accepted: at least 1"),
-    ({"model": {"mlp_width": 0}}, "config.model.mlp_width: 0; accepted: at least 1"),
+    ({"model": {"num_kv_heads": 0}}, "config.model.attention.num_kv_heads: 0; accepted: at least 1"),
+    ({"model": {"head_width": 0}}, "config.model.attention.head_width: 0; accepted: at least 1"),
+    ({"model": {"mlp_width": 0}}, "config.model.feed_forward.width: 0; accepted: at least 1"),
     ({"model": {"vocab_size": 0}}, "config.model.vocab_size: 0; accepted: at least 1"),
-    ({"model": {"window": 0}}, "config.model.window: 0; accepted: at least 1"),
-    ({"model": {"rotary_original_length": 0}}, "config.model.rotary_original_length: 0; accepted: at least 1"),
-    ({"model": {"token_types": -1}}, "config.model.token_types: -1; accepted: at least 0"),
+    ({"model": {"window": 0}}, "config.model.attention.window: 0; accepted: at least 1"),
+    (
+        {"model": {"positions": "rotary", "rotary_original_length": 0}},
+        "config.model.positions.original_length: 0; accepted: at least 1",
+    ),
+    ({"model": {"token_types": -1}}, "config.model.bert.token_types: -1; accepted: at least 0"),
     ({"model": {"dropout": 1.0}}, "config.model.dropout: 1.0; accepted: 0.0 to 0.999"),
-    ({"model": {"attention_dropout": -0.1}}, "config.model.attention_dropout: -0.1; accepted: 0.0 to 0.999"),
+    ({"model": {"attention_dropout": -0.1}}, "config.model.attention.dropout: -0.1; accepted: 0.0 to 0.999"),
     ({"model": {"norm_epsilon": 0}}, "config.model.norm_epsilon: 0.0; accepted: a finite number above 0"),
-    ({"model": {"rotary_base": 1}}, "config.model.rotary_base: 1.0; accepted: a finite number above 1"),
-    ({"model": {"rotary_factor": 0}}, "config.model.rotary_factor: 0.0; accepted: a finite number above 0"),
-    ({"model": {"attention_soft_cap": 0}}, "config.model.attention_soft_cap: 0.0; accepted: a finite number above 0"),
+    (
+        {"model": {"positions": "rotary", "rotary_base": 1}},
+        "config.model.positions.base: 1.0; accepted: a finite number above 1",
+    ),
+    (
+        {"model": {"positions": "rotary", "rotary_factor": 0}},
+        "config.model.positions.factor: 0.0; accepted: a finite number above 0",
+    ),
+    ({"model": {"attention_soft_cap": 0}}, "config.model.attention.soft_cap: 0.0; accepted: a finite number above 0"),
     ({"loss": {"label_smoothing": 1.0}}, "config.loss.label_smoothing: 1.0; accepted: 0.0 to 0.999"),
     ({"loss": {"z_loss": -1e-4}}, "config.loss.z_loss: -0.0001; accepted: a finite number, at least 0.0"),
     ({"loss": {"chunk_tokens": 0}}, "config.loss.chunk_tokens: 0; accepted: at least 1"),
@@ -97,9 +109,9 @@ WRONG = [
     ({"mesh": {"tensor": -1}}, "config.mesh.tensor: -1; accepted: at least 1"),
     ({"mesh": {"context": 0}}, "config.mesh.context: 0; accepted: at least 1"),
     ({"train": {"steps": 0}}, "config.train.steps: 0; accepted: at least 1"),
-    ({"train": {"batch_rows": 0}}, "config.train.batch_rows: 0; accepted: at least 1"),
-    ({"train": {"micro_batches": 0}}, "config.train.micro_batches: 0; accepted: at least 1"),
-    ({"train": {"steps_per_dispatch": 0}}, "config.train.steps_per_dispatch: 0; accepted: at least 1"),
+    ({"train": {"batch_rows": 0}}, "config.train.global_batch_size: 0; accepted: at least 1"),
+    ({"train": {"micro_batches": 0}}, "config.execution.gradient_accumulation_steps: 0; accepted: at least 1"),
+    ({"train": {"steps_per_dispatch": 0}}, "config.execution.steps_per_dispatch: 0; accepted: at least 1"),
     ({"train": {"log_every_steps": 0}}, "config.train.log_every_steps: 0; accepted: at least 1"),
     ({"train": {"eval_every_steps": 0}}, "config.train.eval_every_steps: 0; accepted: at least 1"),
     ({"train": {"max_bad_steps": 0}}, "config.train.max_bad_steps: 0; accepted: at least 1"),
@@ -124,11 +136,14 @@ WRONG = [
     ({"seed": -1}, "config.seed: -1; accepted: 0 to 2147483647"),
     ({"seed": 2**31}, "config.seed: 2147483648; accepted: 0 to 2147483647"),
     # combinations
-    ({"model": {"width": 30}}, "config.model.num_heads: 4 does not divide model.width 30"),
-    ({"model": {"num_kv_heads": 3}}, "config.model.num_kv_heads: 3 does not divide model.num_heads 4"),
+    ({"model": {"width": 30}}, "config.model.attention.num_heads: 4 does not divide model.width 30"),
+    (
+        {"model": {"num_kv_heads": 3}},
+        "config.model.attention.num_kv_heads: 3 does not divide model.attention.num_heads 4",
+    ),
     (
         {"model": {"head_width": 3, "positions": "rotary"}},
-        "config.model.head_width: 3 is odd; rotary positions need an even width",
+        "config.model.attention.head_width: 3 is odd; rotary positions need an even width",
     ),
     (
         {"model": {"width": 5, "num_heads": 1, "positions": "sinusoidal"}},
@@ -136,26 +151,26 @@ WRONG = [
     ),
     (
         {"model": {"rotary_scaling": "yarn"}},
-        "config.model.rotary_scaling: yarn needs model.positions=rotary, not learned",
+        "config.model.positions.scaling: no such field; accepted with config.model.positions.kind=rotary",
     ),
     (
         {"model": {"positions": "rotary", "rotary_factor": 2}},
-        "config.model.rotary_factor: 2.0 needs model.rotary_scaling=linear, ntk or yarn",
+        "config.model.positions.factor: 2.0 needs model.positions.scaling=linear, ntk or yarn",
     ),
     (
         {"model": {"positions": "rotary", "rotary_scaling": "yarn", "rotary_factor": 8, "context_length": 4}},
-        "config.model.rotary_factor: 8.0 is more than model.context_length 4; set model.rotary_original_length",
+        "config.model.positions.factor: 8.0 is more than model.context_length 4; set model.positions.original_length",
     ),
-    ({"model": {"token_types": 2}}, "config.model.token_types: 2 needs model.family=bert"),
-    ({"model": {"next_sentence": True}}, "config.model.next_sentence: True needs model.family=bert"),
-    (bert(next_sentence=True), "config.model.token_types: 0; model.next_sentence needs at least 2"),
+    ({"model": {"token_types": 2}}, "config.model.bert: a section; accepted with model.family=bert, not gpt"),
+    ({"model": {"bert": {}}}, "config.model.bert: a section; accepted with model.family=bert, not gpt"),
+    (bert(next_sentence=True), "config.model.bert.token_types: 0; model.bert.next_sentence needs at least 2"),
     ({"model": {"family": "bert"}}, "config.data.objective: next_token; model.family=bert needs masked"),
     ({"data": {"objective": "masked"}}, "config.data.objective: masked; model.family=gpt needs next_token"),
     (
         bert(next_sentence=True, token_types=2),
-        "config.data.pairs: False; model.next_sentence is True, and the two must agree",
+        "config.data.pairs: False; model.bert.next_sentence is True, and the two must agree",
     ),
-    ({"data": {"pairs": True}}, "config.data.pairs: True; model.next_sentence is False, and the two must agree"),
+    ({"data": {"pairs": True}}, "config.data.pairs: True; model.bert.next_sentence is False, and the two must agree"),
     (
         {"data": {"mask_random_rate": 0.3}},
         "config.data.mask_random_rate: 0.3 and data.mask_token_rate 0.8 add up to more than 1",
@@ -183,7 +198,7 @@ WRONG = [
     ({"mesh": {"fsdp": None}}, "config.mesh: at most one of data, fsdp, tensor, context may be None (fill)"),
     (
         {"train": {"batch_rows": 16, "micro_batches": 3}},
-        "config.train.micro_batches: 3 does not divide train.batch_rows 16",
+        "config.execution.gradient_accumulation_steps: 3 does not divide train.global_batch_size 16",
     ),
     ({"train": {"steps": 50}}, "config.optimizer.warmup_steps: 100 is more than train.steps 50; accepted: at most 50"),
 ]
@@ -196,7 +211,7 @@ WRONG_TEXT = [
     ("seed.value", "2", "config.seed: is a value, not a section; there is nothing inside it to set"),
     ("model.num_layers", "2.0", "config.model.num_layers: '2.0' is not an integer"),
     ("model.num_layers", "none", "config.model.num_layers: 'none' is not an integer"),
-    ("model.window", "many", "config.model.window: 'many' is not an integer or none"),
+    ("model.attention.window", "many", "config.model.attention.window: 'many' is not an integer or none"),
     ("model.dropout", "high", "config.model.dropout: 'high' is not a number"),
     ("model.dropout", "nan", "config.model.dropout: nan; accepted: 0.0 to 0.999"),
     ("model.use_bias", "maybe", "config.model.use_bias: 'maybe' is not true or false"),
@@ -215,9 +230,9 @@ TEXT = [
     ("model.use_bias", "false", False),
     ("model.use_bias", "True", True),
     ("model.use_bias", "0", False),
-    ("model.num_kv_heads", "none", None),
-    ("model.num_kv_heads", "None", None),
-    ("model.num_kv_heads", "2", 2),
+    ("model.attention.num_kv_heads", "none", None),
+    ("model.attention.num_kv_heads", "None", None),
+    ("model.attention.num_kv_heads", "2", 2),
     ("optimizer.clip_norm", "null", None),
     ("mesh.data", "none", None),
     ("data.files", "a.txt", ("a.txt",)),
@@ -380,7 +395,11 @@ def test_a_config_dict_with_references_and_placeholders():
     c.model.num_kv_heads = ml_collections.config_dict.placeholder(int)
     c.data = {"files": ("a", "b")}
     config = from_mapping(c)
-    assert (config.model.head_width, config.model.num_kv_heads, config.data.files) == (32, None, ("a", "b"))
+    assert (config.model.attention.head_width, config.model.attention.num_kv_heads, config.data.files) == (
+        32,
+        None,
+        ("a", "b"),
+    )
 
 
 def test_defaults_are_a_config():
@@ -404,39 +423,49 @@ def test_configs_are_frozen_and_hashable():
 
 def test_diff_names_every_leaf_that_differs():
     old, new = configs.to_dict(Config()), configs.to_dict(from_mapping({"model": {"window": 3}, "seed": 1}))
-    assert configs.diff(old, new) == ["model.window: None -> 3", "seed: 0 -> 1"]
+    assert configs.diff(old, new) == ["model.attention.window: None -> 3", "seed: 0 -> 1"]
     assert configs.diff(old, old) == []
     assert configs.diff({}, {"a": {"b": 1}}) == ["a.b: None -> 1"]
     assert configs.diff({"a": {"b": 1}}, {"a": 3}) == ["a: {'b': 1} -> 3"]
 
 
 def test_derived_sizes():
-    cfg = ModelConfig(width=96, num_heads=6)
-    assert (cfg.kv_heads, cfg.head_size, cfg.mlp_size, cfg.gated, cfg.causal) == (6, 16, 384, False, True)
-    cfg = ModelConfig(width=96, num_heads=6, num_kv_heads=2, head_width=8, mlp_width=7, family="bert")
-    assert (cfg.kv_heads, cfg.head_size, cfg.mlp_size, cfg.causal) == (2, 8, 7, False)
-    assert ModelConfig(width=768, num_heads=12, activation="swiglu").mlp_size == 2048
-    assert ModelConfig(width=96, num_heads=6, activation="geglu").mlp_size == 256  # 8/3 * 96 is 256 exactly
-    assert ModelConfig(width=100, num_heads=5, activation="geglu").mlp_size == 320  # 266.7, rounded up to 64
+    def sizes(cfg):
+        feed = cfg.feed_forward
+        return cfg.attention.kv_heads, cfg.head_size, feed.hidden_width(cfg.width), feed.gated, cfg.causal
+
+    assert sizes(model_config(width=96, num_heads=6)) == (6, 16, 384, False, True)
+    cfg = model_config(width=96, num_heads=6, num_kv_heads=2, head_width=8, mlp_width=7, family="bert")
+    assert sizes(cfg) == (2, 8, 7, False, False)
+    for width, activation, hidden in ((768, "swiglu", 2048), (96, "geglu", 256), (100, "geglu", 320)):
+        assert Dense(activation=activation).hidden_width(width) == hidden  # 8/3 of it, rounded up to 64
 
 
 def test_what_the_config_accepts_is_what_the_functions_have():
-    kinds = typing.get_type_hints(ModelConfig)
-    assert set(typing.get_args(kinds["activation"])) == set(ACTIVATIONS)
-    assert set(typing.get_args(kinds["attention"])) == {"auto", *IMPLEMENTATIONS}
+    assert set(typing.get_args(typing.get_type_hints(Dense)["activation"])) == set(ACTIVATIONS)
+    assert set(typing.get_args(typing.get_type_hints(Execution)["attention"])) == {"auto", *IMPLEMENTATIONS}
     for activation, (_, gated) in ACTIVATIONS.items():
-        assert ModelConfig(activation=activation).gated == gated
+        assert Dense(activation=activation).gated == gated
 
 
 # Its own trainer says what the tokenizer needs.
 UNBOUNDED = {"tokenizer_vocab"}
 
 
+def sections(cls, where="config"):
+    """(where, class) of every section in a section, each kind of a choice for itself."""
+    for name, kind in kinds(cls).items():
+        for option in options(kind):
+            if is_section(option):
+                for each in option.kinds.values() if issubclass(option, configs.Choice) else [option]:
+                    yield f"{where}.{name}", each
+                    yield from sections(each, f"{where}.{name}")
+
+
 def test_every_number_has_a_wrong_value_in_the_table():
-    messages = "\n".join(message for _, message in WRONG)
-    sections = {name: kind for name, kind in typing.get_type_hints(Config).items() if dataclasses.is_dataclass(kind)}
-    for section, cls in sections.items():
-        for name, kind in typing.get_type_hints(cls).items():
+    messages = [message for _, message in WRONG]
+    for where, cls in sections(Config):
+        for name, kind in kinds(cls).items():
             if kind in (int, float, int | None, float | None) and name not in UNBOUNDED:
-                accepted = [line for line in messages.split("\n") if line.startswith(f"config.{section}.{name}: ")]
-                assert any("; accepted: " in line for line in accepted), f"{section}.{name}"
+                accepted = [line for line in messages if line.startswith(f"{where}.{name}: ")]
+                assert any("; accepted: " in line for line in accepted), f"{where}.{name}"

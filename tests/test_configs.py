@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.command_line import load_file, parse_config, parser
 from jaxformer.config import Config, from_mapping
+from jaxformer.models.flops import count_parameters
 from jaxformer.modules import make_model
-from jaxformer.scaling.flops import count_parameters
+from jaxformer.runs.command_line import load_file, parse_config, parser
 from jaxformer.scaling.ladder import StudyConfig
 from jaxformer.training.optim import make_optimizer, make_schedule
 from jaxformer.training.state import state_shapes
@@ -48,7 +48,7 @@ def test_builds_and_steps_once(path):
     config = replace(config, model=replace(config.model, vocab_size=config.model.vocab_size or 4096))
     model = make_model(config.model, config.loss)
     optimizer = make_optimizer(config.optimizer, config.train.steps, model.specs)
-    shape = (config.train.batch_rows, config.model.context_length)
+    shape = (config.train.global_batch_size, config.model.context_length)
     ids, weights = jax.ShapeDtypeStruct(shape, jnp.int32), jax.ShapeDtypeStruct(shape, jnp.float32)
     pair = (ids, jax.ShapeDtypeStruct(shape[:1], jnp.int32)) if config.data.pairs else (None, None)
     state = state_shapes(model, optimizer)
@@ -59,7 +59,7 @@ def test_builds_and_steps_once(path):
             model=model,
             optimizer=optimizer,
             schedule=make_schedule(config.optimizer, config.train.steps),
-            micro_batches=config.train.micro_batches,
+            micro_batches=config.execution.gradient_accumulation_steps,
             clip_norm=config.optimizer.clip_norm,
         ),
         state,

@@ -1,34 +1,31 @@
 """No config object exists that its annotations deny: every field of every section, made in Python or read from text."""
 
 import dataclasses
+import re
 import typing
 from typing import Literal
 
 import numpy as np
 import pytest
+from test_config import sections
 
 from jaxformer import config as configs
-from jaxformer import fields
 from jaxformer.config import (
     Config,
-    ConfigError,
     DataConfig,
     DistributedConfig,
+    Execution,
     LossConfig,
     MeshConfig,
     ModelConfig,
     TrainConfig,
+    fields,
 )
-from jaxformer.fields import MOST_INTEGER, at_home, from_text, kinds
+from jaxformer.config.fields import MOST_INTEGER, at_home, from_text, kinds
+from jaxformer.errors import ConfigError
 from jaxformer.scaling.ladder import LadderConfig, StudyConfig
 
-SECTIONS = {
-    cls: f"config.{name}." if name else "config."
-    for name, cls in {
-        **{name: kind for name, kind in typing.get_type_hints(StudyConfig).items() if dataclasses.is_dataclass(kind)},
-        "": StudyConfig,
-    }.items()
-}
+SECTIONS = {cls: f"{where}." for where, cls in [("config", StudyConfig), *sections(StudyConfig)]}
 NEEDED = {
     LadderConfig: {"tokens": (1000,)},
     DistributedConfig: {"coordinator_address": "node1:8476", "num_processes": 2, "process_id": 0},
@@ -55,6 +52,8 @@ def allowed(value, kind):
         elif origin is Literal:
             if any(value is choice for choice in typing.get_args(option)):
                 return True
+        elif fields.is_section(option) and isinstance(value, option):
+            return True
         elif type(value) is option or (option is float and type(value) is int):
             return True
     return False
@@ -63,19 +62,21 @@ def allowed(value, kind):
 EVERY = [
     pytest.param(cls, name, kind, id=f"{where}{name}")
     for cls, where in SECTIONS.items()
-    for name, kind in typing.get_type_hints(cls).items()
+    for name, kind in kinds(cls).items()
 ]
 
 
 def test_every_section_is_walked():
+    groups = {fields.Section, configs.Choice, *configs.Choice.__subclasses__()}
     assert set(SECTIONS) == {
         value for value in vars(configs).values() if isinstance(value, type) and issubclass(value, fields.Section)
-    } - {fields.Section, Config} | {LadderConfig, StudyConfig}
+    } - groups - {Config} | {LadderConfig, StudyConfig}
     assert len(EVERY) > 110
 
 
 @pytest.mark.parametrize("cls, name, kind", EVERY)
 def test_no_field_takes_a_value_of_another_type(cls, name, kind):
+    section = any(fields.is_section(option) for option in fields.options(kind))
     refused = 0
     for what, value in VALUES.items():
         if allowed(value, kind):
@@ -84,7 +85,9 @@ def test_no_field_takes_a_value_of_another_type(cls, name, kind):
         with pytest.raises(ConfigError) as caught:
             cls(**(NEEDED.get(cls, {}) | {name: value}))
         line = str(caught.value)
-        assert line.startswith(f"{SECTIONS[cls]}{name}: ") and " is not " in line and "\n" not in line, what
+        named = f"{SECTIONS[cls]}{name}" + (r"(\.\w+)?: " if section else ": ")
+        assert re.match(named, line) and "\n" not in line, what
+        assert " is not " in line or (section and ": no such field; " in line), what
     assert refused > 8
 
 
@@ -111,12 +114,19 @@ def test_no_text_is_empty(cls, name, kind):
         cls(**(NEEDED.get(cls, {}) | {name: ""}))
 
 
+@pytest.mark.parametrize("cls, name, kind", EVERY)
+def test_every_field_says_what_it_means(cls, name, kind):
+    docs = [each.__doc__ or "" for each in cls.__mro__ if name in getattr(each, "__annotations__", {})]
+    _, _, attributes = docs[0].partition("    Attributes:\n")
+    assert re.search(rf"^      {name}: \S.*\S", attributes, re.MULTILINE)
+
+
 def test_choices_that_do_not_exist_make_no_model():
     """They made one: positions="rope" had the logits of "none", norm="rmsnorm" of "layer_norm"."""
     wrong = {
-        "positions": ("rope", ""), "norm": ("rmsnorm", "; did you mean rms_norm?"),
+        "norm": ("rmsnorm", "; did you mean rms_norm?"),
         "block": ("postnorm", "; did you mean post_norm?"), "family": ("gtp", "; did you mean gpt?"),
-        "initializer": ("xavier", ""), "remat": ("all", ""), "layers": ("unrolled", "; did you mean unroll?"),
+        "initializer": ("xavier", ""),
     }  # fmt: skip
     for name, (value, near) in wrong.items():
         choices = ", ".join(typing.get_args(kinds(ModelConfig)[name]))
@@ -125,6 +135,11 @@ def test_choices_that_do_not_exist_make_no_model():
         assert str(caught.value) == f"config.model.{name}: {value!r} is not one of {choices}{near}"
         with pytest.raises(ConfigError):
             dataclasses.replace(ModelConfig(), **{name: value})
+    with pytest.raises(ConfigError, match=r"^config.model.positions.kind: 'rope' is not one of learned, .*, none$"):
+        ModelConfig(positions="rope")
+    for name, value in (("remat", "all"), ("layers", "unrolled"), ("attention", "flash")):
+        with pytest.raises(ConfigError, match=rf"^config.execution.{name}: '{value}' is not one of "):
+            Execution(**{name: value})
 
 
 def test_what_is_converted_and_into_what():
@@ -138,14 +153,14 @@ def test_what_is_converted_and_into_what():
 
 
 def test_sections_are_sections():
-    with pytest.raises(ConfigError, match=r"^config.model: DataConfig\(.* is not a ModelConfig$"):
+    with pytest.raises(ConfigError, match=r"^config.model: DataConfig\(.* is not a section of fields$"):
         Config(model=DataConfig())
     assert Config(mesh=MeshConfig(1)).mesh.data == 1
 
 
 def test_a_subclass_s_rules_run_on_checked_values():
     with pytest.raises(ConfigError, match=r"^config.train.steps: '10' is not an integer$"):
-        TrainConfig(steps="10", micro_batches=3)
+        TrainConfig(steps="10", eval_rows=0)
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,13 @@ import functools
 import jax
 import numpy as np
 import pytest
+from flat_config import model_config
 
-from jaxformer.config import Config, DataConfig, LossConfig, MeshConfig, ModelConfig, OptimizerConfig, TrainConfig
+from jaxformer.config import Config, DataConfig, Execution, LossConfig, MeshConfig, OptimizerConfig, TrainConfig
 from jaxformer.modules import make_model
-from jaxformer.sharding import make_mesh
+from jaxformer.parallel.mesh import make_mesh
 from jaxformer.training.optim import make_optimizer
-from jaxformer.training.step import compile_steps, gradients, laid_out, place_batch
+from jaxformer.training.step import compile_steps, device_put_batch, gradients, with_sequence_parallelism
 from jaxformer.types import Batch
 
 ROWS, LENGTH, VOCAB, STEPS = 8, 32, 64, 20
@@ -22,7 +23,7 @@ SHAPES = [
 WITH_GRADIENT = [(2, 2, 2, 1), (1, 1, 1, 8), (1, 1, 2, 4), (1, 2, 2, 2)]
 FAMILIES = {
     "gpt": {"norm": "rms_norm", "activation": "swiglu", "num_kv_heads": 2, "use_bias": False, "qk_norm": True},
-    "gpt_window": {"window": 7, "positions": "alibi", "layers": "unroll"},
+    "gpt_window": {"window": 7, "positions": "alibi"},
     "bert": {"family": "bert", "block": "post_norm", "positions": "t5"},
 }
 
@@ -31,11 +32,12 @@ def config(family, shape, **mesh):
     model = {"num_layers": 2, "width": 64, "num_heads": 8, "context_length": LENGTH, "vocab_size": VOCAB}
     model |= {"positions": "rotary"} | FAMILIES[family]
     return Config(
-        model=ModelConfig(**model),
+        model=model_config(**model),
+        execution=Execution(layers="unroll" if family == "gpt_window" else "scan", steps_per_dispatch=STEPS),
         data=DataConfig(objective="masked" if family == "bert" else "next_token"),
         mesh=MeshConfig(*shape, **mesh),
         optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=2),
-        train=TrainConfig(steps=STEPS, batch_rows=ROWS, steps_per_dispatch=STEPS),
+        train=TrainConfig(steps=STEPS, global_batch_size=ROWS),
     )
 
 
@@ -67,8 +69,8 @@ def found(family, shape, with_gradient=True, **mesh_options):
         steps = compile_steps(model, optimizer, mesh, cfg)
         state, grads = steps.init(), None
         if with_gradient:
-            gradient = jax.jit(functools.partial(gradients, model=laid_out(model, cfg)))
-            batch = place_batch(batches(family)[0], mesh)
+            gradient = jax.jit(functools.partial(gradients, model=with_sequence_parallelism(model, cfg)))
+            batch = device_put_batch(batches(family)[0], mesh)
             grads = jax.device_get(gradient(state.params, batch, jax.random.key(0))[1])
         _, metrics = steps.train(state, *steps.place_chunk(batches(family)))
         return np.asarray(metrics.loss), grads
@@ -99,5 +101,5 @@ def test_so_do_other_models(family, shape):
 
 @pytest.mark.slow
 def test_norms_may_be_split_over_the_tensor_axis():
-    agree("gpt", (1, 2, 4, 1), shard_norms=True)
-    agree("gpt", (1, 1, 4, 2), shard_norms=True)
+    agree("gpt", (1, 2, 4, 1), sequence_parallel=True)
+    agree("gpt", (1, 1, 4, 2), sequence_parallel=True)

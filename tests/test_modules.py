@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flat_config import model_config
 from flax import linen as nn
 
 from jaxformer import masks, modules
-from jaxformer.config import LossConfig, ModelConfig
+from jaxformer.config import LossConfig
 from jaxformer.functional import block as blocks
 from jaxformer.models import bert, gpt
 from jaxformer.specs import abstract_params, decay_mask, stack_specs
@@ -18,8 +19,8 @@ from jaxformer.types import Batch
 B, T = 2, 6
 COMMON = dict(num_layers=2, width=16, num_heads=4, context_length=T, vocab_size=20, positions="rotary", dropout=0.2,
               attention_dropout=0.2)  # fmt: skip
-CFG = ModelConfig(**COMMON)
-BERT_CFG = ModelConfig(**COMMON, family="bert", block="post_norm", token_types=2, next_sentence=True)
+CFG = model_config(**COMMON)
+BERT_CFG = model_config(**COMMON, family="bert", block="post_norm", token_types=2, next_sentence=True)
 TOKENS = jnp.array(np.random.default_rng(0).integers(0, 20, (B, T)))
 SEGMENTS = jnp.array([[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 1, 1]])
 POSITIONS = jnp.array([[0, 1, 2, 0, 1, 2], [0, 0, 1, 2, 3, 4]])

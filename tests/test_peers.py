@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flat_config import model_config
 
 from experiments.benchmarks import attention
-from jaxformer.config import ModelConfig
 from jaxformer.functional import positions as pos
 from jaxformer.models import bert, gpt
 from jaxformer.specs import abstract_params
@@ -78,7 +78,7 @@ def test_gpt2():
         "embedding": {"tokens": w["wte.weight"], "positions": w["wpe.weight"]},
         "blocks": stacked(block), "final_norm": norm("ln_f"),
     }  # fmt: skip
-    cfg = ModelConfig(num_layers=L, width=D, num_heads=H, mlp_width=F, context_length=T, vocab_size=V,
+    cfg = model_config(num_layers=L, width=D, num_heads=H, mlp_width=F, context_length=T, vocab_size=V,
                       activation="gelu_tanh")  # fmt: skip
     check_shapes(params, gpt.specs(cfg))
     (wanted,) = run(model, "logits", input_ids=TOKENS)
@@ -126,7 +126,7 @@ def test_llama(scaling):
         "embedding": {"tokens": w["embed_tokens.weight"]}, "blocks": stacked(block),
         "final_norm": {"scale": w["norm.weight"]}, "head": {"table": w["lm_head.weight"]},
     }  # fmt: skip
-    cfg = ModelConfig(
+    cfg = model_config(
         num_layers=L, width=D, num_heads=H, num_kv_heads=2, mlp_width=F, context_length=64, vocab_size=V,
         norm="rms_norm", norm_epsilon=1e-6, activation="swiglu", use_bias=False, positions="rotary",
         tie_embeddings=False, rotary_scaling=scaling, rotary_factor=1.0 if scaling == "none" else 4.0,
@@ -180,7 +180,7 @@ def test_bert_with_pooler_and_next_sentence():
         "head": {**linear(f"{head}.transform.dense"), "norm": norm(f"{head}.transform"), "bias": w[f"{head}.bias"]},
         "pooler": linear("bert.pooler.dense"), "next_sentence": linear("cls.seq_relationship"),
     }  # fmt: skip
-    cfg = ModelConfig(
+    cfg = model_config(
         family="bert", block="post_norm", num_layers=L, width=D, num_heads=H, mlp_width=F, context_length=T,
         vocab_size=V, norm_epsilon=1e-12, token_types=2, next_sentence=True,
     )  # fmt: skip

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jaxformer import records
+from jaxformer.errors import RecordError
 
 TRAIN = {
     "kind": "train", "step": 1, "tokens": 768, "loss": 5.5, "grad_norm": 1.0, "learning_rate": 1e-3, "skipped": 0,
@@ -41,7 +42,7 @@ def test_what_is_appended_is_loaded_in_order(path):
 def test_every_field_of_the_schema_is_needed(path, record):
     for name in records.SCHEMA[record["kind"]]:
         lacking = {k: v for k, v in record.items() if k != name}
-        with pytest.raises(records.RecordError, match=rf"records.jsonl: {record['kind']} record lacks {name}$"):
+        with pytest.raises(RecordError, match=rf"records.jsonl: {record['kind']} record lacks {name}$"):
             records.append(path, lacking)
     assert not path.exists()
 
@@ -49,15 +50,15 @@ def test_every_field_of_the_schema_is_needed(path, record):
 def test_a_record_that_lacks_a_field_is_refused_when_read(path):
     records.append(path, TRAIN)
     path.write_text(path.read_text() + json.dumps({"kind": "eval", "step": 1, "split": "validation"}) + "\n")
-    with pytest.raises(records.RecordError, match=r"records.jsonl:2: eval record lacks loss, loss_stderr, tokens$"):
+    with pytest.raises(RecordError, match=r"records.jsonl:2: eval record lacks loss, loss_stderr, tokens$"):
         records.load(path)
 
 
 @pytest.mark.parametrize("kind", ["trian", None, 3])
 def test_an_unknown_kind_names_the_known_ones(path, kind):
-    with pytest.raises(records.RecordError, match=rf"kind {kind!r} is not one of eval, event, final, train$"):
+    with pytest.raises(RecordError, match=rf"kind {kind!r} is not one of eval, event, final, train$"):
         records.append(path, {**TRAIN, "kind": kind})
-    with pytest.raises(records.RecordError, match="kind None is not one of"):
+    with pytest.raises(RecordError, match="kind None is not one of"):
         records.append(path, {"step": 1})
 
 
@@ -78,7 +79,7 @@ def test_numbers_that_are_not_finite_are_valid_json_and_come_back(path, value, n
 @pytest.mark.parametrize("value", [np.float32(1.0), {1, 2}, [math.nan]], ids=repr)
 def test_what_json_cannot_say_is_refused_in_one_line(path, value):
     records.append(path, TRAIN)
-    with pytest.raises(records.RecordError, match=r"train record cannot be written as JSON \(.*\)$") as caught:
+    with pytest.raises(RecordError, match=r"train record cannot be written as JSON \(.*\)$") as caught:
         records.append(path, {**TRAIN, "loss": value})
     assert "\n" not in str(caught.value)
     assert records.load(path) == [TRAIN]
@@ -108,7 +109,7 @@ def test_a_first_line_cut_off_leaves_an_empty_record(path):
 def test_a_broken_line_anywhere_else_is_an_error(path, broken):
     records.append(path, TRAIN)
     path.write_text(broken + "\n" + path.read_text())
-    with pytest.raises(records.RecordError, match=r"records.jsonl:1: not a JSON object$"):
+    with pytest.raises(RecordError, match=r"records.jsonl:1: not a JSON object$"):
         records.load(path)
 
 
@@ -123,7 +124,7 @@ def test_a_flipped_bit_never_gives_another_number(path):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
             try:
                 found = records.load(path)
-            except records.RecordError as error:
+            except RecordError as error:
                 refused += 1
                 assert "\n" not in str(error)
                 continue
@@ -166,10 +167,10 @@ NOT_NUMBERS = ["5.5", None, True, [5.5], {}, 10**400]
 @pytest.mark.parametrize("value", NOT_NUMBERS, ids=lambda value: repr(value)[:20])
 @pytest.mark.parametrize("name", ["loss", "step", "seconds"])
 def test_text_for_a_number_is_refused_when_written_and_when_read(path, name, value):
-    with pytest.raises(records.RecordError, match=rf"records.jsonl: train record: {name}: .* is not a (number|count)$"):
+    with pytest.raises(RecordError, match=rf"records.jsonl: train record: {name}: .* is not a (number|count)$"):
         records.append(path, {**TRAIN, name: value})
     path.write_text(json.dumps(TRAIN) + "\n" + json.dumps({**TRAIN, name: value}) + "\n")
-    with pytest.raises(records.RecordError, match=rf"records.jsonl:2: (train record: {name}: .* is|not a JSON object)"):
+    with pytest.raises(RecordError, match=rf"records.jsonl:2: (train record: {name}: .* is|not a JSON object)"):
         records.load(path)
 
 
@@ -178,15 +179,13 @@ def test_text_for_a_number_is_refused_when_written_and_when_read(path, name, val
 )
 def test_counts_and_words_are_that(path, name, value):
     path.write_text(json.dumps({**EVAL, name: value}) + "\n")
-    with pytest.raises(records.RecordError, match=rf"records.jsonl:1: eval record: {name}: .* is not (a count|text)$"):
+    with pytest.raises(RecordError, match=rf"records.jsonl:1: eval record: {name}: .* is not (a count|text)$"):
         records.load(path)
 
 
 def test_the_records_of_a_study_have_more(path):
     records.append(path, FINAL)
-    with pytest.raises(
-        records.RecordError, match=r"jsonl:1: final record lacks branched_at, learning_rate, role, run,"
-    ):
+    with pytest.raises(RecordError, match=r"jsonl:1: final record lacks branched_at, learning_rate, role, run,"):
         records.load(path, more=records.STUDY)
 
 
@@ -194,12 +193,12 @@ def test_what_is_no_file_of_records_is_one_line(path, tmp_path):
     for make in (os.mkdir, os.mkfifo, lambda p: p.symlink_to("/dev/zero")):
         make(path)
         for use in (records.load, lambda p: records.append(p, TRAIN), records.set_aside):
-            with pytest.raises(records.RecordError, match=r"records.jsonl: cannot be (read|written) \("):
+            with pytest.raises(RecordError, match=r"records.jsonl: cannot be (read|written) \("):
                 use(path)
         path.rmdir() if path.is_dir() else path.unlink()
     victim = tmp_path / "victim"
     path.symlink_to(victim)
-    with pytest.raises(records.RecordError, match="is a symbolic link, which is not followed"):
+    with pytest.raises(RecordError, match="is a symbolic link, which is not followed"):
         records.append(path, TRAIN)
     assert not victim.exists()
     records.write(path, [TRAIN])  # replaces the link
@@ -259,5 +258,5 @@ def test_a_full_disk_is_one_line(path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     for write in (lambda: records.append(path, EVAL), lambda: records.write(path, ALL)):
-        with pytest.raises(records.RecordError, match=r"records.jsonl: cannot be written \(No space left on device\)$"):
+        with pytest.raises(RecordError, match=r"records.jsonl: cannot be written \(No space left on device\)$"):
             write()

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flat_config import model_config
 
 from jaxformer import specs
-from jaxformer.config import ModelConfig
-from jaxformer.functional.block import block_specs, weight_init
+from jaxformer.functional.block import block_specs
+from jaxformer.functional.layer import weight_init
 from jaxformer.models import bert, gpt
 from jaxformer.specs import ParamSpec, normal, ones, uniform, zeros
 
@@ -26,7 +27,7 @@ def rng(seed=0):
 
 
 FAMILIES = [
-    (family, ModelConfig(**common, **own))
+    (family, model_config(**common, **own))
     for common in [dict(num_layers=3, width=24, num_heads=3, vocab_size=10, context_length=5)]
     for family, own in [
         (gpt, {}),
@@ -148,14 +149,14 @@ def test_uniform_stays_within_its_limit_and_fills_it():
     ],
 )
 def test_the_stated_initialisers(initializer, residual, std):
-    cfg = ModelConfig(num_layers=8, initializer=initializer)
+    cfg = model_config(num_layers=8, initializer=initializer)
     std_within(np.asarray(weight_init(cfg, 100, 400, residual=residual)(rng(), (100, 400)), np.float64), std)
 
 
 @pytest.mark.parametrize("initializer", ["gpt2", "scaled", "glorot"])
 def test_every_matrix_of_a_block_has_the_stated_deviation(initializer):
     """Fans are those of the flattened matrices, and only the two that write into the residual stream shrink."""
-    cfg = ModelConfig(
+    cfg = model_config(
         num_layers=4, width=96, num_heads=4, num_kv_heads=2, head_width=40, mlp_width=200, activation="swiglu",
         initializer=initializer,
     )  # fmt: skip
@@ -179,7 +180,7 @@ def test_every_matrix_of_a_block_has_the_stated_deviation(initializer):
 
 @pytest.mark.parametrize("initializer, std", [("gpt2", 0.02), ("scaled", 64**-0.5), ("glorot", 64**-0.5)])
 def test_tables_have_the_stated_deviation(initializer, std):
-    cfg = ModelConfig(width=64, num_heads=2, num_layers=1, vocab_size=300, context_length=200, initializer=initializer)
+    cfg = model_config(width=64, num_heads=2, num_layers=1, vocab_size=300, context_length=200, initializer=initializer)
     params = specs.init_params({"e": gpt.specs(cfg)["embedding"]}, rng())["e"]
     std_within(np.asarray(params["tokens"], np.float64), std)
     std_within(np.asarray(params["positions"], np.float64), std)
@@ -187,10 +188,10 @@ def test_tables_have_the_stated_deviation(initializer, std):
 
 def test_published_sizes():
     """Parameter counts as published: GPT-2 (124M), BERT base uncased with its pooler, Llama 7B."""
-    gpt2 = ModelConfig(num_layers=12, width=768, num_heads=12, context_length=1024, vocab_size=50257)
+    gpt2 = model_config(num_layers=12, width=768, num_heads=12, context_length=1024, vocab_size=50257)
     assert specs.count_params(gpt.specs(gpt2)) == 124_439_808
 
-    base = ModelConfig(
+    base = model_config(
         family="bert", block="post_norm", num_layers=12, width=768, num_heads=12, context_length=512,
         vocab_size=30522, token_types=2, next_sentence=True,
     )  # fmt: skip
@@ -199,7 +200,7 @@ def test_published_sizes():
     # The masked-token head: dense 768 x 768 and its bias, a norm, the output bias; the next-sentence head: 2 x 768.
     assert groups["head"] == 768 * 768 + 768 + 2 * 768 + 30522 and groups["next_sentence"] == 2 * 768 + 2
 
-    llama = ModelConfig(
+    llama = model_config(
         num_layers=32, width=4096, num_heads=32, mlp_width=11008, vocab_size=32000, context_length=2048,
         norm="rms_norm", activation="swiglu", positions="rotary", use_bias=False, tie_embeddings=False,
     )  # fmt: skip

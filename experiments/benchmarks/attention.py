@@ -17,7 +17,7 @@ def contestants(options) -> Suite:
     import jax.numpy as jnp
 
     from jaxformer import attention, causal
-    from jaxformer.functional.attention import missing
+    from jaxformer.functional.attention import unavailable
 
     shape = (1, options.tokens, HEADS, WIDTH)
     arrays = [jax.random.normal(jax.random.key(i), shape, options.dtype) for i in range(3)]
@@ -33,7 +33,7 @@ def contestants(options) -> Suite:
     found = {
         name: timed(functools.partial(lambda name, q, k, v: attention(q, k, v, causal(), implementation=name), name))
         for name in ("xla", "chunked", "cudnn")
-        if missing(name) is None and (name != "cudnn" or options.dtype == "bfloat16")
+        if unavailable(name) is None and (name != "cudnn" or options.dtype == "bfloat16")
     }
     found["jax.nn.dot_product_attention"] = timed(lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True))
     mask = nn.make_causal_mask(jnp.ones((1, options.tokens)))

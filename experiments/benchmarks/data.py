@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from experiments.benchmarks.suite import Suite
 from experiments.benchmarks.train import Shape, our_steps
-from jaxformer.config import DataConfig, ModelConfig
+from jaxformer.config import DataConfig, Dense, ModelConfig, Rotary, Softmax
 
 
 def contestants(options) -> Suite:
@@ -22,8 +22,8 @@ def contestants(options) -> Suite:
         found[name] = functools.partial(take, batches)
     shape = Shape(layers=4, width=192, heads=3, context=256, rows=12, vocab=4096, steps=20)
     model = ModelConfig(
-        num_layers=4, width=192, num_heads=3, context_length=256, vocab_size=4096, dtype="bfloat16",
-        activation="swiglu", positions="rotary", norm="rms_norm",
+        num_layers=4, width=192, attention=Softmax(3), context_length=256, vocab_size=4096, dtype="bfloat16",
+        feed_forward=Dense(activation="swiglu"), positions=Rotary(), norm="rms_norm",
     )  # fmt: skip
     found["train steps of gpt_tiny's shape"] = our_steps(shape, "bfloat16", model)
     return Suite(found, "tokens", 20 * 12 * 256)

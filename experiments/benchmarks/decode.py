@@ -6,7 +6,7 @@ import numpy as np
 
 from experiments.benchmarks.suite import Suite
 from experiments.benchmarks.train import SHAPES, model_config
-from jaxformer.config import ConfigError
+from jaxformer.errors import ConfigError
 
 
 def contestants(options) -> Suite:
@@ -21,7 +21,7 @@ def contestants(options) -> Suite:
         raise ConfigError("--suite=decode needs torch and transformers: pip install 'jaxformer[peers]'") from None
     import jax
 
-    from jaxformer.decoding import Sampling, generate, ready
+    from jaxformer.decoding import Sampling, generate, prepare_decode_params
     from jaxformer.models import gpt
     from jaxformer.specs import init_params
 
@@ -30,7 +30,7 @@ def contestants(options) -> Suite:
         raise ConfigError(f"--shape: {options.shape}; --suite=decode accepts the shapes of GPTs")
     new, prompt, rows = min(128, context // 2), context // 4, options.rows or 1
     cfg = model_config(SHAPES[options.shape], options.dtype)
-    params = ready(init_params(gpt.specs(cfg), jax.random.key(0)), cfg)
+    params = prepare_decode_params(init_params(gpt.specs(cfg), jax.random.key(0)), cfg)
     shape: dict[str, Any] = {"n_layer": layers, "n_embd": width, "n_head": heads, "n_positions": context}
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[options.dtype]
     model = (

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from experiments.benchmarks.suite import Suite
 from experiments.benchmarks.train import SHAPES, model_config
-from jaxformer.config import ConfigError
+from jaxformer.errors import ConfigError
 
 LENGTHS = (128, 512, 2048, 4096)
 WINDOW, BLOCK = 128, 32
@@ -17,7 +18,8 @@ def contestants(options) -> Suite:
     """Blocks of 32 new tokens after 128 to 4096, with a window of 128 and without, rotary positions."""
     import jax
 
-    from jaxformer.decoding import Sampling, ready, stream
+    from jaxformer.config import Rotary
+    from jaxformer.decoding import Sampling, prepare_decode_params, stream
     from jaxformer.models import gpt
     from jaxformer.specs import init_params
 
@@ -25,11 +27,12 @@ def contestants(options) -> Suite:
     if shape.family != "gpt":
         raise ConfigError(f"--shape: {options.shape}; --suite=decode_lengths accepts the shapes of GPTs")
     rows, new = options.rows or 1, BLOCK * (options.pairs + 1) + 1
-    whole = replace(model_config(shape, options.dtype), positions="rotary", context_length=LENGTHS[-1] + new)
+    whole = replace(model_config(shape, options.dtype), positions=Rotary(), context_length=LENGTHS[-1] + new)
 
     def blocks(length: int, window: int | None) -> Callable[[], None]:
-        cfg = replace(whole, window=window)
-        params = ready(init_params(gpt.specs(cfg), jax.random.key(0)), cfg)
+        attention: Any = whole.attention
+        cfg = replace(whole, attention=replace(attention, window=window))
+        params = prepare_decode_params(init_params(gpt.specs(cfg), jax.random.key(0)), cfg)
         ids = np.random.default_rng(0).integers(shape.vocab, size=(rows, length), dtype=np.int32)
         found = stream(params, ids, cfg, sampling=Sampling(temperature=0.0), max_new_tokens=new, block=BLOCK)
         next(found)  # the prompt, and the first token

@@ -4,7 +4,6 @@ Ours makes its text, compiles, trains, evaluates and writes a checkpoint; torch'
 writes nothing.
 """
 
-import dataclasses
 import shutil
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from typing import Any
 
 from experiments.benchmarks.suite import Suite, need_peers, process, torch_device
 from experiments.benchmarks.train import SHAPES, Shape, model_config, steps
+from jaxformer.config import to_dict
 
 UPDATES = {"tiny": 3000, "baby": 150}  # of a run; one to three minutes of ours on two cores
 OTHERS = 60
@@ -54,12 +54,13 @@ def our_config(shape: Shape, dtype: str, updates: int, folder: str) -> dict[str,
     """The same model on generated text, one evaluation at the end, programs compiled anew."""
     data = {"source": "markov", "language_tokens": updates * shape.rows * shape.context, "validation_fraction": 0.02}
     objective = {} if shape.family == "gpt" else {"objective": "masked"}
-    train = {"steps": updates, "batch_rows": shape.rows, "eval_every_steps": updates}
+    train = {"steps": updates, "global_batch_size": shape.rows, "eval_every_steps": updates}
     return {
-        "model": dataclasses.asdict(model_config(shape, dtype)),
+        "model": to_dict(model_config(shape, dtype)),
         "data": {**data, **objective, "cache_dir": folder},
         "optimizer": {"warmup_steps": updates // 10},
-        "train": {**train, "steps_per_dispatch": min(shape.steps, 10)},
+        "train": train,
+        "execution": {"steps_per_dispatch": min(shape.steps, 10)},
         "workdir": f"{folder}/run",
         "compilation_cache": False,
     }

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.benchmarks.suite import Suite, process
-from jaxformer.config import ConfigError
+from jaxformer.errors import ConfigError
 
 LAYERS, HEADS, WIDTH, LENGTH, ROWS, STEPS = 4, 4, 128, 64, 12, 2000
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from jaxformer.config import ConfigError
-from jaxformer.process import ProgramError
+from jaxformer.errors import ConfigError, ProgramError
 
 RULER = "large product"
 ANSWER = "jaxformer benchmark: your turn\n"

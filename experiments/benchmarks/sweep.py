@@ -23,11 +23,12 @@ from ml_collections import ConfigDict
 def get_config(what="run"):
     config = {{
         "model": {{"context_length": 64, "positions": "rotary", "width": {width}, "num_layers": {layers},
-                  "num_heads": {heads}}},
+                  "attention": {{"num_heads": {heads}}}}},
         "data": {{"source": "markov", "language_symbols": 32, "language_order": 1, "language_tokens": 2_000_000,
                  "validation_fraction": 0.01, "cache_dir": {cache!r}}},
         "optimizer": {{"schedule": "cosine", "warmup_steps": 20, "learning_rate": 8e-3}},
-        "train": {{"batch_rows": 16, "steps_per_dispatch": 20, "steps": 300, "eval_every_steps": 1000}},
+        "execution": {{"steps_per_dispatch": 20}},
+        "train": {{"global_batch_size": 16, "steps": 300, "eval_every_steps": 1000}},
         "checkpoint": {{"save_every_minutes": None}},
     }}
     if what == "study":

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.benchmarks.suite import RULER, Suite, in_process, need_peers, ruler, take_turns, torch_device
-from jaxformer.allocator import keep_freed_memory, one_at_a_time, settle_heap
-from jaxformer.config import Config, LossConfig, ModelConfig, OptimizerConfig, from_mapping
+from jaxformer.config import Bert, Config, Dense, LossConfig, ModelConfig, OptimizerConfig, Softmax, from_mapping
 from jaxformer.plan.hardware import chip_of
+from jaxformer.runtime.host_memory import keep_freed_memory, one_at_a_time, settle_heap
 from jaxformer.types import Batch
 
 
@@ -122,12 +122,12 @@ def torch_steps(shape: Shape, dtype: str, compiled: bool, device: str) -> Callab
 def model_config(shape: Shape, dtype: str) -> ModelConfig:
     """The same model as a config of ours: GPT-2 as published, or BERT as published."""
     model: dict[str, Any] = {
-        "family": shape.family, "num_layers": shape.layers, "width": shape.width, "num_heads": shape.heads,
+        "family": shape.family, "num_layers": shape.layers, "width": shape.width, "attention": Softmax(shape.heads),
         "context_length": shape.context, "vocab_size": shape.vocab, "dtype": dtype,
     }  # fmt: skip
     if shape.family == "gpt":
-        return ModelConfig(**model, activation="gelu_tanh")
-    return ModelConfig(**model, block="post_norm", token_types=2)
+        return ModelConfig(**model, feed_forward=Dense(activation="gelu_tanh"))
+    return ModelConfig(**model, block="post_norm", bert=Bert(token_types=2))
 
 
 def example(shape: Shape) -> Batch:
@@ -142,8 +142,8 @@ def example(shape: Shape) -> Batch:
 
 
 def flop_per_token(shape: Shape) -> float:
-    """Of forward and backward, by `jaxformer.scaling.flops`; for BERT the head only where a token counts."""
-    from jaxformer.scaling.flops import flops_per_token
+    """Of forward and backward, by `jaxformer.models.flops`; for BERT the head only where a token counts."""
+    from jaxformer.models.flops import flops_per_token
 
     share = 1.0 if shape.family == "gpt" else 0.15
     return flops_per_token(model_config(shape, "float32"), shape.context, share).training
@@ -154,11 +154,12 @@ def our_steps(shape: Shape, dtype: str, model: ModelConfig | None = None) -> Cal
     import jax
 
     from jaxformer.modules import make_model
-    from jaxformer.sharding import make_mesh
+    from jaxformer.parallel.mesh import make_mesh
     from jaxformer.training.optim import make_optimizer
     from jaxformer.training.step import compile_steps
 
-    config: Config = from_mapping({"train": {"batch_rows": shape.rows, "steps_per_dispatch": shape.steps}})
+    sizes = {"train": {"global_batch_size": shape.rows}, "execution": {"steps_per_dispatch": shape.steps}}
+    config: Config = from_mapping(sizes)
     mesh = make_mesh(config.mesh, jax.devices()[:1])
     whole = make_model(model or model_config(shape, dtype), LossConfig())
     made = compile_steps(whole, make_optimizer(OptimizerConfig(), config.train.steps, whole.specs), mesh, config)

@@ -18,8 +18,8 @@ import numpy as np
 
 from jaxformer.config import DataConfig
 from jaxformer.data.corpus import Split
+from jaxformer.data.next_sentence import PairRows
 from jaxformer.data.objectives import masking
-from jaxformer.data.pairs import PairRows
 from jaxformer.data.shuffle import keys, noise, permuted
 from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.data.windows import WindowRows, blanked
@@ -51,7 +51,7 @@ class Batches:
         rows: int,
         context_length: int,
         seed: int,
-        own: np.ndarray | None = None,
+        host_row_indices: np.ndarray | None = None,
     ):
         """Looks only at sizes.
 
@@ -62,14 +62,14 @@ class Batches:
           rows: rows of a batch, all hosts together.
           context_length: tokens of a row.
           seed: order, offsets and noise.
-          own: [R] which of the rows 0 .. rows-1 of each batch this host brings, in this order; None: all.
+          host_row_indices: [R] which of the rows 0 .. rows-1 of each batch this host brings, in this order; None: all.
 
         Raises:
           ConfigError: the split is shorter than one row.
-          ValueError: `own` names a row that is not there.
+          ValueError: `host_row_indices` names a row that is not there.
         """
         self._rows = _rows(split, tokenizer, data, context_length, covering=False)
-        self._own = _own(own, rows)
+        self._host_rows = _host_rows(host_row_indices, rows)
         self._global_rows, self._seed = rows, seed
         self.rows_per_epoch = self._rows.per_epoch
         self.tokens_per_epoch = self.rows_per_epoch * context_length
@@ -78,7 +78,7 @@ class Batches:
         """The rows of this host in step `step` (from 0): numpy arrays as in `Batch`."""
         if step < 0:
             raise IndexError(f"step {step}; steps count from 0")
-        numbers = step * self._global_rows + self._own
+        numbers = step * self._global_rows + self._host_rows
         epoch, index = np.divmod(numbers, self.rows_per_epoch)
         index = permuted(index, self.rows_per_epoch, keys(self._seed, _ORDER, epoch))
         return self._rows.batch(index, self._seed, epoch, _noise(self._seed, numbers, self._rows.words))
@@ -99,7 +99,7 @@ def eval_batches(
     *,
     rows: int,
     context_length: int,
-    own: np.ndarray | None = None,
+    host_row_indices: np.ndarray | None = None,
     max_rows: int | None = None,
 ) -> Sequence[Batch]:
     """The whole split once, in order, in batches of one shape, with the same noise every time.
@@ -114,22 +114,23 @@ def eval_batches(
       data: the objective and its settings.
       rows: rows of a batch, all hosts together.
       context_length: tokens of a row.
-      own: [R] which of the rows 0 .. rows-1 of each batch this host brings, in this order; None: all.
+      host_row_indices: [R] which of the rows 0 .. rows-1 of each batch this host brings, in this order; None: all.
       max_rows: no more than so many rows, evenly spread over the split; None: all.
 
     Raises:
       ConfigError: the split is too small to ask anything.
-      ValueError: `own` names a row that is not there.
+      ValueError: `host_row_indices` names a row that is not there.
     """
     source = _rows(split, tokenizer, data, context_length, covering=True)
     total = source.per_epoch
     chosen = np.arange(total) if max_rows is None else np.arange(min(max_rows, total)) * total // min(max_rows, total)
-    return _EvalBatches(source, chosen, rows, _own(own, rows), tokenizer.pad_id)
+    return _EvalBatches(source, chosen, rows, _host_rows(host_row_indices, rows), tokenizer.pad_id)
 
 
 class _EvalBatches(Sequence):
-    def __init__(self, source: Any, chosen: np.ndarray, rows: int, own: np.ndarray, pad_id: int):
-        self._source, self._chosen, self._rows, self._own, self._pad_id = source, chosen, rows, own, pad_id
+    def __init__(self, source: Any, chosen: np.ndarray, rows: int, host_row_indices: np.ndarray, pad_id: int):
+        self._source, self._chosen, self._rows, self._pad_id = source, chosen, rows, pad_id
+        self._host_rows = host_row_indices
 
     def __len__(self) -> int:
         return -(-len(self._chosen) // self._rows)
@@ -141,7 +142,7 @@ class _EvalBatches(Sequence):
         if isinstance(number, slice):
             return [self[i] for i in range(*number.indices(len(self)))]
         number = range(len(self))[number]  # IndexError past the end, negative numbers from the end
-        ordinal = number * self._rows + self._own
+        ordinal = number * self._rows + self._host_rows
         filler = ordinal >= len(self._chosen)
         index = self._chosen[np.minimum(ordinal, len(self._chosen) - 1)]
         bits = _noise(_EVAL_SEED, ordinal, self._source.words)
@@ -156,12 +157,12 @@ def _rows(split: Split, tokenizer: Tokenizer, data: DataConfig, length: int, *, 
     return WindowRows(split, tokenizer, settings, length, covering=covering)
 
 
-def _own(own: np.ndarray | None, rows: int) -> np.ndarray:
+def _host_rows(found: np.ndarray | None, rows: int) -> np.ndarray:
     """[R] int64: the rows of a batch that one host brings."""
-    own = np.arange(rows) if own is None else np.asarray(own, np.int64)
-    if own.ndim != 1 or ((own < 0) | (own >= rows)).any():
-        raise ValueError(f"own: {own}; accepted: one axis of row numbers from 0 to {rows - 1}")
-    return own
+    found = np.arange(rows) if found is None else np.asarray(found, np.int64)
+    if found.ndim != 1 or ((found < 0) | (found >= rows)).any():
+        raise ValueError(f"host_row_indices: {found}; accepted: one axis of row numbers from 0 to {rows - 1}")
+    return found
 
 
 def _noise(seed: int, numbers: np.ndarray, words: int) -> np.ndarray:

@@ -11,7 +11,7 @@ b'to be'
 >>> found.open(path).read()
 Traceback (most recent call last):
 ...
-jaxformer.config.ConfigError: config.data: ...a.txt changed while it was read; start again when nobody writes to it
+jaxformer.errors.ConfigError: config.data: ...a.txt changed while it was read; start again when nobody writes to it
 """
 
 import hashlib
@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from jaxformer import files
-from jaxformer.config import ConfigError
 from jaxformer.data.sources import Input
+from jaxformer.errors import ConfigError
+from jaxformer.storage import files
 
 _BLOCK_BYTES = 1 << 20
 

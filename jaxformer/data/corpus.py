@@ -26,11 +26,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer import files, json_checksum
-from jaxformer.config import ConfigError, DataConfig
-from jaxformer.data import blocks, cache, contents, description, ingest, languages, sources, tokenizers
-from jaxformer.data.progress import bars, say
+from jaxformer.config import DataConfig
+from jaxformer.data import build_cache, checked_array, contents, ingest, languages, metadata, sources, tokenizers
+from jaxformer.data.progress_bars import bars, say
 from jaxformer.data.tokenizers import Tokenizer
+from jaxformer.errors import ConfigError, DamagedCacheError
+from jaxformer.storage import files, json_checksum
 
 # The fields of DataConfig that decide what text there is; those of the tokenizer are in `_settings`.
 _TEXT_FIELDS = (
@@ -53,7 +54,7 @@ class Split:
       num_skipped: lines and examples that cannot be read as text and are left out (data.on_error=skip).
     """
 
-    tokens: np.ndarray | blocks.CheckedArray
+    tokens: np.ndarray | checked_array.CheckedArray
     starts: np.ndarray
     num_bytes: int
     num_unknown: int
@@ -119,7 +120,7 @@ def open_corpus(data: DataConfig, *, progress: bool = True, verify: bool = False
       ConfigError: any fault of the text, the tokenizer or the cache folder; text that changes while it is read; one
         line. Also raised by a split of more than blocks.AT_ONCE bytes when damage is found as it is used.
     """
-    root = Path(data.cache_dir).expanduser() if data.cache_dir is not None else cache.default_root()
+    root = Path(data.cache_dir).expanduser() if data.cache_dir is not None else build_cache.default_root()
     given = Tokenizer.load(data.tokenizer_file) if data.tokenizer_file is not None else None
     inputs = sources.inputs(data)
     settings = _settings(data, given)
@@ -131,8 +132,8 @@ def open_corpus(data: DataConfig, *, progress: bool = True, verify: bool = False
         return _opened(folder, settings, verify)
 
     key = None if verify else _remembered(root, seen)
-    if key is not None and cache.made_here(root / key, root):
-        with contextlib.suppress(cache.DamagedError):
+    if key is not None and build_cache.made_here(root / key, root):
+        with contextlib.suppress(DamagedCacheError):
             return opened(root / key)
     hashed = contents.Contents(inputs)
     if hashed.looks != looks:
@@ -141,11 +142,11 @@ def open_corpus(data: DataConfig, *, progress: bool = True, verify: bool = False
 
     def build(folder: Path) -> None:
         about = ingest.build(data, folder, bar, hashed, given)
-        description.write(folder, {"key": key, "settings": settings, **about})
+        metadata.write(folder, {"key": key, "settings": settings, **about})
 
     with bars(progress) as bar:
         waiting = "another process is tokenising this corpus; waiting for it"
-        made = cache.kept(root, key, build, opened, waiting=lambda: say(waiting) if progress else None)
+        made = build_cache.get_or_build(root, key, build, opened, waiting=lambda: say(waiting) if progress else None)
     _remember(root, seen, key)
     return made
 
@@ -171,25 +172,25 @@ def _digest(*values: Any) -> str:
 
 
 def _opened(folder: Path, settings: dict[str, Any], verify: bool) -> Corpus:
-    """A kept corpus; raises cache.DamagedError if it is not what was written under this name."""
-    if os.path.lexists(folder / cache.DAMAGED):
-        raise cache.DamagedError("was found damaged when it was last used")
-    about = description.read(folder)
+    """A kept corpus; raises DamagedCacheError if it is not what was written under this name."""
+    if os.path.lexists(folder / build_cache.DAMAGED):
+        raise DamagedCacheError("was found damaged when it was last used")
+    about = metadata.read(folder)
     if (about.get("key"), about.get("settings")) != (folder.name, settings):
-        raise cache.DamagedError("holds another corpus")
-    tokenizer = description.read_tokenizer(folder, about)
-    at_once = float("inf") if verify else blocks.AT_ONCE
+        raise DamagedCacheError("holds another corpus")
+    tokenizer = metadata.read_tokenizer(folder, about)
+    at_once = float("inf") if verify else checked_array.AT_ONCE
     splits = {}
     for split in sources.SPLITS:
-        tokens, starts = description.read_split(folder, split, about, tokenizer, at_once)
-        if isinstance(tokens, blocks.CheckedArray):
+        tokens, starts = metadata.read_split(folder, split, about, tokenizer, at_once)
+        if isinstance(tokens, checked_array.CheckedArray):
             tokens.failed = functools.partial(_damaged_in_use, folder)
         known = about[split]
         splits[split] = Split(
             tokens, starts, known["num_bytes"], known["num_unknown"], known["compressed"], known["num_skipped"]
         )
     if verify and about["fingerprint"] != _fingerprint(tokenizer, splits):
-        raise cache.DamagedError("does not have the fingerprint that it had")
+        raise DamagedCacheError("does not have the fingerprint that it had")
     return Corpus(splits["train"], splits["validation"], tokenizer, about["fingerprint"], folder)
 
 
@@ -202,7 +203,7 @@ def _fingerprint(tokenizer: Tokenizer, splits: dict[sources.SplitName, Split]) -
 
 
 def _damaged_in_use(folder: Path, problem: str) -> ConfigError:
-    noted = cache.mark_damaged(folder, folder.parent)
+    noted = build_cache.mark_damaged(folder, folder.parent)
     do = "start again: it is tokenised anew" if noted else "remove this folder and start again: it is tokenised anew"
     return ConfigError(
         f"config.data.cache_dir: {folder}: {problem}; {do}, and a run goes on from its newest checkpoint"
@@ -216,7 +217,7 @@ def _remembered(root: Path, seen: str) -> str | None:
     """
     folder = root / "index"
     entry = None if folder.is_symlink() else json_checksum.read_verified(folder / f"{seen}.json", 1 << 16)
-    if entry is None or entry.get("seen") != seen or not cache.is_key(entry.get("key")):
+    if entry is None or entry.get("seen") != seen or not build_cache.is_key(entry.get("key")):
         return None
     return entry["key"]
 

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from jaxformer.config import ConfigError
+from jaxformer.errors import ConfigError
 
 
 class Faults:

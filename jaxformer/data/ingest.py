@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer import json_checksum
-from jaxformer.config import ConfigError, DataConfig
+from jaxformer.config import DataConfig
 from jaxformer.data import languages, sources, tokenizers
-from jaxformer.data.blocks import BlockWriter
+from jaxformer.data.checked_array import BlockWriter
 from jaxformer.data.contents import Contents
 from jaxformer.data.faults import Faults
-from jaxformer.data.progress import Advance, Bar, say
+from jaxformer.data.progress_bars import Advance, Bar, say
 from jaxformer.data.tokenizers import Tokenizer
+from jaxformer.errors import ConfigError
+from jaxformer.storage import json_checksum
 
 FORMAT = 2  # raised whenever the same text and settings would give other files
 SAMPLE_BYTES = 30_000_000  # of the training text, evenly spread, that a BPE is trained on

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxformer.config import ConfigError, DataConfig
+from jaxformer.config import DataConfig
 from jaxformer.data.shuffle import below, bits_of, fractions
+from jaxformer.errors import ConfigError
 
 _STREAMS = {"train": 16, "validation": 17, "floor": 18, "table": 19}  # of `shuffle.bits_of`
 _FLOOR_ROWS = 256  # sampled for the masked floor: 0.3 % standard error with 128 tokens of 32 symbols, order 2

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-from jaxformer.config import ConfigError
 from jaxformer.data.faults import Faults
 from jaxformer.data.xz import XzReader
+from jaxformer.errors import ConfigError
 
 ENDINGS = (".txt", ".jsonl")
 COMPRESSIONS = (".gz", ".xz", ".zst")

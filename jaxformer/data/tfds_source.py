@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxformer.config import ConfigError, DataConfig
+from jaxformer.config import DataConfig
 from jaxformer.data.faults import Faults
+from jaxformer.errors import ConfigError
 
 
 def documents(data: DataConfig, split: str, faults: Faults | None = None) -> Iterator[str]:

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import tokenizers as hf
 
-from jaxformer import files
-from jaxformer.config import ConfigError
+from jaxformer.errors import ConfigError
+from jaxformer.storage import files
 
 FILE_NAME = "tokenizer.json"
 # What each special token does -> its name in our tokenizers, then the names others give it. One token may do two

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from jaxformer.config import ConfigError
-from jaxformer.data.blocks import indexable
+from jaxformer.data.checked_array import indexable
 from jaxformer.data.corpus import Split
 from jaxformer.data.objectives import WORDS_PER_TOKEN, HostBatch, Masking, masked, next_token
 from jaxformer.data.shuffle import below, keys
 from jaxformer.data.tokenizers import Tokenizer
+from jaxformer.errors import ConfigError
 from jaxformer.types import Batch
 
 _OFFSETS = 1  # stream of `shuffle.keys`

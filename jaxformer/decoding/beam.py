@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.config import ConfigError, ModelConfig
+from jaxformer.config import ModelConfig
 from jaxformer.decoding import cache as kept
 from jaxformer.decoding.request import Prompts, Request, Shapes, ends_in, make_request
+from jaxformer.errors import ConfigError
 from jaxformer.types import Array, Params
 
 
@@ -32,7 +33,7 @@ class Beams(NamedTuple):
     stopped: np.ndarray
 
 
-class State(NamedTuple):
+class BeamState(NamedTuple):
     """What the loop carries; all but `cache` (rows B * W) and `number` in the shapes of `Beams`."""
 
     cache: kept.Cache
@@ -74,7 +75,7 @@ def beam_search(
 
     >>> from jaxformer.models import gpt
     >>> from jaxformer.specs import init_params
-    >>> cfg = ModelConfig(num_layers=1, width=32, num_heads=4, context_length=16, vocab_size=64)
+    >>> cfg = ModelConfig(num_layers=1, width=32, context_length=16, vocab_size=64)
     >>> params = init_params(gpt.specs(cfg), jax.random.key(0))
     >>> beam_search(params, [[1, 2, 3]], cfg, beams=2, max_new_tokens=5).tokens.shape
     (1, 2, 5)
@@ -95,10 +96,10 @@ def beam_search(
 def _search(params, request: Request, penalty, *, beams: int, cfg: ModelConfig, shapes: Shapes) -> tuple[Array, ...]:
     rows = len(request.lengths)
     hidden, cache = kept.prefill(params, request.tokens, request.lengths, cfg, shapes.slots, shapes.cache_dtype)
-    params = kept.ready(params, cfg, by_columns=shapes.by_columns)
+    params = kept.prepare_decode_params(params, cfg, by_columns=shapes.by_columns)
     # All beams start as copies of the prompt; only the first counts until they differ.
     cache = kept.Cache(_spread(cache.layers, rows, beams), jnp.repeat(cache.starts, beams), cache.steps)
-    state = State(
+    state = BeamState(
         cache=cache,
         number=jnp.zeros((), jnp.int32),
         tokens=jnp.full((rows, beams, shapes.buffer), -1, jnp.int32),
@@ -109,10 +110,10 @@ def _search(params, request: Request, penalty, *, beams: int, cfg: ModelConfig, 
     logits = jnp.repeat(kept.logits(params, hidden), beams, axis=0)
     state = _extend(state, logits, request, penalty)
 
-    def more(state: State):
+    def more(state: BeamState):
         return ~jnp.all(_done(state, request))
 
-    def add(state: State) -> State:
+    def add(state: BeamState) -> BeamState:
         last = jax.lax.dynamic_index_in_dim(state.tokens, state.number - 1, axis=2, keepdims=False)
         hidden, cache = kept.step(params, jnp.maximum(last, 0).reshape(-1), cfg, state.cache)
         return _extend(state._replace(cache=cache), kept.logits(params, hidden), request, penalty)
@@ -122,7 +123,7 @@ def _search(params, request: Request, penalty, *, beams: int, cfg: ModelConfig, 
     return state.tokens, state.lengths, state.log_probs, scores, state.stopped  # the fields of Beams
 
 
-def _extend(state: State, logits: Array, request: Request, penalty) -> State:
+def _extend(state: BeamState, logits: Array, request: Request, penalty) -> BeamState:
     """Replaces the beams of each row by the best among its finished beams and all one-token extensions of the rest."""
     rows, beams, _ = state.tokens.shape
     vocab = logits.shape[-1]
@@ -147,7 +148,7 @@ def _extend(state: State, logits: Array, request: Request, penalty) -> State:
     layers = jax.tree.map(
         lambda x: inherit(x.reshape(rows, beams, -1, *x.shape[1:])).reshape(x.shape), state.cache.layers
     )
-    return State(
+    return BeamState(
         cache=state.cache._replace(layers=layers),
         number=state.number + 1,
         tokens=tokens,
@@ -161,7 +162,7 @@ def _score(log_probs: Array, lengths: Array, penalty) -> Array:
     return log_probs / ((5.0 + lengths.astype(jnp.float32)) / 6.0) ** penalty
 
 
-def _done(state: State, request: Request) -> Array:
+def _done(state: BeamState, request: Request) -> Array:
     """[B, W] bool. All beams of a row that are not stopped are equally long."""
     return state.stopped | (state.lengths >= request.limits[:, None])
 

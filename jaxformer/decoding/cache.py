@@ -6,7 +6,7 @@ tokens, and a model with a window keeps a ring of window size. Which token a slo
 Shapes never change, so neither does the work per token.
 
 >>> from jaxformer.specs import init_params
->>> cfg = ModelConfig(num_layers=1, width=32, num_heads=4, context_length=16, vocab_size=64)
+>>> cfg = ModelConfig(num_layers=1, width=32, context_length=16, vocab_size=64)
 >>> params = init_params(gpt.specs(cfg), jax.random.key(0))
 >>> fill = jax.jit(prefill, static_argnames=("cfg", "slots"))
 >>> hidden, cache = fill(params, jnp.array([[1, 2, 3], [4, 5, 0]]), jnp.array([3, 2]), cfg, slots=8)
@@ -16,7 +16,7 @@ Shapes never change, so neither does the work per token.
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import jax
@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from jaxformer import masks
 from jaxformer.config import ModelConfig
-from jaxformer.functional.block import Memory, unstack
+from jaxformer.functional.block import LayerCache, unstack
 from jaxformer.functional.layers import unembed
 from jaxformer.models import gpt
 from jaxformer.types import Array, Params
@@ -47,10 +47,10 @@ class Cache(NamedTuple):
 def num_slots(cfg: ModelConfig, prompt_length: int, new_tokens: int) -> int:
     """Slots a layer needs for a prompt and some new tokens: all of them, or the window if that is less."""
     needed = prompt_length + new_tokens
-    return needed if cfg.window is None else min(cfg.window, needed)
+    return needed if cfg.attention.window is None else min(cfg.attention.window, needed)
 
 
-def held(starts: Array, steps: Array, slots: int) -> Array:
+def slot_positions(starts: Array, steps: Array, slots: int) -> Array:
     """Index of the token in each slot once `steps` new tokens are written, [B, S] int32; negative: empty."""
     newest = steps - 1
     return (starts + newest)[:, None] - ((newest - jnp.arange(slots, dtype=jnp.int32)) % slots)[None, :]
@@ -62,7 +62,7 @@ def prefill(
     """Reads all prompts in one pass.
 
     Args:
-      params: as in `gpt.specs(cfg)`, or from `ready`.
+      params: as in `gpt.specs(cfg)`, or from `prepare_decode_params`.
       tokens: [B, T] int, prompts padded on the right with anything.
       lengths: [B] int, tokens of each prompt, 1 to T.
       cfg: the model.
@@ -73,19 +73,19 @@ def prefill(
       [B, D], the hidden state of each prompt's last token, and the cache.
     """
     lengths = jnp.asarray(lengths, jnp.int32)
-    mask = masks.causal() if cfg.window is None else masks.causal() & masks.window(cfg.window)
-    memory = [Memory() for _ in range(cfg.num_layers)]
-    cfg, positions = replace(cfg, remat="none"), jnp.arange(tokens.shape[1])
-    x, memory = gpt.step(_as_rows(params, tokens), tokens, cfg, memory, mask, positions)
+    window = cfg.attention.window
+    mask = masks.causal() if window is None else masks.causal() & masks.window(window)
+    empty = [LayerCache() for _ in range(cfg.num_layers)]
+    x, found = gpt.step(_as_rows(params, tokens), tokens, cfg, empty, mask, jnp.arange(tokens.shape[1]))
     # An empty slot holds a copy of the first token: finite, and never seen.
-    source = jnp.maximum(held(lengths, jnp.zeros((), jnp.int32), slots), 0)
-    source = jnp.repeat(source, cfg.kv_heads, axis=0)[:, :, None]
+    source = jnp.maximum(slot_positions(lengths, jnp.zeros((), jnp.int32), slots), 0)
+    source = jnp.repeat(source, cfg.attention.kv_heads, axis=0)[:, :, None]
     dtype = cfg.dtype if dtype is None else dtype
 
     def ring(x: Array) -> Array:
         return jnp.take_along_axis(x, source, axis=1).astype(dtype)
 
-    layers = [(ring(m.key), ring(m.value)) for m in memory]
+    layers = [(ring(m.key), ring(m.value)) for m in found]
     last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)[:, 0]
     return last, Cache(layers, lengths, jnp.zeros((), jnp.int32))
 
@@ -96,7 +96,7 @@ def step(params: Params, tokens: Array, cfg: ModelConfig, cache: Cache) -> tuple
     Without a window a cache of S slots holds S - (prompt length) new tokens; a further one replaces the oldest token.
 
     Args:
-      params: as in `gpt.specs(cfg)`, or from `ready`.
+      params: as in `gpt.specs(cfg)`, or from `prepare_decode_params`.
       tokens: [B] int.
       cfg: the model.
       cache: what came before.
@@ -107,12 +107,10 @@ def step(params: Params, tokens: Array, cfg: ModelConfig, cache: Cache) -> tuple
     slots = cache.layers[0][0].shape[1]
     index = cache.starts + cache.steps
     # The ring holds what may be seen and no more, so the mask only has to leave out empty slots.
-    mask = masks.Mask(query_index=index[:, None], key_index=held(cache.starts, cache.steps + 1, slots))
-    memory = [Memory(key, value, cache.steps % slots) for key, value in cache.layers]
-    x, memory = gpt.step(
-        _as_rows(params, tokens), tokens[:, None], replace(cfg, remat="none"), memory, mask, index[:, None]
-    )
-    return x[:, 0], Cache([(m.key, m.value) for m in memory], cache.starts, cache.steps + 1)
+    mask = masks.Mask(query_index=index[:, None], key_index=slot_positions(cache.starts, cache.steps + 1, slots))
+    before = [LayerCache(key, value, cache.steps % slots) for key, value in cache.layers]
+    x, found = gpt.step(_as_rows(params, tokens), tokens[:, None], cfg, before, mask, index[:, None])
+    return x[:, 0], Cache([(m.key, m.value) for m in found], cache.starts, cache.steps + 1)
 
 
 def logits(params: Params, hidden: Array) -> Array:
@@ -129,7 +127,7 @@ class Columns:
     shape: tuple[int, ...] = field(metadata={"static": True})
 
 
-def ready(params: Params, cfg: ModelConfig, *, by_columns: bool = False) -> Params:
+def prepare_decode_params(params: Params, cfg: ModelConfig, *, by_columns: bool = False) -> Params:
     """The parameters as `step` wants them in a loop: layers apart, matrices in the compute dtype.
 
     Done once before a loop, which would repeat it for every token. Costs a copy of all blocks.

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.config import ConfigError, ModelConfig
+from jaxformer.config import Learned, ModelConfig
 from jaxformer.decoding.request import Prompts, round_up, rows_of, token_ids
+from jaxformer.errors import ConfigError
 from jaxformer.functional.layers import unembed
 from jaxformer.models import bert
 from jaxformer.types import Params
@@ -60,7 +61,7 @@ def fill_mask(
       ConfigError: one line: no mask; a row longer than the context of learned positions; a model that is no BERT.
 
     >>> from jaxformer.specs import init_params
-    >>> cfg = ModelConfig(family="bert", num_layers=1, width=32, num_heads=4, context_length=16, vocab_size=64)
+    >>> cfg = ModelConfig(family="bert", num_layers=1, width=32, context_length=16, vocab_size=64)
     >>> params = init_params(bert.specs(cfg), jax.random.key(0))
     >>> out = fill_mask(params, [[1, 9, 3], [9]], cfg, mask_id=9)
     >>> out.rows.tolist(), out.positions.tolist(), out.tokens.shape
@@ -74,12 +75,12 @@ def fill_mask(
         raise ConfigError(f"top_k: {top_k}; accepted: 1 to {cfg.vocab_size}")
     ids, counts = rows_of(tokens, lengths, cfg.vocab_size)
     longest = int(counts.max())
-    if cfg.positions == "learned" and longest > cfg.context_length:
+    if isinstance(cfg.positions, Learned) and longest > cfg.context_length:
         raise ConfigError(
             f"text: {longest} tokens are more than config.model.context_length {cfg.context_length}, which learned "
             f"positions cannot extend; accepted: at most {cfg.context_length}"
         )
-    padded = min(round_up(longest), cfg.context_length) if cfg.positions == "learned" else round_up(longest)
+    padded = min(round_up(longest), cfg.context_length) if isinstance(cfg.positions, Learned) else round_up(longest)
     meant = np.arange(padded)[None, :] < counts[:, None]
     ids = np.pad(ids[:, :longest], ((0, 0), (0, padded - longest)))
     rows, positions = np.nonzero((ids == mask_id) & meant)

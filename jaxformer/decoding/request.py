@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.config import ConfigError, ModelConfig
+from jaxformer.config import Learned, ModelConfig
 from jaxformer.decoding.cache import num_slots
+from jaxformer.errors import ConfigError
 from jaxformer.types import Array, Params
 
 Prompts = Array | np.ndarray | Sequence[Sequence[int]]
@@ -76,14 +77,14 @@ def make_request(
     tokens, counts = rows_of(prompts, lengths, cfg.vocab_size)
     longest = int(counts.max())
     limits = np.full(counts.shape, max_new_tokens, np.int32)
-    if cfg.positions == "learned":
+    if isinstance(cfg.positions, Learned):
         if longest > cfg.context_length:
             raise ConfigError(
                 f"prompt: {longest} tokens are more than config.model.context_length {cfg.context_length}, which "
                 f"learned positions cannot extend; accepted: at most {cfg.context_length}"
             )
         limits = np.minimum(limits, cfg.context_length - counts + 1).astype(np.int32)
-    padded = round_up(longest) if cfg.positions != "learned" else min(round_up(longest), cfg.context_length)
+    padded = round_up(longest) if not isinstance(cfg.positions, Learned) else min(round_up(longest), cfg.context_length)
     tokens = np.pad(tokens[:, :longest], ((0, 0), (0, padded - longest)))
     buffer = round_up(int(limits.max()))
     allowed = np.ones(cfg.vocab_size, bool)

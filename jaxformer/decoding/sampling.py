@@ -11,11 +11,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxformer.config import ConfigError
+from jaxformer.errors import ConfigError
 from jaxformer.types import Array
 
 
-class Knobs(NamedTuple):
+class SamplingParams(NamedTuple):
     """The settings of a `Sampling` that act, as numbers that may be traced. None: off; no temperature: greedy."""
 
     temperature: float | Array | None
@@ -42,7 +42,7 @@ class Sampling:
     >>> Sampling(top_p=1.5)
     Traceback (most recent call last):
     ...
-    jaxformer.config.ConfigError: sampling.top_p: 1.5; accepted: above 0, up to 1
+    jaxformer.errors.ConfigError: sampling.top_p: 1.5; accepted: above 0, up to 1
     """
 
     temperature: float = 1.0
@@ -61,13 +61,13 @@ class Sampling:
             _check("min_p", self.min_p, lambda x: 0 <= x <= 1, "0 to 1")
         _check("repetition_penalty", self.repetition_penalty, lambda x: 0 < x < float("inf"), "a finite number above 0")
 
-    def knobs(self) -> Knobs:
+    def traced(self) -> SamplingParams:
         """The settings that act. Greedy choice leaves out those that cannot change which token is the best."""
         penalty = None if self.repetition_penalty == 1 else float(self.repetition_penalty)
         if self.temperature == 0:
-            return Knobs(None, None, None, None, penalty)
+            return SamplingParams(None, None, None, None, penalty)
         top_k = None if self.top_k is None else int(self.top_k)
-        return Knobs(float(self.temperature), top_k, self.top_p, self.min_p, penalty)
+        return SamplingParams(float(self.temperature), top_k, self.top_p, self.min_p, penalty)
 
 
 def _check(name: str, value: float, accepts: Callable[[float], bool], accepted: str) -> None:
@@ -150,27 +150,27 @@ def _largest(enough: Callable[[Array], Array], keys: Array) -> Array:
     return jnp.minimum(found, jnp.max(keys, axis=-1, keepdims=True))  # never nothing, however small a p is
 
 
-def filtered(logits: Array, seen: Array | None, knobs: Knobs) -> Array:
+def filtered(logits: Array, seen: Array | None, sampling: SamplingParams) -> Array:
     """The logits that are sampled from. `logits`: [B, V]; `seen`: [B, V] bool, needed for a repetition penalty."""
     logits = logits.astype(jnp.float32)
-    if knobs.repetition_penalty is not None:
+    if sampling.repetition_penalty is not None:
         assert seen is not None
-        logits = penalize_repetition(logits, seen, knobs.repetition_penalty)
-    if knobs.temperature is not None:
-        logits = (logits - jnp.max(logits, axis=-1, keepdims=True)) / knobs.temperature
-    if knobs.top_k is not None:
-        logits = keep_top_k(logits, knobs.top_k)
-    if knobs.top_p is not None:
-        logits = keep_top_p(logits, knobs.top_p)
-    if knobs.min_p is not None:
-        logits = keep_min_p(logits, knobs.min_p)
+        logits = penalize_repetition(logits, seen, sampling.repetition_penalty)
+    if sampling.temperature is not None:
+        logits = (logits - jnp.max(logits, axis=-1, keepdims=True)) / sampling.temperature
+    if sampling.top_k is not None:
+        logits = keep_top_k(logits, sampling.top_k)
+    if sampling.top_p is not None:
+        logits = keep_top_p(logits, sampling.top_p)
+    if sampling.min_p is not None:
+        logits = keep_min_p(logits, sampling.min_p)
     return logits
 
 
-def choose(logits: Array, seen: Array | None, knobs: Knobs, rngs: Array | None) -> Array:
+def choose(logits: Array, seen: Array | None, sampling: SamplingParams, rngs: Array | None) -> Array:
     """The next token of each row, [B] int32. Arguments as in `filtered`; `rngs`: [B] PRNG keys, None if greedy."""
-    logits = filtered(logits, seen, knobs)
-    if knobs.temperature is None:
+    logits = filtered(logits, seen, sampling)
+    if sampling.temperature is None:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
     assert rngs is not None
     return jax.vmap(jax.random.categorical)(rngs, logits).astype(jnp.int32)

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxformer import layout, masks, parts
-from jaxformer.kernels import chunked, cudnn, ring, splash, xla
+from jaxformer import masks
+from jaxformer.kernels.attention import chunked, cudnn, ring, splash, xla
+from jaxformer.parallel import constraints, context
 from jaxformer.types import Array
 
 LOG = logging.getLogger(__name__)  # tells what "auto" is; `--log` of the programs shows it
@@ -128,7 +129,7 @@ def attention(
         why = _refusal(implementation, query, key, value, mask, bias, soft_cap, dropout_rate, rng)
         if why is not None:
             raise ValueError(f"attention: implementation {implementation!r} cannot do {why}; accepted there: {ANY}")
-    axes = layout.mesh_axes()
+    axes = constraints.mesh_axes()
     attend = IMPLEMENTATIONS[implementation]
     if implementation == "chunked" and axes and number in (1, axes.get("context", 1)):
         attend = ring.attend
@@ -151,12 +152,12 @@ def attention(
 
 def _together(attend: Callable[..., Any], query: Array, key: Array, value: Array, mask: masks.Mask, *rest, **options):
     """Attention over whole rows for arrays that are folded: the parts of each row are brought together."""
-    fold = parts.Cut(mask.parts)
-    query, key, value = (fold.unfold(x) for x in (query, key, value))
+    fold = context.SequenceSharding(mask.parts)
+    query, key, value = (fold.unshard(x) for x in (query, key, value))
     out = attend(query, key, value, replace(mask, parts=1), *rest, **options)
     if options.get("return_weights"):
-        return fold.fold(out[0]), out[1]
-    return fold.fold(out)
+        return fold.shard(out[0]), out[1]
+    return fold.shard(out)
 
 
 def choose(queries: int, keys: int, number: int = 1, platform: str | None = None, able: Collection[str] = ()) -> str:
@@ -196,10 +197,10 @@ def _tell(chosen: str, query: Array, key: Array, number: int, refusals: dict[str
     LOG.info("; ".join([f"attention: auto is {chosen} for {asked}", *why]))
 
 
-def missing(name: str) -> str | None:
+def unavailable(name: str) -> str | None:
     """What a platform's kernel needs that is not here; None: nothing.
 
-    >>> missing("chunked") is None, missing("splash")
+    >>> unavailable("chunked") is None, unavailable("splash")
     (True, 'a TPU')
     """
     kernel = KERNELS.get(name)
@@ -221,7 +222,7 @@ def _refusal(name: str, query, key, value, mask, bias, soft_cap, dropout_rate, r
         return "arrays of different dtypes"
     dropout = rng is not None and dropout_rate > 0
     options = {"bias": bias is not None, "dropout": dropout, "soft_cap": soft_cap is not None}
-    return KERNELS[name].module.refusal(query.shape[1], key.shape[1], query.shape[3], query.dtype, mask, **options)
+    return KERNELS[name].module.unsupported(query.shape[1], key.shape[1], query.shape[3], query.dtype, mask, **options)
 
 
 def _check(query, key, value, mask, bias, soft_cap, dropout_rate) -> None:

@@ -12,15 +12,18 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer import masks
-from jaxformer.config import ModelConfig
+from jaxformer.config import Execution, ModelConfig, Rotary
 from jaxformer.functional import positions as pos
 from jaxformer.functional.attention import KERNELS, attention
-from jaxformer.functional.layers import PRODUCT, dropout, layer_norm, linear, mlp, rms_norm
-from jaxformer.kernels.decode import attend_one
-from jaxformer.kernels.xla import Bias
-from jaxformer.layout import pin, pin_params
-from jaxformer.specs import Initializer, ParamSpec, normal, ones, uniform, zeros
+from jaxformer.functional.layer import gather_sequence, norm, norm_specs, shard_residual, weight_init
+from jaxformer.functional.layers import PRODUCT, dropout, linear, mlp, rms_norm
+from jaxformer.kernels.attention.decode import attend_one
+from jaxformer.kernels.attention.xla import Bias
+from jaxformer.parallel.constraints import constrain, constrain_params
+from jaxformer.specs import ParamSpec, ones, zeros
 from jaxformer.types import Array, Params
+
+AS_USUAL = Execution()
 
 
 class Rotation(NamedTuple):
@@ -31,12 +34,12 @@ class Rotation(NamedTuple):
     scale: float
 
 
-class Memory(NamedTuple):
+class LayerCache(NamedTuple):
     """One layer's keys and values of the tokens before these ones (see `decoding`).
 
     Attributes:
       key, value: [B * G, S, K], each row's heads one after the other. None: nothing came before; the tokens see each
-        other, and the memory handed back holds just them, S = T.
+        other, and the cache handed back holds just them, S = T.
       slot: () int, where the one new token (T = 1) is written; None with the others.
     """
 
@@ -45,30 +48,10 @@ class Memory(NamedTuple):
     slot: Array | None = None
 
 
-def weight_init(cfg: ModelConfig, fan_in: int, fan_out: int, *, residual: bool = False) -> Initializer:
-    """Initialiser of a [fan_in, fan_out] matrix; `residual` marks those that write into the residual stream.
-
-    "gpt2": normal(0.02), residual ones divided by sqrt(2 L) (Radford et al. 2019, section 2.3). "glorot": uniform
-    with limit sqrt(6 / (in + out)) (Glorot and Bengio 2010, section 4.2). "scaled": normal(in ** -0.5), residual ones
-    divided by sqrt(2 L).
-    """
-    shrink = 1 / math.sqrt(2 * cfg.num_layers) if residual else 1.0
-    if cfg.initializer == "glorot":
-        return uniform(math.sqrt(6 / (fan_in + fan_out)))
-    return normal((0.02 if cfg.initializer == "gpt2" else fan_in**-0.5) * shrink)
-
-
-def norm_specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
-    """Parameters of one norm."""
-    specs = {"scale": ParamSpec((cfg.width,), ("norm",), ones)}
-    if cfg.norm == "layer_norm" and cfg.use_bias:
-        specs["bias"] = ParamSpec((cfg.width,), ("norm",), zeros)
-    return specs
-
-
 def block_specs(cfg: ModelConfig) -> dict[str, Any]:
     """Parameters of one block: two norms (one if parallel), attention, MLP."""
-    d, f, h, g, k = cfg.width, cfg.mlp_size, cfg.num_heads, cfg.kv_heads, cfg.head_size
+    d, f = cfg.width, cfg.feed_forward.hidden_width(cfg.width)
+    h, g, k = cfg.attention.num_heads, cfg.attention.kv_heads, cfg.head_size
     attention_specs = {
         "w_query": ParamSpec((d, h, k), ("embed", "heads", "head_width"), weight_init(cfg, d, h * k)),
         "w_key": ParamSpec((d, g, k), ("embed", "kv_heads", "head_width"), weight_init(cfg, d, g * k)),
@@ -79,9 +62,9 @@ def block_specs(cfg: ModelConfig) -> dict[str, Any]:
         "w_up": ParamSpec((d, f), ("embed", "mlp"), weight_init(cfg, d, f)),
         "w_down": ParamSpec((f, d), ("mlp", "embed"), weight_init(cfg, f, d, residual=True)),
     }
-    if cfg.qk_norm:
+    if cfg.attention.qk_norm:
         attention_specs |= dict.fromkeys(("query_scale", "key_scale"), ParamSpec((k,), ("head_width",), ones))
-    if cfg.gated:
+    if cfg.feed_forward.gated:
         mlp_specs["w_gate"] = ParamSpec((d, f), ("embed", "mlp"), weight_init(cfg, d, f))
     if cfg.use_bias:
         attention_specs |= {
@@ -97,21 +80,13 @@ def block_specs(cfg: ModelConfig) -> dict[str, Any]:
     return specs
 
 
-def norm(params: Params, x: Array, cfg: ModelConfig) -> Array:
-    """The norm the config names. `x`: [..., D]."""
-    if cfg.norm == "rms_norm":
-        return rms_norm(x, params["scale"], cfg.norm_epsilon)
-    return layer_norm(x, params["scale"], params.get("bias"), cfg.norm_epsilon)
-
-
 def rotation(cfg: ModelConfig, positions: Array) -> Rotation | None:
     """The rotary angles of `positions` ([T] or [B, T] int), or None if the config's positions are not rotary."""
-    if cfg.positions != "rotary":
+    if not isinstance(cfg.positions, Rotary):
         return None
-    original = cfg.rotary_original_length or round(cfg.context_length / cfg.rotary_factor)
-    frequencies, scale = pos.rotary_frequencies(
-        cfg.head_size, cfg.rotary_base, cfg.rotary_scaling, cfg.rotary_factor, original
-    )
+    rotary = cfg.positions
+    original = rotary.original_length or round(cfg.context_length / rotary.factor)
+    frequencies, scale = pos.rotary_frequencies(cfg.head_size, rotary.base, rotary.scaling, rotary.factor, original)
     return Rotation(*pos.rotary_angles(positions, frequencies), scale)
 
 
@@ -124,11 +99,12 @@ def attention_layer(
     rotate: Rotation | None = None,
     bias: Bias | None = None,
     rng: Array | None = None,
-    memory: Memory | None = None,
-) -> tuple[Array, Memory | None]:
+    cache: LayerCache | None = None,
+    execution: Execution = AS_USUAL,
+) -> tuple[Array, LayerCache | None]:
     """Projections, rotary positions, attention, output projection.
 
-    With `cfg.qk_norm` each head's queries and keys go through an RMS norm whose scale all heads share, so that scores
+    With `qk_norm` each head's queries and keys go through an RMS norm whose scale all heads share, so that scores
     cannot grow with the weights: a run then bears a wider range of learning rates (Dehghani et al. 2023, section 2;
     Wortsman et al. 2023, section 3.1.1).
 
@@ -136,31 +112,35 @@ def attention_layer(
       params: as in `block_specs(cfg)["attention"]`.
       x: [B, T, D].
       cfg: the model's config.
-      mask: who sees whom; over the memory's slots if it holds any.
+      mask: who sees whom; over the cache's slots if it holds any.
       rotate: rotary angles of the T positions.
       bias: score bias (ALiBi, T5).
       rng: dropout of the weights; None: none.
-      memory: what this layer remembers, or None.
+      cache: what this layer remembers, or None.
+      execution: its `attention` is the implementation.
 
     Returns:
-      [B, T, D], and the memory with the new keys and values in it.
+      [B, T, D], and the cache with the new keys and values in it.
     """
     query, key, value = (
-        pin(linear(x, params[f"w_{name}"], params.get(f"b_{name}")), "rows", None, "heads", None)
+        constrain(linear(x, params[f"w_{name}"], params.get(f"b_{name}")), "rows", None, "heads", None)
         for name in ("query", "key", "value")
     )
-    if cfg.qk_norm:
+    if cfg.attention.qk_norm:
         query = rms_norm(query, params["query_scale"], cfg.norm_epsilon)
         key = rms_norm(key, params["key_scale"], cfg.norm_epsilon)
     if rotate is not None:
         query = pos.rotary(query, *rotate)
         key = pos.rotary(key, *rotate)
-    if memory is not None:
-        memory = _remember(memory, key, value)
+    if cache is not None:
+        cache = _write_cache(cache, key, value)
+    implementation = execution.attention
+    if cache is not None and implementation in KERNELS:  # which do not take any length
+        implementation = "auto"
     out: Any
-    if memory is not None and memory.slot is not None:
+    if cache is not None and cache.slot is not None:
         scale = 1 / math.sqrt(cfg.head_size)
-        out = attend_one(query, memory.key, memory.value, mask, bias, scale=scale, soft_cap=cfg.attention_soft_cap)
+        out = attend_one(query, cache.key, cache.value, mask, bias, scale=scale, soft_cap=cfg.attention.soft_cap)
     else:
         out = attention(
             query,
@@ -168,34 +148,34 @@ def attention_layer(
             value,
             mask,
             bias=bias,
-            soft_cap=cfg.attention_soft_cap,
-            dropout_rate=cfg.attention_dropout,
+            soft_cap=cfg.attention.soft_cap,
+            dropout_rate=cfg.attention.dropout,
             rng=rng,
-            implementation="auto" if cfg.attention in KERNELS and memory is not None else cfg.attention,  # any length
+            implementation=implementation,
         )
     w_out = params["w_out"]
     flat = out.reshape(*out.shape[:2], -1)
     out = linear(flat, w_out.reshape(-1, w_out.shape[-1]), params.get("b_out"))
-    return _between(out), memory
+    return shard_residual(out), cache
 
 
-def _remember(memory: Memory, key: Array, value: Array) -> Memory:
-    """The memory with new keys and values, [B, T, G, K], in it."""
+def _write_cache(cache: LayerCache, key: Array, value: Array) -> LayerCache:
+    """The cache with new keys and values, [B, T, G, K], in it."""
     key, value = (jnp.swapaxes(x, 1, 2).reshape(-1, x.shape[1], x.shape[3]) for x in (key, value))
-    slot = memory.slot
+    slot = cache.slot
     if slot is None:
-        return Memory(key, value)
+        return LayerCache(key, value)
 
     def write(old: Array, new: Array) -> Array:
         return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), slot, axis=1)
 
-    return memory._replace(key=write(memory.key, key), value=write(memory.value, value))
+    return cache._replace(key=write(cache.key, key), value=write(cache.value, value))
 
 
 def mlp_layer(params: Params, x: Array, cfg: ModelConfig) -> Array:
     """The MLP the config names. `x`: [..., D]."""
-    out = mlp(x, **params, activation=cfg.activation)
-    return _between(out) if x.ndim == 3 else out
+    out = mlp(x, **params, activation=cfg.feed_forward.activation)
+    return shard_residual(out) if x.ndim == 3 else out
 
 
 def block(
@@ -207,8 +187,9 @@ def block(
     rotate: Rotation | None = None,
     bias: Bias | None = None,
     rng: Array | None = None,
-    memory: Memory | None = None,
-) -> tuple[Array, Memory | None]:
+    cache: LayerCache | None = None,
+    execution: Execution = AS_USUAL,
+) -> tuple[Array, LayerCache | None]:
     """One Transformer block; what lies between its layers is laid out as `layout.ACTIVATION_RULES` says.
 
     pre_norm:  x + attention(norm(x)), then x + mlp(norm(x))         (Radford et al. 2019, section 2.3)
@@ -218,42 +199,33 @@ def block(
     Args:
       params: as in `block_specs(cfg)`.
       x: [B, T, D].
-      cfg, mask, rotate, bias, memory: as in `attention_layer`.
+      cfg, mask, rotate, bias, cache, execution: as in `attention_layer`.
       rng: dropout; None: nothing is dropped.
 
     Returns:
-      [B, T, D], and the memory with the new keys and values (None if none was given).
+      [B, T, D], and the cache with the new keys and values (None if none was given).
     """
-    params = pin_params(params, block_specs(cfg))
+    params = constrain_params(params, block_specs(cfg))
     rngs = [None] * 3 if rng is None else list(jax.random.split(rng, 3))
     attend = functools.partial(
-        attention_layer, params["attention"], cfg=cfg, mask=mask, rotate=rotate, bias=bias, rng=rngs[0], memory=memory
-    )
+        attention_layer, params["attention"], cfg=cfg, mask=mask, rotate=rotate, bias=bias, rng=rngs[0], cache=cache,
+        execution=execution,
+    )  # fmt: skip
     feed = functools.partial(mlp_layer, params["mlp"], cfg=cfg)
     first_norm = functools.partial(norm, params["attention_norm"], cfg=cfg)
     drop_first, drop_second = (functools.partial(dropout, rate=cfg.dropout, rng=rng) for rng in rngs[1:])
     if cfg.block == "parallel":
-        normed = _inside(first_norm(x))
-        attended, memory = attend(normed)
-        return _between(x + drop_first(attended) + drop_second(feed(normed))), memory
+        normed = gather_sequence(first_norm(x))
+        attended, cache = attend(normed)
+        return shard_residual(x + drop_first(attended) + drop_second(feed(normed))), cache
     second_norm = functools.partial(norm, params["mlp_norm"], cfg=cfg)
     if cfg.block == "post_norm":
-        attended, memory = attend(_inside(x))
-        x = first_norm(_between(x + drop_first(attended)))
-        return second_norm(_between(x + drop_second(feed(_inside(x))))), memory
-    attended, memory = attend(_inside(first_norm(x)))
-    x = _between(x + drop_first(attended))
-    return _between(x + drop_second(feed(_inside(second_norm(x))))), memory
-
-
-def _inside(x: Array) -> Array:
-    """What a layer reads: whole tokens, all of a part."""
-    return pin(x, "rows", None, None)
-
-
-def _between(x: Array) -> Array:
-    """What lies between layers, which `layout.shard_norms` may split over the tensor axis."""
-    return pin(x, "rows", "tokens", None)
+        attended, cache = attend(gather_sequence(x))
+        x = first_norm(shard_residual(x + drop_first(attended)))
+        return second_norm(shard_residual(x + drop_second(feed(gather_sequence(x))))), cache
+    attended, cache = attend(gather_sequence(first_norm(x)))
+    x = shard_residual(x + drop_first(attended))
+    return shard_residual(x + drop_second(feed(gather_sequence(second_norm(x))))), cache
 
 
 def _remat(function: Callable, policy: str, *, scanned: bool) -> Callable:
@@ -273,11 +245,12 @@ def stack(
     rotate: Rotation | None = None,
     bias: Bias | None = None,
     rng: Array | None = None,
-    memory: list[Memory] | None = None,
-) -> tuple[Array, list[Memory] | None]:
+    cache: list[LayerCache] | None = None,
+    execution: Execution = AS_USUAL,
+) -> tuple[Array, list[LayerCache] | None]:
     """All blocks, one after another; by `lax.scan` (one compiled body) or unrolled (faster, slower to compile).
 
-    `cfg.remat` says what the backward pass recomputes: "none" nothing, "dots" all but the products with
+    `execution.remat` says what the backward pass recomputes: "none" nothing, "dots" all but the products with
     weights, "full" everything between block inputs (Chen et al. 2016).
 
     Args:
@@ -285,32 +258,36 @@ def stack(
         parameters (`unstack`), which are then always unrolled.
       x: [B, T, D].
       cfg, mask, rotate, bias, rng: as in `block`.
-      memory: one for each layer. Always unrolled: a scan would copy every layer's memory at every step.
+      cache: one for each layer. Always unrolled: a scan would copy every layer's cache at every step.
+      execution: how it is computed: `layers`, `remat`, and `attention`.
 
     Returns:
-      [B, T, D], and the memory of each layer (None if none was given).
+      [B, T, D], and the cache of each layer (None if none was given).
     """
-    if cfg.layers == "scan" and memory is None and not isinstance(params, list):
+    if execution.layers == "scan" and cache is None and not isinstance(params, list):
 
         def layer(x, part):
             number, layer_params = part
             layer_rng = None if rng is None else jax.random.fold_in(rng, number)
-            return block(layer_params, x, cfg, mask, rotate=rotate, bias=bias, rng=layer_rng)
+            return block(layer_params, x, cfg, mask, rotate=rotate, bias=bias, rng=layer_rng, execution=execution)
 
-        return jax.lax.scan(_remat(layer, cfg.remat, scanned=True), x, (jnp.arange(cfg.num_layers), params))[0], None
+        layers = (jnp.arange(cfg.num_layers), params)
+        return jax.lax.scan(_remat(layer, execution.remat, scanned=True), x, layers)[0], None
 
-    @functools.partial(_remat, policy=cfg.remat, scanned=False)
-    def unrolled(x, number, layer_params, layer_memory):
+    @functools.partial(_remat, policy=execution.remat, scanned=False)
+    def unrolled(x, number, layer_params, layer_cache):
         layer_rng = None if rng is None else jax.random.fold_in(rng, number)
-        return block(layer_params, x, cfg, mask, rotate=rotate, bias=bias, rng=layer_rng, memory=layer_memory)
+        return block(
+            layer_params, x, cfg, mask, rotate=rotate, bias=bias, rng=layer_rng, cache=layer_cache, execution=execution
+        )
 
     if isinstance(x, jax.core.Tracer):  # traced and lowered once, not once for each layer; XLA puts it in place
         unrolled = jax.jit(unrolled)
-    memories = []
+    caches = []
     for number, layer_params in enumerate(params if isinstance(params, list) else unstack(params, cfg.num_layers)):
-        x, layer_memory = unrolled(x, number, layer_params, None if memory is None else memory[number])
-        memories.append(layer_memory)
-    return x, None if memory is None else memories
+        x, layer_cache = unrolled(x, number, layer_params, None if cache is None else cache[number])
+        caches.append(layer_cache)
+    return x, None if cache is None else caches
 
 
 def unstack(tree: Any, num_layers: int) -> list[Any]:

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxformer.kernels import derivatives
-from jaxformer.kernels.again import again
 from jaxformer.kernels.matmul import add_bias, matmul, matmul_of
+from jaxformer.kernels.rematerialize import rematerialize
 from jaxformer.types import Array
 
 # What checkpoint policies call the result of `linear`, whose product they cannot see into.
@@ -132,7 +132,7 @@ def _norm_backward(centre, epsilon, saved, g):
     x, scale, bias, mean, inverse = saved
     wide, g_wide = _wide(x), _wide(g)
     # Of statistics made again: else XLA keeps the centred and the normed x, and each statistic at the size of x.
-    remade = functools.partial(again, gradient=g_wide[..., :1], kept_bytes=wide.size * wide.dtype.itemsize)
+    remade = functools.partial(rematerialize, gradient=g_wide[..., :1], kept_bytes=wide.size * wide.dtype.itemsize)
     normed = (wide if mean is None else wide - remade(mean)) * remade(inverse)
     d_normed = g_wide * _align(scale, x)
     d_x = d_normed - normed * jnp.mean(d_normed * normed, axis=-1, keepdims=True)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jaxformer.kernels import derivatives
 from jaxformer.kernels.matmul import product, times_transpose, transposed_product
-from jaxformer.layout import pin, row_shards, sum_parts
+from jaxformer.parallel.constraints import batch_shards, constrain, reduce_scatter_sum
 from jaxformer.types import Array
 
 # Logits that exist at once when the caller does not say: 2**25 float32, 128 MiB.
@@ -93,8 +93,9 @@ def token_loss(
       hidden: [B, T, D].
       table: [V, D].
       targets: [B, T] int.
-      weights: [B, T] float; 0 leaves a position out. Only `hidden`, `table` and `bias` receive gradients, from
-        `total` alone; in forward mode too the metrics' tangents are 0, and changes of the weights count for nothing.
+      weights: [B, T] float; 0 leaves a position out, whose hidden state must be finite all the same. Only `hidden`,
+        `table` and `bias` receive gradients, from `total` alone; in forward mode too the metrics' tangents are 0, and
+        changes of the weights count for nothing.
       bias: [V] or None.
       label_smoothing, z_loss: as in `cross_entropy`.
       chunk_tokens: tokens whose logits exist at once, rounded to whole columns of B; None: chosen from V.
@@ -110,7 +111,7 @@ def token_loss(
     batch, positions, _ = hidden.shape
     weights = weights.astype(jnp.promote_types(hidden.dtype, jnp.float32))
     if chunk_tokens is None:  # as many on every device
-        chunk_tokens = max(MIN_POSITIONS * batch, row_shards(batch) * (CHUNK_LOGITS // table.shape[0]))
+        chunk_tokens = max(MIN_POSITIONS * batch, batch_shards(batch) * (CHUNK_LOGITS // table.shape[0]))
     per_chunk = max(1, min(positions, chunk_tokens // batch))
     chunks = math.ceil(positions / per_chunk)
     per_chunk = math.ceil(positions / chunks)
@@ -174,7 +175,7 @@ def block_loss(hidden_ND, compute_VD, bias_V, targets_Bt, weights_Bt, label_smoo
     accumulate, batch = weights_Bt.dtype, len(targets_Bt)
     targets_N, weights_N = targets_Bt.reshape(-1), weights_Bt.reshape(-1)
     logits_NV = times_transpose(hidden_ND, compute_VD, accumulate) + bias_V[None, :]
-    logits_NV = pin(logits_NV, "rows", "vocab")
+    logits_NV = constrain(logits_NV, "rows", "vocab")
 
     def weighted(logits_NV):
         loss_N, nll_N = cross_entropy(logits_NV, targets_N, label_smoothing, z_loss)
@@ -205,7 +206,7 @@ def table_gradient(g_NV: Array, hidden_ND: Array, dtype, parts: int = 1) -> Arra
     if parts == 1:
         return transposed_product(g_NV, hidden_ND, dtype)
     g, hidden = (x.reshape(parts, -1, x.shape[-1]) for x in (g_NV, hidden_ND))
-    return pin(jnp.einsum("RNV,RND->RVD", g, hidden, preferred_element_type=dtype), "rows", "vocab", None)
+    return constrain(jnp.einsum("RNV,RND->RVD", g, hidden, preferred_element_type=dtype), "rows", "vocab", None)
 
 
 def _visit(hidden_BTD, table_VD, bias_V, targets_BT, weights_BT, options, *, gradients):
@@ -214,8 +215,8 @@ def _visit(hidden_BTD, table_VD, bias_V, targets_BT, weights_BT, options, *, gra
     batch, _, width = hidden_BTD.shape
     accumulate = weights_BT.dtype
     # Whole along D before the blocks, or every one of them would gather it.
-    compute_VD = pin(table_VD.astype(hidden_BTD.dtype), "vocab", None)
-    parts = row_shards(batch)
+    compute_VD = constrain(table_VD.astype(hidden_BTD.dtype), "vocab", None)
+    parts = batch_shards(batch)
 
     def chunk(carry, part):
         hidden_BtD, targets_Bt, weights_Bt = part
@@ -242,7 +243,7 @@ def _visit(hidden_BTD, table_VD, bias_V, targets_BT, weights_BT, options, *, gra
     if gradients:
         table_sum = jnp.zeros(table_VD.shape, accumulate)
         if parts > 1:
-            table_sum = pin(jnp.zeros((parts, *table_VD.shape), accumulate), "rows", "vocab", None)
+            table_sum = constrain(jnp.zeros((parts, *table_VD.shape), accumulate), "rows", "vocab", None)
         carry = (*carry, table_sum, jnp.zeros(bias_V.shape, accumulate))
     whole = (hidden_BTD, targets_BT, weights_BT)
     if chunks == 1:
@@ -254,5 +255,5 @@ def _visit(hidden_BTD, table_VD, bias_V, targets_BT, weights_BT, options, *, gra
         return carry, None
     if chunks > 1:
         d_hidden = jnp.moveaxis(d_hidden, 0, 1).reshape(hidden_BTD.shape)
-    d_table = sum_parts(carry[2], "vocab", "embed") if parts > 1 else carry[2]
+    d_table = reduce_scatter_sum(carry[2], "vocab", "embed") if parts > 1 else carry[2]
     return carry[:2], (d_hidden, d_table.astype(table_VD.dtype), carry[3].astype(bias_V.dtype))

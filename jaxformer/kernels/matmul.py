@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer.kernels import derivatives
-from jaxformer.kernels.again import again
-from jaxformer.layout import mesh_axes
+from jaxformer.kernels.rematerialize import rematerialize
+from jaxformer.parallel.constraints import mesh_axes
 from jaxformer.types import Array
 
 _FEW_ROWS = 64
@@ -137,7 +137,7 @@ def _weight_again(w: Array, g: Array) -> Array:
     """`w` in the dtype of `g`, cut out of a stack of layers and cast again rather than kept; not over several devices,
     which would have to be sent the number of `g` on which that depends."""
     w = w.astype(g.dtype)
-    return w if mesh_axes() else again(w, g[:1, :1])
+    return w if mesh_axes() else rematerialize(w, g[:1, :1])
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -166,7 +166,7 @@ def _matmul_of_forward(function, inputs, w):
 def _matmul_of_backward(function, saved, g):
     inputs, w = saved
     d_hidden = times_transpose(g, _weight_again(w, g), g.dtype).reshape(inputs[0].shape)
-    hidden, pull = jax.vjp(function, *(again(x, d_hidden) for x in inputs))
+    hidden, pull = jax.vjp(function, *(rematerialize(x, d_hidden) for x in inputs))
     return pull(d_hidden), transposed_product(_flat(hidden), g, w.dtype)
 
 

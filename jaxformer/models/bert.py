@@ -5,8 +5,7 @@ any other arrangement a `ModelConfig` can say works as well.
 
 >>> import jax
 >>> from jaxformer.specs import init_params
->>> cfg = ModelConfig(family="bert", block="post_norm", num_layers=2, width=32, num_heads=4, context_length=16,
-...                   vocab_size=64)
+>>> cfg = ModelConfig(family="bert", block="post_norm", num_layers=2, width=32, context_length=16, vocab_size=64)
 >>> params = init_params(specs(cfg), jax.random.key(0))
 >>> apply(params, jnp.zeros((1, 16), int), cfg).shape
 (1, 16, 64)
@@ -17,14 +16,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxformer.config import LossConfig, ModelConfig
+from jaxformer.config import Execution, LossConfig, ModelConfig
 from jaxformer.functional import layers
-from jaxformer.functional.block import block_specs, norm, norm_specs, rotation, stack, weight_init
+from jaxformer.functional.block import AS_USUAL, block_specs, rotation, stack
+from jaxformer.functional.layer import norm, norm_specs, weight_init
 from jaxformer.functional.losses import cross_entropy
-from jaxformer.functional.selected import selected_loss
+from jaxformer.functional.masked_loss import masked_token_loss
 from jaxformer.models import embedding
 from jaxformer.models.gpt import loss_options, token_metrics
-from jaxformer.parts import Cut
+from jaxformer.parallel.context import SequenceSharding
 from jaxformer.specs import ParamSpec, stack_specs, zeros
 from jaxformer.types import Array, Batch, Params, Sums
 
@@ -64,13 +64,13 @@ def specs(cfg: ModelConfig) -> dict[str, Any]:
 def hidden(params: Params, tokens: Array, cfg: ModelConfig, **fields) -> Array:
     """The last hidden states.
 
-    Arguments as in `in_parts`. Returns [B, T, D] in the compute dtype.
+    Arguments as in `hidden_sharded`. Returns [B, T, D] in the compute dtype.
     """
-    x, cut = in_parts(params, tokens, cfg, **fields)
-    return cut.unfold(x)
+    x, cut = hidden_sharded(params, tokens, cfg, **fields)
+    return cut.unshard(x)
 
 
-def in_parts(
+def hidden_sharded(
     params: Params,
     tokens: Array,
     cfg: ModelConfig,
@@ -79,7 +79,8 @@ def in_parts(
     segments: Array | None = None,
     token_types: Array | None = None,
     rng: Array | None = None,
-) -> tuple[Array, Cut]:
+    execution: Execution = AS_USUAL,
+) -> tuple[Array, SequenceSharding]:
     """`hidden`, with rows cut into parts as the mesh in use cuts them.
 
     Args:
@@ -90,17 +91,19 @@ def in_parts(
       segments: [B, T] int, document of each token (padding a number of its own); None: one document per row.
       token_types: [B, T] int, sentence A or B; None: all 0.
       rng: dropout; None: nothing is dropped.
+      execution: how it is computed, not what.
 
     Returns:
       [parts * B, T / parts, D] in the compute dtype, and the cut; [B, T, D] where the mesh has no context axis.
     """
-    cut, mask, tokens, positions = embedding.cut_rows(tokens, positions, segments, cfg)
+    cut, mask, tokens, positions = embedding.shard_rows(tokens, positions, segments, cfg)
     rngs = (None, None) if rng is None else jax.random.split(rng)
-    x = embedding.embed(params["embedding"], tokens, positions, cfg, None, cut.fold(token_types))
+    x = embedding.embed(params["embedding"], tokens, positions, cfg, None, cut.shard(token_types))
     # Devlin et al. drop after the norm, so the embedding's own dropout stays off.
     x = layers.dropout(norm(params["embedding_norm"], x, cfg), cfg.dropout, rngs[0])
     bias = embedding.score_bias(params["embedding"], cfg, mask)
-    x, _ = stack(params["blocks"], x, cfg, mask, rotate=rotation(cfg, positions), bias=bias, rng=rngs[1])
+    rotate = rotation(cfg, positions)
+    x, _ = stack(params["blocks"], x, cfg, mask, rotate=rotate, bias=bias, rng=rngs[1], execution=execution)
     return (norm(params["final_norm"], x, cfg) if "final_norm" in params else x), cut
 
 
@@ -131,13 +134,18 @@ def next_sentence_logits(params: Params, x: Array) -> Array:
 
 
 def loss(
-    params: Params, batch: Batch, cfg: ModelConfig, loss_cfg: LossConfig, rng: Array | None = None
+    params: Params,
+    batch: Batch,
+    cfg: ModelConfig,
+    loss_cfg: LossConfig,
+    rng: Array | None = None,
+    execution: Execution = AS_USUAL,
 ) -> tuple[Sums, Sums]:
     """(objective, metrics) of a batch; see `types.Model`. With next-sentence labels their loss is a second term.
 
-    The masked-token head runs on the selected positions (weight > 0) and few others, see `selected_loss`.
+    The masked-token head runs on the selected positions (weight > 0) and few others, see `masked_token_loss`.
     """
-    x, cut = in_parts(
+    x, cut = hidden_sharded(
         params,
         batch.tokens,
         cfg,
@@ -145,13 +153,14 @@ def loss(
         segments=batch.segments,
         token_types=batch.token_types,
         rng=rng,
+        execution=execution,
     )
     head = params["head"]
-    out = selected_loss(
+    out = masked_token_loss(
         x,
         output_table(params),
-        cut.fold(batch.targets),
-        cut.fold(batch.weights),
+        cut.shard(batch.targets),
+        cut.shard(batch.weights),
         head["bias"],
         transform=lambda p, x_ND: transform({"head": p}, x_ND, cfg),
         transform_params={name: head[name] for name in ("w", "b", "norm")},

@@ -7,13 +7,14 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from jaxformer import masks, parts
-from jaxformer.config import ModelConfig
+from jaxformer import masks
+from jaxformer.config import T5, Alibi, Learned, ModelConfig, Sinusoidal
 from jaxformer.functional import layers
 from jaxformer.functional import positions as pos
-from jaxformer.functional.lookup import look_up
-from jaxformer.kernels.xla import Bias
-from jaxformer.layout import pin
+from jaxformer.functional.embedding_lookup import look_up
+from jaxformer.kernels.attention.xla import Bias
+from jaxformer.parallel import context
+from jaxformer.parallel.constraints import constrain
 from jaxformer.specs import Initializer, ParamSpec, normal
 from jaxformer.types import Array, Params
 
@@ -39,10 +40,10 @@ def table_init(cfg: ModelConfig) -> Initializer:
 def specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
     """Parameters of the embedding: `tokens`, and `positions`, `types`, `t5` where the config has them."""
     tree = {"tokens": ParamSpec((vocab(cfg), cfg.width), ("vocab", "embed"), table_init(cfg))}
-    if cfg.positions == "learned":
+    if isinstance(cfg.positions, Learned):
         tree["positions"] = ParamSpec((cfg.context_length, cfg.width), ("positions", "embed"), table_init(cfg))
-    if cfg.positions == "t5":
-        tree["t5"] = ParamSpec((T5_BUCKETS, cfg.num_heads), ("positions", "heads"), normal(cfg.width**-0.5))
+    if isinstance(cfg.positions, T5):
+        tree["t5"] = ParamSpec((T5_BUCKETS, cfg.attention.num_heads), ("positions", "heads"), normal(cfg.width**-0.5))
     if cfg.token_types:
         tree["types"] = ParamSpec((cfg.token_types, cfg.width), ("types", "embed"), table_init(cfg))
     return tree
@@ -70,24 +71,24 @@ def embed(
       [B, T, D] in the compute dtype.
     """
     x = look_up(tokens, params["tokens"], "vocab")
-    if cfg.positions == "learned":
+    if isinstance(cfg.positions, Learned):
         x = x + _learned(params["positions"], positions, x)
-    elif cfg.positions == "sinusoidal":
+    elif isinstance(cfg.positions, Sinusoidal):
         # Source: Vaswani et al. 2017, section 3.4: the table is scaled up so that positions do not drown it.
         x = x * math.sqrt(cfg.width) + jnp.broadcast_to(pos.sinusoidal(positions, cfg.width), x.shape)
     if cfg.token_types:
         x = x + look_up(jnp.zeros_like(tokens) if types is None else types, params["types"], "types")
     # Every device looks up its part of the width for the rows of its group, then rows and widths change places.
-    x = pin(x.astype(cfg.dtype), "looked_up_rows", None, "looked_up_width")
-    return layers.dropout(pin(x, "rows", None, None), cfg.dropout, rng)
+    x = constrain(x.astype(cfg.dtype), "looked_up_rows", None, "looked_up_width")
+    return layers.dropout(constrain(x, "rows", None, None), cfg.dropout, rng)
 
 
 def _learned(table: Array, positions: Array, x: Array) -> Array:
     """The learned positions of `x`, [B, T, D], laid out like it."""
     if positions.ndim == 2:
         return look_up(positions, table, "positions")
-    of_a_row = pin(pos.learned(table, positions), None, "looked_up_width")
-    return pin(jnp.broadcast_to(of_a_row, x.shape), "looked_up_rows", None, "looked_up_width")
+    of_a_row = constrain(pos.learned(table, positions), None, "looked_up_width")
+    return constrain(jnp.broadcast_to(of_a_row, x.shape), "looked_up_rows", None, "looked_up_width")
 
 
 def row_positions(tokens: Array, cfg: ModelConfig) -> Array:
@@ -97,14 +98,14 @@ def row_positions(tokens: Array, cfg: ModelConfig) -> Array:
       ValueError: the row is longer than a learned table reaches.
     """
     length = tokens.shape[1]
-    if cfg.positions == "learned" and length > cfg.context_length:
+    if isinstance(cfg.positions, Learned) and length > cfg.context_length:
         raise ValueError(f"{length} tokens are more than the {cfg.context_length} positions of model.context_length")
     return jnp.arange(length)
 
 
-def cut_rows(
+def shard_rows(
     tokens: Array, positions: Array | None, segments: Array | None, cfg: ModelConfig
-) -> tuple[parts.Cut, masks.Mask, Array, Array]:
+) -> tuple[context.SequenceSharding, masks.Mask, Array, Array]:
     """Rows as the mesh in use cuts them, and who sees whom.
 
     Args:
@@ -117,9 +118,11 @@ def cut_rows(
       if they were None and rows are not cut).
     """
     # A causal window is about the same work in every part, and a plain order is what lets the round end early.
-    cut = parts.cut(tokens.shape[1], zigzag=cfg.causal and cfg.window is None)
+    cut = context.sequence_sharding(tokens.shape[1], zigzag=cfg.causal and cfg.attention.window is None)
     index = None if cut.order is None else jnp.asarray(cut.order)
-    mask = masks.Mask(causal=cfg.causal, window=cfg.window, query_index=index, key_index=index, parts=cut.parts)
+    mask = masks.Mask(
+        causal=cfg.causal, window=cfg.attention.window, query_index=index, key_index=index, parts=cut.parts
+    )
     if segments is not None:
         mask = mask & masks.segments(cut.arrange(segments))
     if positions is None:
@@ -127,7 +130,7 @@ def cut_rows(
         if cut.parts == 1:
             return cut, mask, tokens, positions
         positions = jnp.broadcast_to(positions, tokens.shape)
-    return cut, mask, cut.fold(tokens), cut.fold(positions)
+    return cut, mask, cut.shard(tokens), cut.shard(positions)
 
 
 def score_bias(params: Params, cfg: ModelConfig, mask: masks.Mask | None = None) -> Bias | None:
@@ -136,9 +139,9 @@ def score_bias(params: Params, cfg: ModelConfig, mask: masks.Mask | None = None)
     `mask` gives the indices in the row where the tokens do not stand as in the row: rows in parts, or a decoder's
     cache, for which the bias is an array.
     """
-    if cfg.positions == "alibi":
-        bias = Partial(functools.partial(pos.alibi, num_heads=cfg.num_heads))
-    elif cfg.positions == "t5":
+    if isinstance(cfg.positions, Alibi):
+        bias = Partial(functools.partial(pos.alibi, num_heads=cfg.attention.num_heads))
+    elif isinstance(cfg.positions, T5):
         bias = Partial(functools.partial(_t5_bias, not cfg.causal), params["t5"])
     else:
         return None

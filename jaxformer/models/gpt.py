@@ -2,7 +2,7 @@
 
 >>> import jax
 >>> from jaxformer.specs import init_params
->>> cfg = ModelConfig(num_layers=2, width=32, num_heads=4, context_length=16, vocab_size=64)
+>>> cfg = ModelConfig(num_layers=2, width=32, context_length=16, vocab_size=64)
 >>> params = init_params(specs(cfg), jax.random.key(0))
 >>> apply(params, jnp.zeros((1, 16), int), cfg).shape
 (1, 16, 64)
@@ -14,12 +14,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer import masks
-from jaxformer.config import LossConfig, ModelConfig
+from jaxformer.config import Execution, LossConfig, ModelConfig
 from jaxformer.functional import layers
-from jaxformer.functional.block import Memory, block_specs, norm, norm_specs, rotation, stack
+from jaxformer.functional.block import AS_USUAL, LayerCache, block_specs, rotation, stack
+from jaxformer.functional.layer import norm, norm_specs
 from jaxformer.functional.losses import TokenLoss, token_loss
 from jaxformer.models import embedding
-from jaxformer.parts import Cut
+from jaxformer.parallel.context import SequenceSharding
 from jaxformer.specs import ParamSpec, stack_specs
 from jaxformer.types import Array, Batch, Params, Sums
 
@@ -41,13 +42,13 @@ def specs(cfg: ModelConfig) -> dict[str, Any]:
 def hidden(params: Params, tokens: Array, cfg: ModelConfig, **fields) -> Array:
     """The last hidden states, after the final norm.
 
-    Arguments as in `in_parts`. Returns [B, T, D] in the compute dtype.
+    Arguments as in `hidden_sharded`. Returns [B, T, D] in the compute dtype.
     """
-    x, cut = in_parts(params, tokens, cfg, **fields)
-    return cut.unfold(x)
+    x, cut = hidden_sharded(params, tokens, cfg, **fields)
+    return cut.unshard(x)
 
 
-def in_parts(
+def hidden_sharded(
     params: Params,
     tokens: Array,
     cfg: ModelConfig,
@@ -55,7 +56,8 @@ def in_parts(
     positions: Array | None = None,
     segments: Array | None = None,
     rng: Array | None = None,
-) -> tuple[Array, Cut]:
+    execution: Execution = AS_USUAL,
+) -> tuple[Array, SequenceSharding]:
     """`hidden`, with rows cut into parts as the mesh in use cuts them.
 
     Args:
@@ -65,15 +67,17 @@ def in_parts(
       positions: [B, T] int, position in the document; None: 0, 1, 2, ...
       segments: [B, T] int, document of each token; None: one document per row.
       rng: dropout; None: nothing is dropped.
+      execution: how it is computed, not what.
 
     Returns:
       [parts * B, T / parts, D] in the compute dtype, and the cut; [B, T, D] where the mesh has no context axis.
     """
-    cut, mask, tokens, positions = embedding.cut_rows(tokens, positions, segments, cfg)
+    cut, mask, tokens, positions = embedding.shard_rows(tokens, positions, segments, cfg)
     rngs = (None, None) if rng is None else jax.random.split(rng)
     x = embedding.embed(params["embedding"], tokens, positions, cfg, rngs[0])
     bias = embedding.score_bias(params["embedding"], cfg, mask)
-    x, _ = stack(params["blocks"], x, cfg, mask, rotate=rotation(cfg, positions), bias=bias, rng=rngs[1])
+    rotate = rotation(cfg, positions)
+    x, _ = stack(params["blocks"], x, cfg, mask, rotate=rotate, bias=bias, rng=rngs[1], execution=execution)
     return (norm(params["final_norm"], x, cfg) if "final_norm" in params else x), cut
 
 
@@ -85,18 +89,25 @@ def output_table(params: Params) -> Array:
 def apply(params: Params, tokens: Array, cfg: ModelConfig, **fields) -> Array:
     """Logits of the next token, [B, T, V] float32. Arguments as in `hidden`.
 
-    `jax.jvp` and `jax.hessian` go through this and through `loss`, with `cfg.attention` "xla" or "chunked": the kernels
-    that "auto" takes on TPUs and GPUs have `jax.grad` alone.
+    `jax.jvp` and `jax.hessian` go through this and through `loss`, with `execution.attention` "xla" or "chunked": the
+    kernels that "auto" takes on TPUs and GPUs have `jax.grad` alone.
     """
     return layers.unembed(hidden(params, tokens, cfg, **fields), output_table(params))
 
 
 def loss(
-    params: Params, batch: Batch, cfg: ModelConfig, loss_cfg: LossConfig, rng: Array | None = None
+    params: Params,
+    batch: Batch,
+    cfg: ModelConfig,
+    loss_cfg: LossConfig,
+    rng: Array | None = None,
+    execution: Execution = AS_USUAL,
 ) -> tuple[Sums, Sums]:
     """(objective, metrics) of a batch; see `types.Model`."""
-    x, cut = in_parts(params, batch.tokens, cfg, positions=batch.positions, segments=batch.segments, rng=rng)
-    targets, weights = cut.fold(batch.targets), cut.fold(batch.weights)
+    x, cut = hidden_sharded(
+        params, batch.tokens, cfg, positions=batch.positions, segments=batch.segments, rng=rng, execution=execution
+    )
+    targets, weights = cut.shard(batch.targets), cut.shard(batch.weights)
     out = token_loss(x, output_table(params), targets, weights, **loss_options(loss_cfg))
     return {"loss": (out.total, out.weight)}, token_metrics(out, cut)
 
@@ -106,9 +117,9 @@ def loss_options(cfg: LossConfig) -> dict[str, Any]:
     return {"label_smoothing": cfg.label_smoothing, "z_loss": cfg.z_loss, "chunk_tokens": cfg.chunk_tokens}
 
 
-def token_metrics(out: TokenLoss, cut: Cut) -> Sums:
+def token_metrics(out: TokenLoss, cut: SequenceSharding) -> Sums:
     """Per-row sums of negative log-likelihood and accuracy."""
-    nll, correct, weight = (cut.add_rows(x) for x in (out.nll_rows, out.correct_rows, out.weight_rows))
+    nll, correct, weight = (cut.sum_shards(x) for x in (out.nll_rows, out.correct_rows, out.weight_rows))
     return {"loss": (nll, weight), "accuracy": (correct, weight)}
 
 
@@ -118,21 +129,21 @@ def weights(batch: Batch) -> dict[str, Array]:
 
 
 def step(
-    params: Params, tokens: Array, cfg: ModelConfig, memory: list[Memory], mask: masks.Mask, positions: Array
-) -> tuple[Array, list[Memory]]:
-    """Hidden states of some more tokens, given the memory of those before; what `decoding` is made of.
+    params: Params, tokens: Array, cfg: ModelConfig, cache: list[LayerCache], mask: masks.Mask, positions: Array
+) -> tuple[Array, list[LayerCache]]:
+    """Hidden states of some more tokens, given the cache of those before; what `decoding` is made of.
 
     Args:
       params, cfg: the model; params["blocks"] stacked or a list (see `stack`).
       tokens: [B, T] int, the new tokens.
-      memory: one for each layer; empty ones if nothing came before.
-      mask: over [T, S], S the slots of the memory (T if empty).
+      cache: one for each layer; empty ones if nothing came before.
+      mask: over [T, S], S the slots of the cache (T if empty).
       positions: [T] or [B, T] int, of the new tokens.
 
     Returns:
-      [B, T, D] hidden states after the final norm, and the memory with the new tokens in it.
+      [B, T, D] hidden states after the final norm, and the cache with the new tokens in it.
     """
     x = embedding.embed(params["embedding"], tokens, positions, cfg, None)
     bias = embedding.score_bias(params["embedding"], cfg, mask)
-    x, memory = stack(params["blocks"], x, cfg, mask, rotate=rotation(cfg, positions), bias=bias, memory=memory)
-    return (norm(params["final_norm"], x, cfg) if "final_norm" in params else x), memory
+    x, cache = stack(params["blocks"], x, cfg, mask, rotate=rotation(cfg, positions), bias=bias, cache=cache)
+    return (norm(params["final_norm"], x, cfg) if "final_norm" in params else x), cache

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from jaxformer.config import Config, ConfigError
-from jaxformer.layout import ACTIVATION_RULES
-from jaxformer.plan.report import Plan, make_plan
-from jaxformer.plan.table import size, verdict
+from jaxformer.config import Config
+from jaxformer.errors import ConfigError
+from jaxformer.parallel.constraints import ACTIVATION_RULES
+from jaxformer.plan.measures import Plan, make_plan
+from jaxformer.plan.summary import size, verdict
 from jaxformer.plan.topology import Topology
 
 REMAT: tuple[Literal["none", "dots", "full"], ...] = ("none", "dots", "full")
@@ -30,21 +31,24 @@ def candidates(config: Config, topology: Topology) -> list[Config]:
     >>> from jaxformer.config import from_mapping
     >>> from jaxformer.plan.topology import parse
     >>> chip, shape = parse("h100:2x8")
-    >>> found = candidates(from_mapping({"train": {"batch_rows": 16}}), Topology("h100:2x8", chip, shape, (0,) * 16))
+    >>> config = from_mapping({"train": {"global_batch_size": 16}})
+    >>> found = candidates(config, Topology("h100:2x8", chip, shape, (0,) * 16))
     >>> [(c.mesh.data, c.mesh.fsdp, c.mesh.tensor) for c in found][:3]
     [(1, 16, 1), (2, 8, 1), (16, 1, 1)]
     """
     context = config.mesh.context or 1
     devices = len(topology.devices) // context
     most = min(topology.per_node, 16)
+    heads, hidden = config.model.attention.kv_heads, config.model.feed_forward.hidden_width(config.model.width)
+    parts = config.execution.gradient_accumulation_steps
     found = []
     for tensor in (1, 2, 4, 8, 16):
-        if tensor > most or devices % tensor or config.model.kv_heads % tensor or config.model.mlp_size % tensor:
+        if tensor > most or devices % tensor or heads % tensor or hidden % tensor:
             continue
         rest = devices // tensor
         inside = max(1, topology.per_node // tensor) if topology.chip.platform == "cuda" else max(1, int(rest**0.5))
         for fsdp in dict.fromkeys((rest, inside, 1)):
-            if rest % fsdp == 0 and config.train.batch_rows % (rest * config.train.micro_batches) == 0:
+            if rest % fsdp == 0 and config.train.global_batch_size % (rest * parts) == 0:
                 mesh = replace(config.mesh, data=rest // fsdp, fsdp=fsdp, tensor=tensor, context=context)
                 found.append(replace(config, mesh=mesh))
     return found
@@ -62,8 +66,8 @@ def search(
     meshes = candidates(config, topology)
     if not meshes:
         raise ConfigError(
-            f"config.train.batch_rows: {config.train.batch_rows} rows divide over no mesh of {topology.name} "
-            f"({' and '.join(ACTIVATION_RULES['batch_rows'])} split them); "
+            f"config.train.global_batch_size: {config.train.global_batch_size} rows divide over no mesh of "
+            f"{topology.name} ({' and '.join(ACTIVATION_RULES['batch_rows'])} split them); "
             f"accepted: multiples of {len(topology.devices)}"
         )
     trials: list[Trial] = []
@@ -71,7 +75,7 @@ def search(
         for remat in reversed(REMAT):
             if len(trials) >= tries:
                 break
-            one = replace(mesh, model=replace(mesh.model, remat=remat))
+            one = replace(mesh, execution=replace(mesh.execution, remat=remat))
             name = f"data {mesh.mesh.data} fsdp {mesh.mesh.fsdp} tensor {mesh.mesh.tensor} remat {remat}"
             try:
                 plan = make_plan(one, topology)

@@ -16,8 +16,8 @@ from typing import Any
 
 import jax
 
-from jaxformer.config import ConfigError
-from jaxformer.fields import shown
+from jaxformer.config.fields import shown
+from jaxformer.errors import ConfigError
 from jaxformer.plan.hardware import CHIPS, Chip
 
 TARGETS = Path(__file__).parent / "targets"

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer.config import ConfigError
+from jaxformer.errors import ConfigError
 
 Floats = np.ndarray
 

@@ -14,7 +14,7 @@ and the column: a number that was guessed is worse than none.
 >>> file.column("params")
 Traceback (most recent call last):
 ...
-jaxformer.config.ConfigError: table.csv: no column 'params'; it has 'Model Size', 'Training FLOP', 'loss'
+jaxformer.errors.ConfigError: table.csv: no column 'params'; it has 'Model Size', 'Training FLOP', 'loss'
 """
 
 import csv
@@ -28,8 +28,8 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxformer.config import ConfigError
-from jaxformer.fields import shown
+from jaxformer.config.fields import shown
+from jaxformer.errors import ConfigError
 
 _MOST_BYTES, _LONGEST_LINE, _MOST_TITLES = 1 << 28, 100_000, 20
 _DELIMITERS = (",", ";", "\t", "|")

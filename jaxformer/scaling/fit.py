@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer.config import ConfigError
+from jaxformer.errors import ConfigError
 from jaxformer.scaling import bootstrap, isoflop, laws, optimum, verdict
 from jaxformer.scaling.law_fit import Settings, drawn_weights, fit_law, fit_power_law, replicated, stuck_exponents
 from jaxformer.scaling.table import Table

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer.config import ConfigError
+from jaxformer.errors import ConfigError
 from jaxformer.scaling import bootstrap
 from jaxformer.scaling.optimum import Price
 from jaxformer.scaling.table import Table

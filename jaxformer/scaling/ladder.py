@@ -21,38 +21,58 @@ would cost most, can take the factor of the size before (`searched_sizes`).
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from jaxformer.config import Config, ConfigError, ModelConfig, from_mapping
-from jaxformer.fields import Section
-from jaxformer.scaling.flops import count_parameters, training_flops
+from jaxformer.config import Config, ModelConfig, from_mapping
+from jaxformer.config.fields import Section
+from jaxformer.errors import ConfigError
+from jaxformer.models.flops import count_parameters, training_flops
 
 __all__ = [
-    "Cell", "LadderConfig", "Run", "StudyConfig", "cells", "from_mapping", "planned", "run_config", "run_name", "runs",
-    "size_model",
+    "Cell", "LadderConfig", "LadderRun", "StudyConfig", "cells", "from_mapping", "planned", "run_config", "run_name",
+    "runs", "size_model",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class LadderConfig(Section, name="ladder", most={"widths": 2**24, "tokens": 2**62}):
-    """Sizes, budgets, learning rates and seeds of a study."""
+    """Sizes, budgets, learning rates and seeds of a study.
 
-    widths: tuple[int, ...] = (64, 96, 128, 192, 256)  # the sizes
-    head_width: int = 32  # heads = width / head_width
-    layer_width: int = 32  # layers = width / layer_width, rounded, at least min_layers
+    Attributes:
+      widths: the sizes.
+      head_width: heads = width / head_width.
+      layer_width: layers = width / layer_width, rounded, at least min_layers.
+      min_layers: of the smallest sizes.
+      budgets: training FLOP: at each, every size that it trains sensibly (iso-FLOP lines).
+      tokens: training tokens: every size is trained for each (fixed-D and fixed-N lines).
+      min_tokens_per_parameter: a budget leaves out sizes that it trains for fewer.
+      max_tokens_per_parameter: or more.
+      min_steps: and those with fewer steps.
+      learning_rates: factors tried around the starting value of each size.
+      learning_rate_exponent: it is optimizer.learning_rate * (widths[0] / width) ** this.
+      learning_rate_extensions: how often a best factor at the edge makes another be tried.
+      searched_sizes: the smallest sizes try rates, larger ones take the factor before; None: all do.
+      seeds: runs at the chosen rate, for error bars.
+      seeded_sizes: the smallest sizes have all the seeds, the others one.
+      max_epochs: a run that reads its text more often is refused.
+    """
+
+    widths: tuple[int, ...] = (64, 96, 128, 192, 256)
+    head_width: int = 32
+    layer_width: int = 32
     min_layers: int = 2
-    budgets: tuple[float, ...] = ()  # training FLOP: at each, every size that it trains sensibly (iso-FLOP lines)
-    tokens: tuple[int, ...] = ()  # training tokens: every size is trained for each (fixed-D and fixed-N lines)
-    min_tokens_per_parameter: float = 2.0  # a budget leaves out sizes that it trains for fewer
-    max_tokens_per_parameter: float = 400.0  # or more
-    min_steps: int = 100  # and those with fewer steps
-    learning_rates: tuple[float, ...] = (0.5, 1.0, 2.0)  # factors tried around the starting value of each size
-    learning_rate_exponent: float = 0.5  # it is optimizer.learning_rate * (widths[0] / width) ** this
-    learning_rate_extensions: int = 2  # how often a best factor at the edge makes another be tried
-    searched_sizes: int | None = None  # the smallest sizes try rates, larger ones take the factor before; None: all do
-    seeds: int = 1  # runs at the chosen rate, for error bars
-    seeded_sizes: int = 2  # the smallest sizes have all the seeds, the others one
-    max_epochs: float = 1.0  # a run that reads its text more often is refused
+    budgets: tuple[float, ...] = ()
+    tokens: tuple[int, ...] = ()
+    min_tokens_per_parameter: float = 2.0
+    max_tokens_per_parameter: float = 400.0
+    min_steps: int = 100
+    learning_rates: tuple[float, ...] = (0.5, 1.0, 2.0)
+    learning_rate_exponent: float = 0.5
+    learning_rate_extensions: int = 2
+    searched_sizes: int | None = None
+    seeds: int = 1
+    seeded_sizes: int = 2
+    max_epochs: float = 1.0
 
     def _check(self):
         for name in ("head_width", "layer_width", "min_layers", "min_steps", "seeds", "searched_sizes"):
@@ -85,7 +105,11 @@ class LadderConfig(Section, name="ladder", most={"widths": 2**24, "tokens": 2**6
 
 @dataclass(frozen=True)
 class StudyConfig(Config):
-    """A run's config, from which every run of the study is derived, and the ladder."""
+    """A run's config, from which every run of the study is derived, and the ladder.
+
+    Attributes:
+      ladder: the sizes, budgets and learning rates of the study.
+    """
 
     ladder: LadderConfig = field(default_factory=lambda: LadderConfig(tokens=(1_000_000,)))
 
@@ -108,7 +132,7 @@ class Cell(NamedTuple):
     budget: float | None
 
 
-class Run(NamedTuple):
+class LadderRun(NamedTuple):
     """A run the ladder asks for.
 
     Attributes:
@@ -128,9 +152,11 @@ class Run(NamedTuple):
 def size_model(model: ModelConfig, width: int, ladder: LadderConfig) -> ModelConfig:
     """The model of a size: `model` with width, layers and heads of the ladder's ratios."""
     layers = max(ladder.min_layers, round(width / ladder.layer_width))
-    return replace(
-        model, width=width, num_layers=layers, num_heads=width // ladder.head_width, head_width=None, mlp_width=None
-    )
+    attention: Any = model.attention
+    feed_forward: Any = model.feed_forward
+    heads = replace(attention, num_heads=width // ladder.head_width, head_width=None)
+    usual = replace(feed_forward, width=None)
+    return replace(model, width=width, num_layers=layers, attention=heads, feed_forward=usual)
 
 
 def cells(study: StudyConfig, available: int | None = None) -> list[Cell]:
@@ -143,7 +169,7 @@ def cells(study: StudyConfig, available: int | None = None) -> list[Cell]:
     Raises:
       ConfigError: a run would read its text more often than ladder.max_epochs, or a budget is for no size.
     """
-    ladder, batch = study.ladder, study.train.batch_rows * study.model.context_length
+    ladder, batch = study.ladder, study.train.global_batch_size * study.model.context_length
     out: list[Cell] = []
     used: set[float] = set()
     for width in ladder.widths:
@@ -179,7 +205,7 @@ def cells(study: StudyConfig, available: int | None = None) -> list[Cell]:
     return out
 
 
-def runs(study: StudyConfig, losses: Mapping[str, float], available: int | None = None) -> list[Run]:
+def runs(study: StudyConfig, losses: Mapping[str, float], available: int | None = None) -> list[LadderRun]:
     """All runs that the ladder asks for, as far as finished ones decide; call again with their losses for the rest.
 
     Args:
@@ -192,7 +218,7 @@ def runs(study: StudyConfig, losses: Mapping[str, float], available: int | None 
     """
     ladder = study.ladder
     grid = cells(study, available)
-    out: list[Run] = []
+    out: list[LadderRun] = []
     chosen, before = None, None
     for place, width in enumerate(ladder.widths):
         mine = [cell for cell in grid if cell.width == width]
@@ -211,7 +237,7 @@ def runs(study: StudyConfig, losses: Mapping[str, float], available: int | None 
             for cell in mine[: middle + 1]:
                 name = run_name(width, cell.steps, rate, study.seed)
                 role = "ladder" if chosen is not None and rate == best[cell] else "learning rate"
-                out.append(Run(name, width, cell.steps, rate, study.seed, role))
+                out.append(LadderRun(name, width, cell.steps, rate, study.seed, role))
         if chosen is None:
             continue
         for extra in range(ladder.seeds if place < ladder.seeded_sizes else 1):
@@ -219,11 +245,11 @@ def runs(study: StudyConfig, losses: Mapping[str, float], available: int | None 
                 rate = best[cell] or chosen
                 name = run_name(width, cell.steps, rate, study.seed + extra)
                 if all(run.name != name for run in out):
-                    out.append(Run(name, width, cell.steps, rate, study.seed + extra, "ladder"))
+                    out.append(LadderRun(name, width, cell.steps, rate, study.seed + extra, "ladder"))
     return out
 
 
-def planned(study: StudyConfig, losses: Mapping[str, float], available: int | None = None) -> list[Run]:
+def planned(study: StudyConfig, losses: Mapping[str, float], available: int | None = None) -> list[LadderRun]:
     """`runs` to the end, as if among learning rates not yet known the starting value came out best."""
     losses = dict(losses)
     while True:
@@ -250,7 +276,7 @@ def run_name(width: int, steps: int, learning_rate: float, seed: int) -> str:
     return f"w{width}-n{steps}-lr{learning_rate:g}-s{seed}"
 
 
-def run_config(study: StudyConfig, run: Run) -> Config:
+def run_config(study: StudyConfig, run: LadderRun) -> Config:
     """The configuration of a run, whole: it is also that of the run alone."""
     kept = {each.name: getattr(study, each.name) for each in fields(Config)}
     kept["model"] = size_model(study.model, run.width, study.ladder)

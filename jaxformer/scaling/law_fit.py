@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxformer.config import ConfigError
+from jaxformer.errors import ConfigError
 from jaxformer.scaling import bootstrap, laws, verdict
 from jaxformer.scaling.profile import Profile, profile_floor
 from jaxformer.scaling.table import LARGEST, Table

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxformer.config import ConfigError
+from jaxformer.errors import ConfigError
 from jaxformer.scaling import forms, solver
 
 Floats = np.ndarray

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer import files
-from jaxformer.config import ConfigError
+from jaxformer.errors import ConfigError
+from jaxformer.storage import files
 
 UNITS = {"N": "parameters N", "D": "training tokens D", "C": "training compute C (FLOP)"}
 _MARKERS = "osD^vPX<>p"

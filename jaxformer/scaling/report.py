@@ -21,9 +21,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxformer import credentials, files
 from jaxformer.scaling import plotting, verdict
 from jaxformer.scaling.fit import CALLED, KAPLANS, LAWS
+from jaxformer.storage import credentials, files
 
 _CAPTIONS = {
     "loss_compute": "Every run's loss against its compute, shaded by size; the line is the law at its best size.",

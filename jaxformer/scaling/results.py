@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer import files
-from jaxformer.config import ConfigError
+from jaxformer.errors import ConfigError
 from jaxformer.scaling import figures, plotting, report, run_figures, verdict
 from jaxformer.scaling.fit import CALLED, LAWS, Settings, Table, fit_table
+from jaxformer.storage import files
 
 Record = Mapping[str, Any]
 # How N and C are counted; the first is the headline.

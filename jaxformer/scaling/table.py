@@ -6,7 +6,7 @@
 >>> Table.of(n=[1e6, -2e6], d=[1e9, 1e9], loss=[3.1, 3.0])
 Traceback (most recent call last):
 ...
-jaxformer.config.ConfigError: table: row 2, N: -2000000.0; accepted: a number above 0
+jaxformer.errors.ConfigError: table: row 2, N: -2000000.0; accepted: a number above 0
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxformer.config import ConfigError
+from jaxformer.errors import ConfigError
 from jaxformer.scaling.csv_reader import Rows
 
 Floats = np.ndarray

@@ -15,14 +15,14 @@ from jaxformer.types import Batch, Params, Sums
 SPLIT = "validation"
 
 
-class Batches(Protocol):
+class TrainBatches(Protocol):
     """Random access to batches: `batches[step]` holds this host's rows as numpy arrays."""
 
     def __getitem__(self, step: int, /) -> Batch:
         """The batch of a step."""
 
 
-class EvalBatches(Batches, Protocol):
+class EvalBatches(TrainBatches, Protocol):
     """A held-out split: as many batches as it takes, rows beyond its end having weight 0."""
 
     def __len__(self) -> int:
@@ -31,15 +31,15 @@ class EvalBatches(Batches, Protocol):
 
 def evaluate(
     evaluate_batch: Callable[[Params, Batch], Sums],
-    place_batch: Callable[[Batch], Batch],
+    device_put_batch: Callable[[Batch], Batch],
     params: Params,
     batches: EvalBatches,
     count: int | None = None,
-) -> dict[str, metrics.Estimate]:
+) -> dict[str, metrics.WeightedMean]:
     """The model's metrics over the first `count` batches (None: all), with standard errors over rows.
 
     Args:
-      evaluate_batch, place_batch: of `step.Steps`, or `step.compile_eval` and `step.place_batch`.
+      evaluate_batch, device_put_batch: of `step.Steps`, or `step.compile_eval` and `step.device_put_batch`.
       params: the parameters.
       batches: the held-out split.
       count: how many batches.
@@ -48,7 +48,7 @@ def evaluate(
     found: list[Sums] = []
 
     def read(index: int) -> Batch:
-        return place_batch(batches[index])
+        return device_put_batch(batches[index])
 
     with ThreadPoolExecutor(1) as reader:
         coming = [reader.submit(read, 0)] if count else []

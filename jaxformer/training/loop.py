@@ -17,19 +17,20 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxformer import agreement
-from jaxformer.allocator import settle_heap
-from jaxformer.config import Config, ConfigError
+from jaxformer.config import Config
+from jaxformer.errors import CheckpointError, ConfigError
+from jaxformer.runtime import coordination
+from jaxformer.runtime.host_memory import settle_heap
 from jaxformer.specs import count_params, is_spec
 from jaxformer.training import metrics
-from jaxformer.training.checkpoint import CheckpointError, Checkpoints
-from jaxformer.training.evaluate import SPLIT, Batches, EvalBatches, evaluate, evaluations_before, stops_early
+from jaxformer.training.checkpoint.manager import Checkpoints
+from jaxformer.training.evaluate import SPLIT, EvalBatches, TrainBatches, evaluate, evaluations_before, stops_early
 from jaxformer.training.interrupt import StopSignal
 from jaxformer.training.optim import make_optimizer
 from jaxformer.training.progress import Progress
-from jaxformer.training.report import Reporter
+from jaxformer.training.reporter import Reporter
 from jaxformer.training.state import TrainState, averaged
-from jaxformer.training.step import StepMetrics, Steps, compile_ahead, compile_steps
+from jaxformer.training.step import CompiledSteps, StepMetrics, compile_ahead, compile_steps
 from jaxformer.types import Batch, Model
 
 
@@ -56,18 +57,18 @@ def next_boundary(step: int, config: Config) -> int:
     """Where the chunk that begins after `step` updates ends.
 
     >>> from jaxformer.config import from_mapping
-    >>> config = from_mapping({"train": {"steps": 25, "steps_per_dispatch": 10, "eval_every_steps": 12},
+    >>> config = from_mapping({"train": {"steps": 25, "eval_every_steps": 12}, "execution": {"steps_per_dispatch": 10},
     ...                        "optimizer": {"warmup_steps": 0}})
     >>> [next_boundary(step, config) for step in (0, 10, 11, 12, 20, 24)]
     [10, 12, 12, 20, 24, 25]
     """
-    periods = [config.train.steps_per_dispatch, config.train.eval_every_steps, config.checkpoint.save_every_steps]
+    periods = [config.execution.steps_per_dispatch, config.train.eval_every_steps, config.checkpoint.save_every_steps]
     return min(config.train.steps, *(step - step % period + period for period in periods if period is not None))
 
 
 def train(
     model: Model,
-    batches: Batches,
+    batches: TrainBatches,
     eval_batches: EvalBatches,
     config: Config,
     *,
@@ -82,7 +83,7 @@ def train(
     log: Callable[[str], None] = print,
     bar: bool | None = None,
 ) -> Result:
-    """Trains `model` to `config.train.steps`, going on from the newest sound checkpoint in `workdir` if there is one.
+    """Trains `model` to `config.train.steps`, going on from the newest valid checkpoint in `workdir` if there is one.
 
     Writes `workdir`/records.jsonl and `workdir`/checkpoints/; the caller has made sure that the directory belongs to
     this configuration.
@@ -90,7 +91,7 @@ def train(
     Args:
       model: specs, init, loss, weights; its metrics hold "loss", nats per token.
       batches: training batches; batches[step] are this host's rows, see `sharding.host_rows`.
-      eval_batches: the held-out split, in batches of train.batch_rows rows.
+      eval_batches: the held-out split, in batches of train.global_batch_size rows.
       config: train, optimizer, checkpoint, seed and tensorboard are read here.
       workdir: exists.
       mesh: of `sharding.make_mesh`.
@@ -105,7 +106,7 @@ def train(
 
     Raises:
       TrainingDiverged: train.max_bad_steps in a row were not finite.
-      CheckpointError: none is sound, or one cannot be written.
+      CheckpointError: none is valid, or one cannot be written.
       ConfigError: the batch or a parameter does not divide over the mesh, or the held-out split is empty.
     """
     workdir = Path(workdir)
@@ -145,9 +146,9 @@ def train(
             flops_per_token=flops_per_token,
             tensorboard=str(workdir / "tensorboard") if config.tensorboard else None,
         )
-        reporter.tokens_per_step = config.train.batch_rows * batch.tokens.shape[-1]
+        reporter.tokens_per_step = config.train.global_batch_size * batch.tokens.shape[-1]
         stack.callback(reporter.close)
-        watchdog = stack.enter_context(agreement.Watchdog(config.distributed.stall_timeout_seconds))
+        watchdog = stack.enter_context(coordination.Watchdog(config.distributed.stall_timeout_seconds))
         run = _Run(config, steps, batches, eval_batches, checkpoints, reporter, stop, watchdog, bytes_per_token)
         stack.callback(run.feed.shutdown, wait=True, cancel_futures=True)
         if restored is not None:
@@ -157,7 +158,7 @@ def train(
         whose = {"fingerprint": fingerprint} if fingerprint else {}
         reporter.event(step, "started" if restored is None else "resumed", **whose)
         try:
-            status, step, state = run.go(step, state, dict(agreement.of_the_first(losses, "the records")))
+            status, step, state = run.go(step, state, dict(coordination.broadcast_from_0(losses, "the records")))
         except BaseException:
             # What was already being written is worth keeping, and its failure must not hide this one.
             stack.callback(_quietly, lambda: checkpoints.close(failed=True))
@@ -189,13 +190,13 @@ class _Run:
     def __init__(
         self,
         config: Config,
-        steps: Steps,
-        batches: Batches,
+        steps: CompiledSteps,
+        batches: TrainBatches,
         eval_batches: EvalBatches,
         checkpoints: Checkpoints,
         reporter: Reporter,
         stop: StopSignal,
-        watchdog: agreement.Watchdog,
+        watchdog: coordination.Watchdog,
         bytes_per_token: float | None,
     ):
         self.config, self.steps, self.batches, self.eval_batches = config, steps, batches, eval_batches
@@ -269,11 +270,11 @@ class _Run:
         began = time.monotonic()
         rows, count = self.config.train.eval_rows, None
         if rows is not None and not final:
-            count = -(-rows // self.config.train.batch_rows)
+            count = -(-rows // self.config.train.global_batch_size)
 
         def place(batch: Batch) -> Batch:
             self.watchdog.alive()
-            return self.steps.place_batch(batch)
+            return self.steps.device_put_batch(batch)
 
         found = evaluate(self.steps.evaluate, place, averaged(state), self.eval_batches, count)
         values = metrics.evaluation(found, self.bytes_per_token)

@@ -28,7 +28,7 @@ PEAK_FLOPS: tuple[tuple[str, float], ...] = (
 )
 
 
-class Estimate(NamedTuple):
+class WeightedMean(NamedTuple):
     """A mean over a sample of rows.
 
     Attributes:
@@ -44,7 +44,7 @@ class Estimate(NamedTuple):
     rows: int
 
 
-def estimate(sums: Any, weights: Any) -> Estimate:
+def estimate(sums: Any, weights: Any) -> WeightedMean:
     """The ratio estimator sum(l) / sum(w) over rows, and its standard error.
 
     Tokens of one row are alike, so rows are the sampling unit: the variance is
@@ -55,21 +55,21 @@ def estimate(sums: Any, weights: Any) -> Estimate:
       weights: [R], w, each row's weight; rows of weight 0 are padding and do not count.
 
     >>> estimate([1.0, 3.0], [1.0, 1.0])
-    Estimate(mean=2.0, stderr=1.0, weight=2.0, rows=2)
+    WeightedMean(mean=2.0, stderr=1.0, weight=2.0, rows=2)
     """
     sums, weights = np.asarray(sums, np.float64).ravel(), np.asarray(weights, np.float64).ravel()
     sums, weights = sums[weights > 0], weights[weights > 0]
     total, n = float(weights.sum()), len(weights)
     if n == 0:
-        return Estimate(math.nan, math.nan, 0.0, 0)
+        return WeightedMean(math.nan, math.nan, 0.0, 0)
     mean = float(sums.sum()) / total
     if n == 1:
-        return Estimate(mean, math.nan, total, 1)
+        return WeightedMean(mean, math.nan, total, 1)
     squares = float(np.square(sums - mean * weights).sum())
-    return Estimate(mean, math.sqrt(n / (n - 1) * squares) / total, total, n)
+    return WeightedMean(mean, math.sqrt(n / (n - 1) * squares) / total, total, n)
 
 
-def collect(batches: Iterable[Mapping[str, tuple[Any, Any]]]) -> dict[str, Estimate]:
+def collect(batches: Iterable[Mapping[str, tuple[Any, Any]]]) -> dict[str, WeightedMean]:
     """The estimates of an evaluation, from the per-row Sums of its batches."""
     rows: dict[str, list[tuple[Any, Any]]] = {}
     for sums in batches:
@@ -81,7 +81,7 @@ def collect(batches: Iterable[Mapping[str, tuple[Any, Any]]]) -> dict[str, Estim
     }
 
 
-def evaluation(estimates: Mapping[str, Estimate], bytes_per_token: float | None = None) -> dict[str, float]:
+def evaluation(estimates: Mapping[str, WeightedMean], bytes_per_token: float | None = None) -> dict[str, float]:
     """One flat dict for records and people.
 
     Args:

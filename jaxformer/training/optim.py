@@ -19,7 +19,8 @@ import optax
 import optax.contrib
 from optax.contrib import MuonDimensionNumbers
 
-from jaxformer.config import ConfigError, OptimizerConfig
+from jaxformer.config import OptimizerConfig
+from jaxformer.errors import ConfigError
 from jaxformer.specs import ParamSpec, decay_mask, is_spec
 from jaxformer.types import Array, Params
 
@@ -31,7 +32,7 @@ MUON_RMS = 0.2
 NOT_MATRICES = frozenset({"vocab", "positions", "types"})
 
 
-class Knobs(NamedTuple):
+class TracedHyperparameters(NamedTuple):
     """The numbers of a rule and its schedule, all that may differ between members of one compiled sweep.
 
     Python numbers, or traced scalars: the program is the same for all of them.
@@ -53,7 +54,7 @@ class Knobs(NamedTuple):
     decay_steps: Any
 
     @classmethod
-    def of(cls, cfg: OptimizerConfig, steps: int) -> "Knobs":
+    def of(cls, cfg: OptimizerConfig, steps: int) -> "TracedHyperparameters":
         """Those of a configuration, in a run of `steps`.
 
         Raises:
@@ -69,7 +70,7 @@ class Knobs(NamedTuple):
         return cls(cfg.learning_rate, cfg.final_fraction, cfg.weight_decay, warmup, steps, decay)
 
 
-def make_schedule(cfg: OptimizerConfig, steps: int, knobs: Knobs | None = None) -> Schedule:
+def make_schedule(cfg: OptimizerConfig, steps: int, hyperparameters: TracedHyperparameters | None = None) -> Schedule:
     """The learning rate as a function of the number of updates already made.
 
     Linear warm-up to `learning_rate`, which update number `warmup_steps` (from 0) is the first to use; then
@@ -80,16 +81,21 @@ def make_schedule(cfg: OptimizerConfig, steps: int, knobs: Knobs | None = None) 
       wsd              stays, then falls linearly to the floor over the last `decay_steps`
 
     Args:
-      cfg: the schedule's kind, and its numbers where `knobs` are not given.
+      cfg: the schedule's kind, and its numbers where `hyperparameters` are not given.
       steps: of the run.
-      knobs: its numbers, perhaps traced; `cfg` gives the kind alone and `steps` is not read.
+      hyperparameters: its numbers, perhaps traced; `cfg` gives the kind alone and `steps` is not read.
 
     Raises:
-      ConfigError: as in `Knobs.of`.
+      ConfigError: as in `TracedHyperparameters.of`.
     """
-    knobs = Knobs.of(cfg, steps) if knobs is None else knobs
-    peak, warmup, end, decay = knobs.learning_rate, knobs.warmup_steps, knobs.steps, knobs.decay_steps
-    floor = peak * knobs.final_fraction
+    hyperparameters = TracedHyperparameters.of(cfg, steps) if hyperparameters is None else hyperparameters
+    peak, warmup, end, decay = (
+        hyperparameters.learning_rate,
+        hyperparameters.warmup_steps,
+        hyperparameters.steps,
+        hyperparameters.decay_steps,
+    )
+    floor = peak * hyperparameters.final_fraction
 
     def schedule(step: Array | int) -> Array:
         step = jnp.asarray(step, jnp.float32)
@@ -111,7 +117,7 @@ def make_schedule(cfg: OptimizerConfig, steps: int, knobs: Knobs | None = None) 
 
 
 def make_optimizer(
-    cfg: OptimizerConfig, steps: int, specs: Any, knobs: Knobs | None = None
+    cfg: OptimizerConfig, steps: int, specs: Any, hyperparameters: TracedHyperparameters | None = None
 ) -> optax.GradientTransformationExtraArgs:
     """The update rule over parameters described by `specs`, for a run of `steps`.
 
@@ -120,8 +126,8 @@ def make_optimizer(
       adafactor  factored second moment, which decays as 1 - t**-0.8; beta1 is its momentum, 0 for none
       muon       beta1 is its (Nesterov) momentum; tables, biases and scales take adamw's update
 
-    A leading "layers" axis is a batch of parameters, never a dimension of a matrix. Given `knobs` take the place of
-    those in `cfg`, as in `make_schedule`.
+    A leading "layers" axis is a batch of parameters, never a dimension of a matrix. Given `hyperparameters` take the
+    place of those in `cfg`, as in `make_schedule`.
 
     Raises:
       ConfigError: as in `make_schedule`.
@@ -130,15 +136,15 @@ def make_optimizer(
     """
     rule = {
         "adamw": lambda: scale_by_adam(cfg.beta1, cfg.beta2, cfg.epsilon),
-        "lion": lambda: gated(optax.scale_by_lion(cfg.beta1, cfg.beta2)),
-        "adafactor": lambda: gated(_per_layer(_adafactor(cfg.beta1), specs)),
-        "muon": lambda: gated(_muon(cfg, specs)),
+        "lion": lambda: skip_nonfinite(optax.scale_by_lion(cfg.beta1, cfg.beta2)),
+        "adafactor": lambda: skip_nonfinite(_per_layer(_adafactor(cfg.beta1), specs)),
+        "muon": lambda: skip_nonfinite(_muon(cfg, specs)),
     }[cfg.name]()
-    parts = [optax.scale_by_learning_rate(make_schedule(cfg, steps, knobs))]
-    if cfg.weight_decay or knobs is not None:
-        decay = cfg.weight_decay if knobs is None else knobs.weight_decay
+    parts = [optax.scale_by_learning_rate(make_schedule(cfg, steps, hyperparameters))]
+    if cfg.weight_decay or hyperparameters is not None:
+        decay = cfg.weight_decay if hyperparameters is None else hyperparameters.weight_decay
         parts.insert(0, optax.add_decayed_weights(decay, decay_mask(specs)))
-    rest = gated(optax.chain(*parts))
+    rest = skip_nonfinite(optax.chain(*parts))
 
     def update(grads, state, params=None, *, scale=1.0, finite=True):
         grads, first = rule.update(grads, state[0], params, scale=scale, finite=finite)
@@ -148,13 +154,13 @@ def make_optimizer(
     return optax.GradientTransformationExtraArgs(optax.chain(rule, *parts).init, update)
 
 
-def gated(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+def skip_nonfinite(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """`inner` as `train_step` wants an optimizer: its `update` takes two arguments more.
 
       scale     what the gradients are multiplied by first
       finite    where it is false the state stays as it is
 
-    >>> sgd = gated(optax.trace(0.9))
+    >>> sgd = skip_nonfinite(optax.trace(0.9))
     >>> state = sgd.init(jnp.zeros(2))
     >>> [sgd.update(jnp.ones(2), state, scale=0.5, finite=f)[1].trace.tolist() for f in (True, False)]
     [[0.5, 0.5], [0.0, 0.0]]
@@ -168,7 +174,7 @@ def gated(inner: optax.GradientTransformation) -> optax.GradientTransformationEx
 
 
 def scale_by_adam(beta1: float, beta2: float, epsilon: float) -> optax.GradientTransformationExtraArgs:
-    """optax.scale_by_adam, gated, and on CPU with moments that are updated in place.
+    """optax.scale_by_adam that skips steps which are not finite, and on CPU with moments that are updated in place.
 
     Left to itself XLA's CPU backend computes the moments twice, for the state and for the update, the second time from
     the old ones, of which it therefore keeps a copy. A conditional is a wall to that.

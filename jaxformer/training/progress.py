@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxformer.config import ConfigError
+from jaxformer.errors import ConfigError
 
 PLAIN_SECONDS = 10.0  # between two lines where there is no terminal
 

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 
-from jaxformer.sharding import param_shardings, replicated
+from jaxformer.parallel.mesh import param_shardings, replicated
 from jaxformer.specs import abstract_params
 from jaxformer.types import Model, Params
 

@@ -11,13 +11,13 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from jaxformer.allocator import one_at_a_time
 from jaxformer.config import Config
-from jaxformer.layout import shard_norms
-from jaxformer.sharding import batch_sharding, check_batch, param_shardings, replicated
+from jaxformer.parallel.constraints import sequence_parallel
+from jaxformer.parallel.mesh import batch_sharding, check_batch, param_shardings, replicated
+from jaxformer.runtime.host_memory import one_at_a_time
 from jaxformer.training import state as states
+from jaxformer.training.microbatch import fori_over_batches, split_microbatches
 from jaxformer.training.optim import Schedule, clip, make_schedule
-from jaxformer.training.parts import one_by_one, split_rows
 from jaxformer.training.state import TrainState
 from jaxformer.types import Array, Batch, Model, Params, Sums
 
@@ -78,14 +78,14 @@ def gradients(
         return loss, grads, sums, weights
 
     # Every part takes rows from all over the batch, so that every device keeps the rows it has.
-    parts = jax.tree.map(lambda x: split_rows(x, micro_batches), batch)
+    parts = jax.tree.map(lambda x: split_microbatches(x, micro_batches), batch)
     shapes = jax.eval_shape(value_and_grad, params, jax.tree.map(lambda x: x[0], parts), rng)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), shapes)
 
     def add(index, total, rows):
         return jax.tree.map(jnp.add, total, value_and_grad(params, rows, jax.random.fold_in(rng, index)))
 
-    (loss, sums), grads = one_by_one(add, zeros, parts, micro_batches)
+    (loss, sums), grads = fori_over_batches(add, zeros, parts, micro_batches)
     return loss, grads, sums, weights
 
 
@@ -110,7 +110,7 @@ def train_step(
       state: before the step.
       batch: one batch of rows.
       model: the model.
-      optimizer: of `optim.make_optimizer`, or any other of optax's through `optim.gated`.
+      optimizer: of `optim.make_optimizer`, or any other of optax's through `optim.skip_nonfinite`.
       schedule: the optimizer's, for the report.
       micro_batches: how many parts the batch is seen in.
       clip_norm: largest global gradient norm; None: no clipping.
@@ -177,7 +177,7 @@ def train_steps(state: TrainState, batches: Batch, count: Array, **options) -> t
         state, new = step(state, batch)
         return state, jax.tree.map(lambda m, x: m.at[index].set(x), metrics, new)
 
-    return one_by_one(body, (state, metrics), batches, count)
+    return fori_over_batches(body, (state, metrics), batches, count)
 
 
 def eval_step(params: Params, batch: Batch, *, model: Model) -> Sums:
@@ -191,7 +191,7 @@ def eval_step(params: Params, batch: Batch, *, model: Model) -> Sums:
     return jax.tree.map(lambda x: jnp.atleast_1d(x).astype(jnp.float32), metrics)
 
 
-class Steps(NamedTuple):
+class CompiledSteps(NamedTuple):
     """The compiled functions of one run on one mesh, and how batches get there. Made by `compile_steps`.
 
     Attributes:
@@ -199,7 +199,7 @@ class Steps(NamedTuple):
       train: (state, batches, count) -> (state, StepMetrics [K]); `state` is consumed.
       evaluate: (params, batch) -> Sums per row, whole on every host.
       place_chunk: list of at most K host-local batches -> (batches [K, B, T] on the devices, count).
-      place_batch: one host-local batch -> batch on the devices.
+      device_put_batch: one host-local batch -> batch on the devices.
       abstract_state: shapes and shardings of the state, to restore into.
     """
 
@@ -207,18 +207,20 @@ class Steps(NamedTuple):
     train: Callable[[TrainState, Batch, np.int32], tuple[TrainState, StepMetrics]]
     evaluate: Callable[[Params, Batch], Sums]
     place_chunk: Callable[[list[Batch]], tuple[Batch, np.int32]]
-    place_batch: Callable[[Batch], Batch]
+    device_put_batch: Callable[[Batch], Batch]
     abstract_state: TrainState
 
 
-def compile_steps(model: Model, optimizer: optax.GradientTransformationExtraArgs, mesh: Mesh, cfg: Config) -> Steps:
+def compile_steps(
+    model: Model, optimizer: optax.GradientTransformationExtraArgs, mesh: Mesh, cfg: Config
+) -> CompiledSteps:
     """The run's functions, jitted with shardings on `mesh` and the state donated. Compiles at first use.
 
     Raises:
       ConfigError: the batch does not divide over the devices, or a parameter does not over the mesh.
     """
-    check_batch(cfg.train.batch_rows, cfg.train.micro_batches, mesh)
-    model = laid_out(model, cfg)
+    check_batch(cfg.train.global_batch_size, cfg.execution.gradient_accumulation_steps, mesh)
+    model = with_sequence_parallelism(model, cfg)
     ema = cfg.optimizer.ema_decay is not None
     abstract = states.abstract_state(model, optimizer, mesh, ema=ema)
     shardings = jax.tree.map(lambda x: x.sharding, abstract)
@@ -227,12 +229,12 @@ def compile_steps(model: Model, optimizer: optax.GradientTransformationExtraArgs
         model=model,
         optimizer=optimizer,
         schedule=make_schedule(cfg.optimizer, cfg.train.steps),
-        micro_batches=cfg.train.micro_batches,
+        micro_batches=cfg.execution.gradient_accumulation_steps,
         clip_norm=cfg.optimizer.clip_norm,
         ema_decay=cfg.optimizer.ema_decay,
     )
-    capacity = cfg.train.steps_per_dispatch
-    return Steps(
+    capacity = cfg.execution.steps_per_dispatch
+    return CompiledSteps(
         init=lambda: states.init_state(model, optimizer, cfg.seed, mesh, ema=ema),
         train=jax.jit(
             train,
@@ -242,22 +244,22 @@ def compile_steps(model: Model, optimizer: optax.GradientTransformationExtraArgs
         ),
         evaluate=compile_eval(model, mesh),
         place_chunk=functools.partial(place_chunk, mesh=mesh, capacity=capacity),
-        place_batch=functools.partial(place_batch, mesh=mesh),
+        device_put_batch=functools.partial(device_put_batch, mesh=mesh),
         abstract_state=abstract,
     )
 
 
-def laid_out(model: Model, cfg: Config) -> Model:
+def with_sequence_parallelism(model: Model, cfg: Config) -> Model:
     """`model` with its activations laid out as the config's mesh asks."""
 
     def loss(*args):
-        with shard_norms(cfg.mesh.shard_norms):
+        with sequence_parallel(cfg.mesh.sequence_parallel):
             return model.loss(*args)
 
     return model._replace(loss=loss)
 
 
-def compile_ahead(steps: Steps, mesh: Mesh, batch: Batch, held_out: Batch) -> Steps:
+def compile_ahead(steps: CompiledSteps, mesh: Mesh, batch: Batch, held_out: Batch) -> CompiledSteps:
     """`steps` with its two programs compiled now, at the same time, where jit would do it one by one at first use.
 
     Args:
@@ -273,7 +275,7 @@ def compile_ahead(steps: Steps, mesh: Mesh, batch: Batch, held_out: Batch) -> St
             return program.lower(*args).compile()
 
     with ThreadPoolExecutor(1) as other:
-        evaluate = other.submit(compiled, steps.evaluate, weights, steps.place_batch(held_out))
+        evaluate = other.submit(compiled, steps.evaluate, weights, steps.device_put_batch(held_out))
         train = compiled(steps.train, steps.abstract_state, chunk, np.int32(count))
     return steps._replace(train=one_at_a_time(train), evaluate=evaluate.result())
 
@@ -287,7 +289,7 @@ def compile_eval(model: Model, mesh: Mesh) -> Callable[[Params, Batch], Sums]:
     )
 
 
-def place_batch(batch: Batch, mesh: Mesh) -> Batch:
+def device_put_batch(batch: Batch, mesh: Mesh) -> Batch:
     """This host's rows of a batch (numpy, [B_local, ...], see `sharding.host_rows`) as part of the global batch."""
     where = batch_sharding(mesh)
     return jax.tree.map(lambda x: jax.make_array_from_process_local_data(where, np.asarray(x)), batch)

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
-from jaxformer.config import ConfigError, DataConfig
+from jaxformer.config import DataConfig
 from jaxformer.data.batches import Batches, eval_batches
+from jaxformer.errors import ConfigError
 
 OBJECTIVES = {
     "next_token": DataConfig(),
@@ -85,7 +86,7 @@ def test_a_host_has_its_rows_of_the_whole_batch(make_split, vocabulary, data, ho
     split = make_split(LENGTHS)
 
     def make(own):
-        return Batches(split, vocabulary, data, rows=6, context_length=16, seed=1, own=own)
+        return Batches(split, vocabulary, data, rows=6, context_length=16, seed=1, host_row_indices=own)
 
     whole = make(None)
     shares = [(np.array(own), make(np.array(own))) for own in HOSTS[hosts]]
@@ -217,8 +218,8 @@ def test_rows_that_are_not_there_are_refused(make_split, vocabulary, own):
         lambda **kw: Batches(make_split([99]), vocabulary, DataConfig(), context_length=8, seed=0, **kw),
         lambda **kw: eval_batches(make_split([99]), vocabulary, DataConfig(), context_length=8, **kw),
     ):
-        with pytest.raises(ValueError, match=r"^own: .* from 0 to 5$"):
-            make(rows=6, own=np.array(own))
+        with pytest.raises(ValueError, match=r"^host_row_indices: .* from 0 to 5$"):
+            make(rows=6, host_row_indices=np.array(own))
 
 
 @pytest.mark.parametrize("length", [7, 16, 1000])
@@ -254,7 +255,7 @@ def test_evaluation_is_the_same_for_any_batch_size_and_any_hosts(make_split, voc
         return type(out)(*(None if x is None else x[real] for x in out))
 
     def make(rows, own=None):
-        return eval_batches(split, vocabulary, data, rows=rows, context_length=16, own=own)
+        return eval_batches(split, vocabulary, data, rows=rows, context_length=16, host_row_indices=own)
 
     want = real_rows(list(make(4)))
     assert_same(real_rows(list(make(6))), want)

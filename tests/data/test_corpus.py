@@ -12,9 +12,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jaxformer.config import ConfigError, DataConfig
-from jaxformer.data import cache, corpus, ingest
+from jaxformer.config import DataConfig
+from jaxformer.data import build_cache, corpus, ingest
 from jaxformer.data.corpus import open_corpus
+from jaxformer.errors import ConfigError
 
 TEXT = "".join(f"line {i}: the quick brown fox jumps over the lazy dog\n" for i in range(3000))
 
@@ -41,8 +42,9 @@ def names(tmp_path):
 
 CHILD = """
 import json, os, sys, time
-from jaxformer.config import ConfigError, DataConfig
-from jaxformer.data import cache, corpus, ingest
+from jaxformer.config import DataConfig
+from jaxformer.data import build_cache, corpus, ingest
+from jaxformer.errors import ConfigError
 data = DataConfig(**json.loads(sys.argv[1]))
 build, builds = ingest.build, []
 def counted(data, folder, *rest):
@@ -162,7 +164,7 @@ def test_the_default_folder(data, tmp_path, monkeypatch):
     assert made.directory.parent == tmp_path / "xdg" / "jaxformer"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert cache.default_root() == tmp_path / "home" / ".cache" / "jaxformer"
+    assert build_cache.default_root() == tmp_path / "home" / ".cache" / "jaxformer"
 
 
 @pytest.mark.slow
@@ -184,7 +186,7 @@ def test_two_processes_at_once_work_once(data, tmp_path):
 def test_two_processes_at_once_without_locks_agree(data, tmp_path):
     """Both work; the first to finish wins, and the other takes what it made."""
     together = "while len(list(folder.parent.glob('.building-*'))) < 2: time.sleep(0.01)"
-    processes = [start(data, inside=together, before="cache._lock = lambda *a, **k: False") for _ in range(2)]
+    processes = [start(data, inside=together, before="build_cache._lock = lambda *a, **k: False") for _ in range(2)]
     results = [finish(process) for process in processes]
     assert [builds for _, builds, _ in results] == [1, 1]
     assert len({(fingerprint, total) for fingerprint, _, total in results}) == 1

@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxformer import json_checksum
-from jaxformer.config import ConfigError, DataConfig
-from jaxformer.data import batches, blocks, cache, contents, ingest, text_files
+from jaxformer.config import DataConfig
+from jaxformer.data import batches, build_cache, checked_array, contents, ingest, text_files
 from jaxformer.data.corpus import open_corpus
 from jaxformer.data.sources import Input
+from jaxformer.errors import ConfigError
+from jaxformer.storage import json_checksum
 
 TEXT = "".join(f"line {i}: the quick brown fox jumps over the lazy dog\n" for i in range(3000))
 
@@ -34,8 +35,8 @@ def data(tmp_path):
 @pytest.fixture
 def lazy(monkeypatch):
     """Files are compared block by block, in use, as those of more than 67 MB are."""
-    monkeypatch.setattr(blocks, "AT_ONCE", 0)
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1 << 12)
+    monkeypatch.setattr(checked_array, "AT_ONCE", 0)
+    monkeypatch.setattr(checked_array, "BLOCK_BYTES", 1 << 12)
 
 
 def flip(path: Path, place: int, bit: int = 0) -> None:
@@ -121,11 +122,11 @@ def test_rows_are_the_same_whether_compared_at_once_or_in_use(data, pairs, split
             return made, [found[step] for step in range(6)]
         return made, list(batches.eval_batches(made.validation, made.tokenizer, data, **common))
 
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1 << 12)
+    monkeypatch.setattr(checked_array, "BLOCK_BYTES", 1 << 12)
     _, at_once = rows()
-    monkeypatch.setattr(blocks, "AT_ONCE", 0)
+    monkeypatch.setattr(checked_array, "AT_ONCE", 0)
     made, in_use = rows()
-    assert isinstance(made.train.tokens, blocks.CheckedArray)
+    assert isinstance(made.train.tokens, checked_array.CheckedArray)
     for one, two in zip(at_once, in_use, strict=True):
         for a, b in zip(one, two, strict=True):
             np.testing.assert_array_equal(a, b)
@@ -152,7 +153,7 @@ def test_damage_found_in_use_is_one_line_and_the_next_start_makes_it_again(data,
 def test_damage_found_in_a_cache_that_cannot_be_written(data, lazy, monkeypatch):
     first = open_corpus(data, progress=False)
     flip(first.directory / "train.tokens", 9000)
-    monkeypatch.setattr(cache, "mark_damaged", lambda *_: False)
+    monkeypatch.setattr(build_cache, "mark_damaged", lambda *_: False)
     with pytest.raises(ConfigError, match="remove this folder and start again"):
         np.asarray(open_corpus(data, progress=False).train.tokens)
 
@@ -311,12 +312,12 @@ def test_a_file_that_was_not_hashed_is_not_read(tmp_path):
                                    slice(4000, 10, -3), slice(5, 5), [1, 4000], [[1, 2], [-1, -5000]],
                                    np.arange(5000) % 3 == 0, Ellipsis, []])  # fmt: skip
 def test_indexing_is_numpys(tmp_path, monkeypatch, index):
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1 << 9)
+    monkeypatch.setattr(checked_array, "BLOCK_BYTES", 1 << 9)
     numbers = np.random.default_rng(0).integers(0, 300, 5000).astype("<u2")
-    with blocks.BlockWriter(tmp_path / "x") as file:
+    with checked_array.BlockWriter(tmp_path / "x") as file:
         for part in np.split(numbers, [3, 10, 700, 4000]):
             file.write(part.tobytes())
-    array = blocks.CheckedArray(tmp_path / "x", "<u2", file.sums, most=299, failed=RuntimeError)
+    array = checked_array.CheckedArray(tmp_path / "x", "<u2", file.sums, most=299, failed=RuntimeError)
     index = np.array(index, int) if isinstance(index, list) else index
     np.testing.assert_array_equal(array[index], numbers[index])
     assert type(array[index]) is type(numbers[index])
@@ -325,7 +326,7 @@ def test_indexing_is_numpys(tmp_path, monkeypatch, index):
     with pytest.raises(IndexError):
         array[5000]
     flip(tmp_path / "x", 9000)
-    damaged = blocks.CheckedArray(tmp_path / "x", "<u2", file.sums, most=299, failed=RuntimeError)
+    damaged = checked_array.CheckedArray(tmp_path / "x", "<u2", file.sums, most=299, failed=RuntimeError)
     if np.isin(np.arange(4352, 4608), np.arange(5000)[index]).any():
         with pytest.raises(RuntimeError, match="x is damaged at bytes 8704 to 9215"):
             damaged[index]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxformer.config import DataConfig
-from jaxformer.data import excerpt, tokenizers
+from jaxformer.data import sample_prompt, tokenizers
 from jaxformer.data.corpus import Split, open_corpus
 
 TEXTS = {
@@ -32,7 +32,7 @@ def made(kind, text):
 def test_of_any_text(kind, name):
     text = TEXTS[name]
     split, tokenizer = made(kind, text)
-    prompt, masked = excerpt.prompt(split, tokenizer), excerpt.with_mask(split, tokenizer)
+    prompt, masked = sample_prompt.prompt(split, tokenizer), sample_prompt.with_mask(split, tokenizer)
     for shown in (prompt, masked):
         assert shown.isprintable() and "\ufffd" not in shown and len(shown) <= 86
     assert prompt in text and bool(prompt) == bool(text.strip())
@@ -47,22 +47,22 @@ def test_of_any_text(kind, name):
 
 def test_examples():
     split, tokenizer = made("chars", TEXTS["words"])
-    assert excerpt.prompt(split, tokenizer) == "The quick brown"
-    assert excerpt.with_mask(split, tokenizer) == "The qu[MASK]ck br"
-    assert excerpt.with_mask(split, tokenizer, 1) == "[MASK]"
+    assert sample_prompt.prompt(split, tokenizer) == "The quick brown"
+    assert sample_prompt.with_mask(split, tokenizer) == "The qu[MASK]ck br"
+    assert sample_prompt.with_mask(split, tokenizer, 1) == "[MASK]"
     split, tokenizer = made("bpe", "the quick brown fox")
-    assert excerpt.with_mask(split, tokenizer) == "the quick [MASK] fox"  # the hidden token carries its space
+    assert sample_prompt.with_mask(split, tokenizer) == "the quick [MASK] fox"  # the hidden token carries its space
     split, tokenizer = made("chars", TEXTS["no spaces"])
-    assert excerpt.prompt(split, tokenizer) == "人人生而自由在尊"
+    assert sample_prompt.prompt(split, tokenizer) == "人人生而自由在尊"
     split, tokenizer = made("bytes", "")
-    assert (excerpt.prompt(split, tokenizer), excerpt.with_mask(split, tokenizer)) == ("", "[MASK]")
+    assert (sample_prompt.prompt(split, tokenizer), sample_prompt.with_mask(split, tokenizer)) == ("", "[MASK]")
 
 
 @pytest.mark.parametrize("source", ["markov", "hierarchy"])
 def test_of_generated_languages(source, tmp_path):
     data = DataConfig(source=source, language_symbols=12, language_tokens=2000, cache_dir=str(tmp_path))
     corpus = open_corpus(data, progress=False)
-    prompt = excerpt.prompt(corpus.validation, corpus.tokenizer)
+    prompt = sample_prompt.prompt(corpus.validation, corpus.tokenizer)
     np.testing.assert_array_equal(corpus.tokenizer.encode(prompt, strict=True), corpus.validation.tokens[1:9])
-    masked = excerpt.with_mask(corpus.validation, corpus.tokenizer)
+    masked = sample_prompt.with_mask(corpus.validation, corpus.tokenizer)
     assert corpus.tokenizer.encode(masked, strict=True, specials=True).tolist().count(corpus.tokenizer.mask_id) == 1

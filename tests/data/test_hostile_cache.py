@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from jaxformer import json_checksum
-from jaxformer.config import ConfigError, DataConfig
-from jaxformer.data import cache, corpus, description
+from jaxformer.config import DataConfig
+from jaxformer.data import build_cache, corpus, metadata
 from jaxformer.data.corpus import open_corpus
+from jaxformer.errors import ConfigError
+from jaxformer.storage import json_checksum
 
 TEXT = "".join(f"line {i}: the quick brown fox jumps over the lazy dog\n" for i in range(300))
 DEEP = "[" * 100_000
@@ -59,10 +60,10 @@ class Shared:
 
     def forge(self, **changes) -> None:
         """Changes meta.json and gives it a checksum that is right."""
-        about = json.loads((self.folder / description.META).read_text())
+        about = json.loads((self.folder / metadata.META).read_text())
         del about[json_checksum.FIELD]
         about["validation"].update(changes)
-        (self.folder / description.META).write_text(json.dumps(json_checksum.add_checksum(about)))
+        (self.folder / metadata.META).write_text(json.dumps(json_checksum.add_checksum(about)))
 
 
 @pytest.fixture
@@ -111,7 +112,7 @@ HARMLESS = {
 def leftover_with_linked_lock(shared: Shared) -> None:
     other = "0123456789abcdef"
     (shared.root / f".building-{other}-1-01234567").mkdir()
-    (shared.root / f".building-{other}-1-01234567" / cache.MARKER).write_text("x")
+    (shared.root / f".building-{other}-1-01234567" / build_cache.MARKER).write_text("x")
     (shared.root / f"{other}.lock").symlink_to(shared.place / "made")
 
 
@@ -136,9 +137,9 @@ FOREIGN = {
     "folder a dangling link": lambda s: s.replace_by(s.folder, link_to(s.place / "none")),
     "folder a file": lambda s: s.replace_by(s.folder, Path.touch),
     "folder of somebody": lambda s: s.replace_by(s.folder, lambda path: shutil.copytree(s.victim, path)),
-    "marker gone": lambda s: (s.folder / cache.MARKER).unlink(),
-    "marker a link": lambda s: s.replace_by(s.folder / cache.MARKER, link_to(s.victim / "thesis.tex")),
-    "marker a pipe": lambda s: s.replace_by(s.folder / cache.MARKER, os.mkfifo),
+    "marker gone": lambda s: (s.folder / build_cache.MARKER).unlink(),
+    "marker a link": lambda s: s.replace_by(s.folder / build_cache.MARKER, link_to(s.victim / "thesis.tex")),
+    "marker a pipe": lambda s: s.replace_by(s.folder / build_cache.MARKER, os.mkfifo),
 }
 
 
@@ -282,7 +283,7 @@ def test_caches_of_the_last_version_are_left_alone(shared):
     """They have no marker; their names come from another FORMAT, so nobody looks at them."""
     old = shared.root / "0123456789abcdef"
     shutil.copytree(shared.folder, old)
-    (old / cache.MARKER).unlink()
+    (old / build_cache.MARKER).unlink()
     shutil.rmtree(shared.folder)
     inside = sorted(old.iterdir())
     open_corpus(shared.data, progress=False)
@@ -292,5 +293,5 @@ def test_caches_of_the_last_version_are_left_alone(shared):
 def test_keys_are_checked_where_they_are_used(tmp_path):
     for key in ("../victim", "/victim", "", "0123456789abcdeg"):
         with pytest.raises(ValueError, match="16 hexadecimal digits"):
-            cache.kept(tmp_path, key, lambda folder: None, lambda folder: folder)
-    assert corpus.cache.is_key("0123456789abcdef")
+            build_cache.get_or_build(tmp_path, key, lambda folder: None, lambda folder: folder)
+    assert corpus.build_cache.is_key("0123456789abcdef")

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from jaxformer.config import ConfigError, DataConfig
+from jaxformer.config import DataConfig
 from jaxformer.data import languages
 from jaxformer.data import markov as markov_module
 from jaxformer.data.batches import Batches, eval_batches
@@ -14,6 +14,7 @@ from jaxformer.data.corpus import open_corpus
 from jaxformer.data.hierarchy import Hierarchy
 from jaxformer.data.markov import Floor, Markov, Noise, corrupted
 from jaxformer.data.shuffle import noise as random_bits
+from jaxformer.errors import ConfigError
 
 CHAINS = [(2, 1), (2, 3), (3, 2)]
 BERT = Noise(0.15, 0.8, 0.1)

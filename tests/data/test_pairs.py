@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
-from jaxformer.config import ConfigError, DataConfig
+from jaxformer.config import DataConfig
 from jaxformer.data.batches import Batches, eval_batches
+from jaxformer.errors import ConfigError
 
 PAIRS = DataConfig(objective="masked", pairs=True)
 PAD, CLS, SEP = 1, 2, 3

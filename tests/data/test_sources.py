@@ -3,8 +3,9 @@ import sys
 
 import pytest
 
-from jaxformer.config import ConfigError, DataConfig
+from jaxformer.config import DataConfig
 from jaxformer.data import sources
+from jaxformer.errors import ConfigError
 
 STDLIB = DataConfig()
 

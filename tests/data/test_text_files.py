@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxformer.config import ConfigError
 from jaxformer.data import text_files
+from jaxformer.errors import ConfigError
 
 
 def zstd(content):

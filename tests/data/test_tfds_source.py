@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from jaxformer.config import ConfigError, DataConfig
+from jaxformer.config import DataConfig
 from jaxformer.data import sources, tfds_source
+from jaxformer.errors import ConfigError
 
 TEXTS = {"train": [f"text é {i}" for i in range(20)] + [" "], "validation": ["held", "out"]}
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import tokenizers as hf
 
-from jaxformer.config import ConfigError
 from jaxformer.data import tokenizers
 from jaxformer.data.tokenizers import Tokenizer
+from jaxformer.errors import ConfigError
 
 PROSE = (
     "The naïve café\u2019s owner don't know: 12345 [MASK] <|endoftext|> 漢字\u0301 🙂\r\n\tx\u00a0y\n\n"

@@ -7,10 +7,11 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from jaxformer.config import ConfigError, DataConfig
+from jaxformer.config import DataConfig
 from jaxformer.data import sources, text_files, tokenizers
 from jaxformer.data.corpus import open_corpus
 from jaxformer.data.faults import Faults
+from jaxformer.errors import ConfigError
 from tests.data.test_text_files import COMPRESS, error_of, read
 
 BROKEN = {

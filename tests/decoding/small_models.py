@@ -5,6 +5,7 @@ from typing import Literal
 
 import jax
 import numpy as np
+from flat_config import model_config
 
 from jaxformer.config import ModelConfig
 from jaxformer.models import bert, gpt
@@ -25,7 +26,7 @@ class Exact(ModelConfig):
 
 def config(**changes) -> ModelConfig:
     made = Exact if changes.get("dtype") == "float64" else ModelConfig
-    return made(**{**SMALL, **changes})
+    return model_config(made, **{**SMALL, **changes})
 
 
 def params_of(cfg: ModelConfig, seed: int = 1, dtype=np.float32):

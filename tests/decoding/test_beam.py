@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from small_models import config, gpt_apply, params_of
 
-from jaxformer.config import ConfigError
 from jaxformer.decoding import Sampling, beam_search, generate
+from jaxformer.errors import ConfigError
 
 CFG = config(positions="rotary", num_kv_heads=2, num_layers=1)
 PARAMS = params_of(CFG)

@@ -46,7 +46,7 @@ prefill = jax.jit(decoding.prefill, static_argnames=("cfg", "slots"))
 def step_by_step(params, tokens, lengths, cfg, slots):
     """Logits after the prompt and after each later token of every row: [B, 1 + TOTAL - shortest, V]."""
     hidden, cache = decoding.prefill(params, tokens, lengths, cfg, slots)
-    params = decoding.ready(params, cfg)
+    params = decoding.prepare_decode_params(params, cfg)
 
     def add(cache, _):
         fed = jnp.take_along_axis(tokens, jnp.minimum(lengths + cache.steps, TOTAL - 1)[:, None], axis=1)[:, 0]
@@ -89,7 +89,7 @@ def test_each_step_equals_the_full_forward_pass_in_the_whole_cross(case):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [SOME[2], SOME[5]], ids=str)
 def test_each_step_equals_the_full_forward_pass_in_float32(case):
-    changes = {"qk_norm": True, "attention_soft_cap": 5.0, "tie_embeddings": False, "layers": "scan"}
+    changes = {"qk_norm": True, "attention_soft_cap": 5.0, "tie_embeddings": False}
     cfg = make(*case, **changes, norm="rms_norm", activation="swiglu")
     assert differences(cfg, params_of(cfg)) < 2e-5
 
@@ -106,7 +106,7 @@ def test_bfloat16_matrices_by_columns_or_by_rows_are_the_same_model(rows):
     def after(params):
         return decoding.logits(params, decoding.step(params, tokens[:, 0], cfg, cache)[0])
 
-    ready = jax.jit(decoding.ready, static_argnames=("cfg", "by_columns"))
+    ready = jax.jit(decoding.prepare_decode_params, static_argnames=("cfg", "by_columns"))
     outs = [after(p) for p in (params, ready(params, cfg), ready(params, cfg, by_columns=True))]
     np.testing.assert_allclose(outs[1], outs[0], rtol=0.02, atol=0.02)
     np.testing.assert_allclose(outs[2], outs[0], rtol=0.02, atol=0.02)
@@ -144,7 +144,9 @@ def test_work_per_token_is_one_compiled_step_that_grows_with_the_slots_only():
         _, cache = step(jnp.array([1]), cache)
     assert len(traces) == 1
     flops = [cost(cfg, slots) for slots in (64, 1024)]
-    products = 2 * cfg.num_layers * 2 * 2 * cfg.num_heads * cfg.head_size  # rows, layers, q.k and w.v, multiply-add
+    products = (
+        2 * cfg.num_layers * 2 * 2 * cfg.attention.num_heads * cfg.head_size
+    )  # rows, layers, q.k and w.v, multiply-add
     assert products <= (flops[1] - flops[0]) / 960 < 2 * products  # reads grow with the slots and no faster
     windowed = config(positions="rotary", window=8)
     short, long = (cost(windowed, decoding.num_slots(windowed, 4, new)) for new in (128, 4096))
@@ -159,7 +161,7 @@ def test_no_step_of_the_loop_copies_the_cache(rows, kv_heads):
     @jax.jit
     def run(params, tokens, until):
         hidden, cache = decoding.prefill(params, tokens, jnp.full(rows, 4), cfg, 112)
-        params = decoding.ready(params, cfg)
+        params = decoding.prepare_decode_params(params, cfg)
 
         def add(carry):
             hidden, cache = carry

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from small_models import bert_apply, config, params_of
 
-from jaxformer.config import ConfigError
 from jaxformer.decoding import fill_mask
+from jaxformer.errors import ConfigError
 
 MASK = 23
 

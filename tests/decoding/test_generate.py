@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flat_config import changed
 from small_models import config, gpt_apply, params_of
 
-from jaxformer.config import ConfigError
-from jaxformer.decoding import Sampling, generate, loop, ready, stream
+from jaxformer.decoding import Sampling, generate, generation, prepare_decode_params, stream
+from jaxformer.errors import ConfigError
 
 # One layer, one batch and few sizes wherever a law allows it: programs compiled for one test serve the next.
 CFG = config(positions="rotary", num_kv_heads=2, num_layers=1)
@@ -23,7 +24,7 @@ def by_hand(params, prompt, cfg, new_tokens, penalty=1.0):
     """Greedy tokens and log-probabilities by one full forward pass for each token; padding on the right is not seen."""
     tokens, log_probs = list(prompt), []
     for _ in range(new_tokens):
-        padded = np.zeros((1, cfg.context_length if cfg.positions == "learned" else 32), int)
+        padded = np.zeros((1, cfg.context_length if cfg.positions.kind == "learned" else 32), int)
         padded[0, : len(tokens)] = tokens
         logits = np.asarray(gpt_apply(params, padded, cfg))[0, len(tokens) - 1]
         scaled = logits.copy()
@@ -36,7 +37,7 @@ def by_hand(params, prompt, cfg, new_tokens, penalty=1.0):
 @pytest.mark.parametrize("penalty", [1.0, 1.6])
 @pytest.mark.parametrize("window", [None, 6])
 def test_greedy_tokens_are_those_of_repeated_full_passes(window, penalty):
-    cfg = replace(CFG, window=window)
+    cfg = changed(CFG, window=window)
     sampling = Sampling(temperature=0, repetition_penalty=penalty)
     out = generate(PARAMS, PROMPTS, cfg, sampling=sampling, max_new_tokens=16)
     assert out.lengths.tolist() == [16] * 4 and not out.stopped.any()
@@ -107,21 +108,23 @@ def test_a_stream_is_generate_in_blocks(block):
 
 
 def test_the_stream_writes_into_the_cache_it_was_given():
-    request, shapes = loop.make_request(PARAMS, PROMPTS, CFG, lengths=None, max_new_tokens=16, stop=(), suppress=())
-    params, state = loop._start_jit(PARAMS, request, None, GREEDY.knobs(), cfg=CFG, shapes=shapes)
+    request, shapes = generation.make_request(
+        PARAMS, PROMPTS, CFG, lengths=None, max_new_tokens=16, stop=(), suppress=()
+    )
+    params, state = generation._start_jit(PARAMS, request, None, GREEDY.traced(), cfg=CFG, shapes=shapes)
     before = [[x.unsafe_buffer_pointer() for x in layer] for layer in state.cache.layers]
     for until in (4, 9):
         rest = state._replace(cache=None)
-        state = loop._next_block(params, state.cache, rest, request, None, GREEDY.knobs(), until, cfg=CFG)
+        state = generation._next_block(params, state.cache, rest, request, None, GREEDY.traced(), until, cfg=CFG)
     assert int(state.cache.steps) == 8
     assert [[x.unsafe_buffer_pointer() for x in layer] for layer in state.cache.layers] == before
 
 
 def test_one_program_serves_all_lengths_settings_and_seeds_of_a_size(monkeypatch):
     traces = []
-    start = loop._start
-    monkeypatch.setattr(loop, "_start", lambda *args: (traces.append(1), start(*args))[1])
-    loop._generate.clear_cache()
+    start = generation._start
+    monkeypatch.setattr(generation, "_start", lambda *args: (traces.append(1), start(*args))[1])
+    generation._generate.clear_cache()
     for seed, (length, new, temperature, stop) in enumerate(
         [(3, 5, 0.7, [1]), (9, 16, 1.3, [[2, 3]]), (16, 9, 2.0, [4])]
     ):
@@ -157,10 +160,10 @@ def test_the_loop_ends_when_every_row_has():
     first = generate(PARAMS, PROMPTS, CFG, sampling=GREEDY, max_new_tokens=1).tokens[:, 0].tolist()
     options = {"max_new_tokens": 16, "stop": first}
     assert len(list(stream(PARAMS, PROMPTS, CFG, sampling=GREEDY, **options))) == 1
-    request, shapes = loop.make_request(PARAMS, PROMPTS, CFG, lengths=None, suppress=(), **options)
-    params, state = loop._start_jit(PARAMS, request, None, GREEDY.knobs(), cfg=CFG, shapes=shapes)
+    request, shapes = generation.make_request(PARAMS, PROMPTS, CFG, lengths=None, suppress=(), **options)
+    params, state = generation._start_jit(PARAMS, request, None, GREEDY.traced(), cfg=CFG, shapes=shapes)
     rest = state._replace(cache=None)
-    state = loop._next_block(params, state.cache, rest, request, None, GREEDY.knobs(), 16, cfg=CFG)
+    state = generation._next_block(params, state.cache, rest, request, None, GREEDY.traced(), 16, cfg=CFG)
     assert state.stopped.all() and int(state.cache.steps) == 0
 
 
@@ -179,7 +182,7 @@ def test_learned_positions_end_with_the_context_and_others_go_on():
         generate(params, [list(range(17))], cfg, sampling=GREEDY)
     for positions in ("sinusoidal", "rotary", "alibi", "t5", "none"):
         cfg = config(positions=positions, num_layers=1)
-        request, _ = loop.make_request(
+        request, _ = generation.make_request(
             PARAMS, [list(range(17))], cfg, lengths=None, max_new_tokens=99, stop=(), suppress=()
         )
         assert request.limits.tolist() == [99]
@@ -194,7 +197,7 @@ def test_suppressed_tokens_never_come():
 @pytest.mark.parametrize("by_columns", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_parameters_made_ready_once_generate_the_same(by_columns):
     cfg = replace(CFG, dtype="bfloat16")
-    once = ready(PARAMS, cfg, by_columns=by_columns)
+    once = prepare_decode_params(PARAMS, cfg, by_columns=by_columns)
     assert once["blocks"][0]["mlp"]["b_up"].dtype == jnp.float32
     out, same = (generate(p, PROMPTS[:1], cfg, rng=jax.random.key(0), max_new_tokens=16) for p in (PARAMS, once))
     assert out.lengths.tolist() == [16]

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import ConfigError
 from jaxformer.decoding import Sampling, keep_min_p, keep_top_k, keep_top_p, penalize_repetition
 from jaxformer.decoding.sampling import choose, filtered
+from jaxformer.errors import ConfigError
 
 RNG = np.random.default_rng(0)
 LOGITS = np.float32(RNG.normal(0, 2, (50, 40)))
@@ -60,7 +60,7 @@ def test_repetition_penalty_divides_positive_and_multiplies_negative_logits_of_s
     np.testing.assert_allclose(penalize_repetition(logits, seen, 1.5), [[2.0, -2.25, 0.5, 4 / 3]], rtol=1e-6)
     # Keskar et al.: p_i ~ exp(x_i / (T I(i in g))), for positive logits.
     mixed = filtered(
-        jnp.asarray(logits[:, [0, 2, 3]]), seen[:, [0, 2, 3]], Sampling(0.7, repetition_penalty=1.5).knobs()
+        jnp.asarray(logits[:, [0, 2, 3]]), seen[:, [0, 2, 3]], Sampling(0.7, repetition_penalty=1.5).traced()
     )
     expected = softmax(np.array([[3.0 / (0.7 * 1.5), 0.5 / 0.7, 2.0 / (0.7 * 1.5)]]))
     np.testing.assert_allclose(jax.nn.softmax(mixed), expected, rtol=1e-5)
@@ -71,7 +71,7 @@ def test_filters_apply_in_order_penalty_temperature_top_k_top_p_min_p():
     sampling = Sampling(temperature=1.7, top_k=12, top_p=0.8, min_p=0.2, repetition_penalty=1.3)
     x = np.asarray(penalize_repetition(LOGITS, seen, 1.3)) / np.float32(1.7)
     expected = kept(keep_min_p(keep_top_p(keep_top_k(x, 12), 0.8), 0.2))
-    got = np.asarray(filtered(jnp.asarray(LOGITS), seen, sampling.knobs()))
+    got = np.asarray(filtered(jnp.asarray(LOGITS), seen, sampling.traced()))
     np.testing.assert_array_equal(np.isfinite(got), expected)
     rows = np.arange(4, 50)  # without ties and rounding at their edges
     np.testing.assert_allclose(softmax(got[rows]), softmax(np.where(expected, x, -np.inf)[rows]), atol=1e-6)
@@ -87,8 +87,8 @@ def test_frequencies_are_the_filtered_probabilities_within_binomial_bounds(sampl
     draws = 40_000
     logits = np.float32([2.0, 1.0, 0.5, 0.0, -0.5, -1.0, -2.0, -4.0])
     rngs = jax.random.split(jax.random.key(7), draws)
-    tokens = choose(jnp.broadcast_to(logits, (draws, 8)), None, sampling.knobs(), rngs)
-    expected = softmax(np.asarray(filtered(jnp.asarray(logits)[None], None, sampling.knobs())))[0]
+    tokens = choose(jnp.broadcast_to(logits, (draws, 8)), None, sampling.traced(), rngs)
+    expected = softmax(np.asarray(filtered(jnp.asarray(logits)[None], None, sampling.traced())))[0]
     frequency = np.bincount(np.asarray(tokens), minlength=8) / draws
     assert (frequency[expected == 0] == 0).all()
     deviation = np.sqrt(expected * (1 - expected) / draws)
@@ -96,10 +96,10 @@ def test_frequencies_are_the_filtered_probabilities_within_binomial_bounds(sampl
 
 
 def test_temperature_zero_is_the_most_probable_token_and_what_small_temperatures_tend_to():
-    greedy = choose(jnp.asarray(LOGITS), None, Sampling(temperature=0, top_k=3, top_p=0.5).knobs(), None)
+    greedy = choose(jnp.asarray(LOGITS), None, Sampling(temperature=0, top_k=3, top_p=0.5).traced(), None)
     np.testing.assert_array_equal(greedy, LOGITS.argmax(-1))
     rngs = jax.random.split(jax.random.key(0), len(LOGITS))
-    cold = np.asarray(choose(jnp.asarray(LOGITS), None, Sampling(temperature=1e-6).knobs(), rngs))
+    cold = np.asarray(choose(jnp.asarray(LOGITS), None, Sampling(temperature=1e-6).traced(), rngs))
     np.testing.assert_array_equal(LOGITS[np.arange(50), cold], LOGITS.max(-1))
 
 

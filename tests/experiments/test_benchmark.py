@@ -9,9 +9,9 @@ from experiments import benchmark
 from experiments.benchmarks import decode_lengths, memory, pretrain, suite
 from experiments.benchmarks.suite import RULER, Suite, in_process, process
 from experiments.benchmarks.train import SHAPES, model_config
-from jaxformer.config import ConfigError, from_mapping
+from jaxformer.config import from_mapping
+from jaxformer.errors import ConfigError, ProgramError
 from jaxformer.plan.hardware import chip_of
-from jaxformer.process import ProgramError
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +34,9 @@ def test_whole_processes_have_nothing_to_warm_up():
 def test_what_pretrain_is_given_is_the_model_of_the_bare_step(name):
     config = from_mapping(pretrain.our_config(SHAPES[name], "bfloat16", 20, "/nowhere"))
     assert config.model == model_config(SHAPES[name], "bfloat16")
-    assert config.train.steps * config.train.batch_rows * config.model.context_length == config.data.language_tokens
+    assert (
+        config.train.steps * config.train.global_batch_size * config.model.context_length == config.data.language_tokens
+    )
 
 
 def test_a_whole_process_that_fails_is_a_line_with_what_it_said():

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from experiments import fill_mask, generate
-from jaxformer import main as jaxformer_main
 from jaxformer.config import from_mapping
 from jaxformer.data import tokenizers
 from jaxformer.models import bert, gpt
-from jaxformer.process import program
+from jaxformer.runs import pretrain as jaxformer_main
+from jaxformer.runtime.program import program
 from jaxformer.specs import is_spec
 
 BYTES = tokenizers.train("bytes", [], None)

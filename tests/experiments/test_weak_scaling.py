@@ -5,7 +5,7 @@ import json
 import pytest
 
 from experiments import weak_scaling
-from jaxformer.config import ConfigError
+from jaxformer.errors import ConfigError
 
 
 def test_every_mesh_covers_its_slice_and_every_chip_gets_as_many_tokens():
@@ -15,7 +15,7 @@ def test_every_mesh_covers_its_slice_and_every_chip_gets_as_many_tokens():
         flags = dict(flag.removeprefix("--config.").split("=") for flag in weak_scaling.config_of(case)[1])
         data, fsdp, tensor = (int(flags[f"mesh.{axis}"]) for axis in ("data", "fsdp", "tensor"))
         assert data * fsdp * tensor == weak_scaling.devices(case), case
-        rows = int(flags["train.batch_rows"])
+        rows = int(flags["train.global_batch_size"])
         assert rows == weak_scaling.MODELS[case.model][0] * weak_scaling.devices(case) and rows % (data * fsdp) == 0
 
 

@@ -17,7 +17,7 @@ from tests.faults.victims import Made, Reader, lines
 GOOD = ("right", "noticed", "refused")
 BAD = ("silent", "traceback", "touched")
 NOTICES = re.compile(
-    r"damage|sound|checksum|set aside|not read|cannot|could not|note:|warning:|skipp|dropp|ignor|differ|again|broken"
+    r"damage|valid|checksum|set aside|not read|cannot|could not|note:|warning:|skipp|dropp|ignor|differ|again|broken"
     r"|older|fall|lost|missing|no record",
     re.IGNORECASE,
 )

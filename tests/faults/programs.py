@@ -21,8 +21,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent.parent
 IMPORTED = (
     "matplotlib.pyplot", "scipy.optimize", "scipy.special", "tokenizers", "orbax.checkpoint", "rich.progress",
-    "jax.experimental.multihost_utils", "jaxformer.main", "jaxformer.study", "jaxformer.decoding",
-    "jaxformer.training.sweep", "jaxformer.scaling.results",
+    "jax.experimental.multihost_utils", "jaxformer.runs.pretrain", "jaxformer.runs.scaling_study", "jaxformer.decoding",
+    "jaxformer.training.sweep.scheduler", "jaxformer.scaling.results",
 )  # fmt: skip
 
 

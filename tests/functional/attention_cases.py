@@ -9,7 +9,7 @@ import numpy_reference as reference
 
 from jaxformer import masks
 from jaxformer.functional import positions
-from jaxformer.kernels import xla
+from jaxformer.kernels.attention import xla
 
 BATCH, HEADS, WIDTH = 2, 4, 4
 SHORT, LONG = 9, xla.QUERY_BLOCK + 13  # one side and the other of the blocked causal path

@@ -10,7 +10,7 @@ from attention_cases import BATCH, HEADS, LONG, SHORT, WIDTH, bias_cases, mask_c
 
 from jaxformer import masks
 from jaxformer.functional.attention import attention
-from jaxformer.kernels import xla
+from jaxformer.kernels.attention import xla
 
 
 def rows_of(length):

@@ -1,6 +1,5 @@
 """Blocks against float64 NumPy; scan = unroll = list; remat changes what is kept and nothing else."""
 
-import dataclasses
 import functools
 
 import jax
@@ -8,21 +7,22 @@ import jax.numpy as jnp
 import numpy as np
 import numpy_reference as reference
 import pytest
+from flat_config import changed, model_config
 
 from jaxformer import masks
-from jaxformer.config import ModelConfig
+from jaxformer.config import Execution
 from jaxformer.functional import block as blocks
 from jaxformer.functional import positions as pos
 from jaxformer.specs import abstract_params, init_params, is_spec, stack_specs
 
 B, T, L = 2, 6, 2
-CFG = ModelConfig(num_layers=L, width=16, num_heads=4, context_length=T, vocab_size=7)
+CFG = model_config(num_layers=L, width=16, num_heads=4, context_length=T, vocab_size=7)
 SEGMENTS = np.array([[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 1, 2]])
 POSITIONS = np.array([[0, 1, 2, 0, 1, 2], [0, 0, 1, 2, 3, 0]])
 
 
 def change(**fields):
-    return dataclasses.replace(CFG, **fields)
+    return changed(CFG, **fields)
 
 
 def random_params(specs, seed=0):
@@ -53,9 +53,9 @@ def test_block(name):
     params, x = random_params(blocks.block_specs(cfg)), random_x(cfg)
     mask = masks.causal() & masks.segments(jnp.array(SEGMENTS))
     frequencies, scale, bias, bias_array = None, 1.0, None, None
-    if cfg.positions == "rotary":
+    if cfg.positions.kind == "rotary":
         frequencies, scale = pos.rotary_frequencies(cfg.head_size, 10_000.0, "yarn", 2.0, 3)
-    if cfg.positions == "alibi":
+    if cfg.positions.kind == "alibi":
         bias, bias_array = lambda q, k: pos.alibi(q, k, 4), reference.alibi(T, T, 4)
     with jax.enable_x64(True):
 
@@ -63,11 +63,11 @@ def test_block(name):
         def run(params, x, positions):
             return blocks.block(params, x, cfg, mask, rotate=blocks.rotation(cfg, positions), bias=bias)
 
-        out, memory = run(jax.tree.map(jnp.array, params), jnp.array(x), jnp.array(POSITIONS))
+        out, cache = run(jax.tree.map(jnp.array, params), jnp.array(x), jnp.array(POSITIONS))
     allowed = reference.allowed(T, T, causal=True, segments=SEGMENTS)
     wanted = reference.block(params, x, cfg, allowed, frequencies, POSITIONS, bias_array, scale)
     np.testing.assert_allclose(out, wanted, rtol=1e-7 if name == "parallel" else 1e-11, atol=1e-8)
-    assert memory is None
+    assert cache is None
 
 
 def test_with_qk_norm_the_size_of_the_query_and_key_weights_does_not_matter():
@@ -79,18 +79,18 @@ def test_with_qk_norm_the_size_of_the_query_and_key_weights_does_not_matter():
         rotate = blocks.rotation(cfg, jnp.arange(T))
         outs = [
             blocks.block(jax.tree.map(jnp.array, p), jnp.array(x), c, masks.causal(), rotate=rotate)[0]
-            for c in (cfg, dataclasses.replace(cfg, qk_norm=False))
+            for c in (cfg, changed(cfg, qk_norm=False))
             for p in (params, grown)
         ]
     np.testing.assert_allclose(outs[0], outs[1], rtol=1e-10)
     assert np.abs(outs[2] - outs[3]).max() > 0.1  # the ruler measures
 
 
-def run_stack(cfg, params, x, rng=None, dtype=None):
+def run_stack(cfg, params, x, rng=None, dtype=None, execution=blocks.AS_USUAL):
     """[B, T, D] and its gradients by params and x."""
 
     def total(params, x):
-        out, _ = blocks.stack(params, x, cfg, masks.causal(), rng=rng)
+        out, _ = blocks.stack(params, x, cfg, masks.causal(), rng=rng, execution=execution)
         return jnp.sum(jnp.sin(out.astype(jnp.promote_types(out.dtype, jnp.float32)))), out
 
     grads, out = jax.jit(jax.grad(total, argnums=(0, 1), has_aux=True))(params, x)
@@ -100,7 +100,7 @@ def run_stack(cfg, params, x, rng=None, dtype=None):
 @functools.cache
 def reference_run(dropout):
     """Unrolled, without remat, in float64."""
-    cfg = change(layers="unroll", dropout=dropout, attention_dropout=dropout)
+    cfg = change(dropout=dropout, attention_dropout=dropout)
     params = random_params(stack_specs(blocks.block_specs(cfg), L))
     with jax.enable_x64(True):
         params, x = jax.tree.map(jnp.array, params), jnp.array(random_x(cfg))
@@ -123,9 +123,10 @@ def reference_run(dropout):
 def test_scan_and_remat_change_neither_values_nor_gradients(layers, remat, dropout):
     """Not even with dropout: the random numbers belong to the layer, not to the way it is run."""
     params, x, wanted = reference_run(dropout)
-    cfg = change(layers=layers, remat=remat, dropout=dropout, attention_dropout=dropout)
+    cfg = change(dropout=dropout, attention_dropout=dropout)
+    execution = Execution(layers=layers, remat=remat)
     with jax.enable_x64(True):
-        got = run_stack(cfg, params, x, jax.random.key(0) if dropout else None)
+        got = run_stack(cfg, params, x, jax.random.key(0) if dropout else None, execution)
     for a, b in zip(*map(jax.tree.leaves, (got, wanted)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)
 
@@ -133,7 +134,7 @@ def test_scan_and_remat_change_neither_values_nor_gradients(layers, remat, dropo
 def test_a_list_of_blocks_is_the_stack_of_them():
     params, x, (wanted, _) = reference_run(0.0)
     with jax.enable_x64(True):
-        out, _ = jax.jit(lambda p, x: blocks.stack(p, x, change(layers="scan"), masks.causal()))(
+        out, _ = jax.jit(lambda p, x: blocks.stack(p, x, CFG, masks.causal(), execution=Execution(layers="scan")))(
             blocks.unstack(params, L), x
         )
     np.testing.assert_allclose(out, wanted, rtol=1e-12)
@@ -141,7 +142,7 @@ def test_a_list_of_blocks_is_the_stack_of_them():
 
 @pytest.mark.parametrize("remat", ["none", "full"])
 def test_unrolled_layers_are_traced_once_and_are_a_loop_over_blocks(remat):
-    cfg, seen = change(layers="unroll", remat=remat, dropout=0.3), []
+    cfg, execution, seen = change(dropout=0.3), Execution(remat=remat), []
 
     def bias(query, key):
         seen.append(1)
@@ -153,7 +154,8 @@ def test_unrolled_layers_are_traced_once_and_are_a_loop_over_blocks(remat):
         return jnp.sum(jnp.sin(x))
 
     def stack(params, x, rng):
-        return jnp.sum(jnp.sin(blocks.stack(params, x, cfg, masks.causal(), bias=bias, rng=rng)[0]))
+        out, _ = blocks.stack(params, x, cfg, masks.causal(), bias=bias, rng=rng, execution=execution)
+        return jnp.sum(jnp.sin(out))
 
     with jax.enable_x64(True):
         params, x = jax.tree.map(jnp.array, reference_run(0.0)[:2])
@@ -179,19 +181,19 @@ def test_dropout_drops_and_differs_by_rng():
 @pytest.mark.parametrize("arrangement", ["pre_norm", "post_norm", "parallel"])
 def test_each_kind_of_dropout_acts_by_itself(arrangement, field):
     plain = change(block=arrangement)
-    cfg = dataclasses.replace(plain, **{field: 0.5})
+    cfg = changed(plain, **{field: 0.5})
     params = jax.tree.map(lambda a: jnp.array(a, jnp.float32), random_params(blocks.block_specs(cfg)))
     x = jnp.array(random_x(cfg), jnp.float32)
     outs = [blocks.block(params, x, c, rng=jax.random.key(0))[0] for c in (plain, cfg)]
     assert not np.allclose(*outs, atol=0.01)
 
 
-def kept_for_backward(cfg, x):
+def kept_for_backward(cfg, x, execution):
     """Elements that the forward pass keeps for the backward pass, parameters left out. Nothing is compiled."""
     params = abstract_params(stack_specs(blocks.block_specs(cfg), cfg.num_layers))
 
     def backward(params, x):
-        return jax.vjp(lambda p, x: blocks.stack(p, x, cfg, masks.causal())[0], params, x)[1]
+        return jax.vjp(lambda p, x: blocks.stack(p, x, cfg, masks.causal(), execution=execution)[0], params, x)[1]
 
     shapes = {leaf.shape[skip:] for leaf in jax.tree.leaves(params) for skip in (0, 1)}
     return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(backward, params, x)) if leaf.shape not in shapes)
@@ -203,8 +205,9 @@ def test_remat_keeps_what_it_says(layers, dtype):
     rows, length, width = 8, 64, 32
 
     def kept(remat):
-        cfg = ModelConfig(num_layers=L, width=width, num_heads=2, context_length=length, layers=layers, remat=remat)
-        return kept_for_backward(cfg, jax.ShapeDtypeStruct((rows, length, width), dtype))
+        cfg = model_config(num_layers=L, width=width, num_heads=2, context_length=length)
+        x = jax.ShapeDtypeStruct((rows, length, width), dtype)
+        return kept_for_backward(cfg, x, Execution(layers=layers, remat=remat))
 
     one = L * rows * length * width  # one [B, T, D] array of each layer
     assert kept("full") == one  # the block's input
@@ -218,10 +221,10 @@ def test_full_remat_computes_again():
     """Within one program too, where XLA would like to keep what it has seen before."""
 
     def dots(remat):
-        cfg = change(layers="unroll", remat=remat)
-        params = abstract_params(stack_specs(blocks.block_specs(cfg), L))
-        x = jax.ShapeDtypeStruct((B, T, cfg.width), jnp.float32)
-        text = jax.jit(lambda p, x: run_stack(cfg, p, x)).lower(params, x).compile().as_text()
+        params = abstract_params(stack_specs(blocks.block_specs(CFG), L))
+        x = jax.ShapeDtypeStruct((B, T, CFG.width), jnp.float32)
+        run = jax.jit(lambda p, x: run_stack(CFG, p, x, execution=Execution(remat=remat)))
+        text = run.lower(params, x).compile().as_text()
         return sum(" dot(" in line for line in text.splitlines())
 
     assert dots("full") >= dots("none") + 6 * L  # all but the last product of a block, which nothing needs again
@@ -236,14 +239,14 @@ def test_rotation_belongs_to_rotary_configs():
     assert angle.scale == scale != 1
 
 
-def test_memory_is_the_keys_and_values_heads_first():
+def test_the_cache_is_the_keys_and_values_heads_first():
     cfg = change(num_kv_heads=2)
     params = jax.tree.map(lambda a: jnp.array(a, jnp.float32), random_params(blocks.block_specs(cfg)))["attention"]
     x = jnp.array(random_x(cfg), jnp.float32)
-    _, memory = blocks.attention_layer(params, x, cfg, masks.causal(), memory=blocks.Memory())
+    _, cache = blocks.attention_layer(params, x, cfg, masks.causal(), cache=blocks.LayerCache())
     wanted = np.einsum("btd,dgk->bgtk", x, params["w_key"]) + np.asarray(params["b_key"])[None, :, None]
-    np.testing.assert_allclose(memory.key, wanted.reshape(B * 2, T, 4), rtol=1e-4, atol=1e-5)
-    assert memory.value.shape == (B * 2, T, 4) and memory.slot is None
+    np.testing.assert_allclose(cache.key, wanted.reshape(B * 2, T, 4), rtol=1e-4, atol=1e-5)
+    assert cache.value.shape == (B * 2, T, 4) and cache.slot is None
 
 
 @pytest.mark.parametrize("use_bias, norm", [(True, "layer_norm"), (False, "layer_norm"), (True, "rms_norm")])

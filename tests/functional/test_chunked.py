@@ -11,7 +11,7 @@ from jax.extend.core import jaxprs_in_params
 
 from jaxformer import masks
 from jaxformer.functional.attention import attention
-from jaxformer.kernels import block_problem
+from jaxformer.kernels.attention import tiles
 
 LENGTH = 22
 
@@ -19,8 +19,8 @@ LENGTH = 22
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Blocks that divide neither each other nor the length."""
-    monkeypatch.setattr(block_problem, "QUERY_BLOCK", 6)
-    monkeypatch.setattr(block_problem, "KEY_BLOCK", 4)
+    monkeypatch.setattr(tiles, "QUERY_BLOCK", 6)
+    monkeypatch.setattr(tiles, "KEY_BLOCK", 4)
 
 
 def both(mask, bias, groups=2, soft_cap=None, queries=LENGTH, keys=LENGTH):
@@ -94,8 +94,8 @@ HALVED = {  # of a length; with blocks of 4 queries and 8 keys: whole, half and 
 
 
 def halved(monkeypatch):
-    monkeypatch.setattr(block_problem, "QUERY_BLOCK", 4)
-    monkeypatch.setattr(block_problem, "KEY_BLOCK", 8)
+    monkeypatch.setattr(tiles, "QUERY_BLOCK", 4)
+    monkeypatch.setattr(tiles, "KEY_BLOCK", 8)
 
 
 LENGTHS = (7, 21, 24)  # one block of keys, a last one that is filled up, whole ones
@@ -217,7 +217,7 @@ def test_dropout_keeps_the_mean_and_its_gradient_is_that_of_the_same_draw(blocks
 def test_sizes_of_blocks(shape, wanted, monkeypatch):
     monkeypatch.undo()
     x = jax.ShapeDtypeStruct(shape, jnp.float32)
-    assert block_problem.sizes(x, x) == wanted
+    assert tiles.sizes(x, x) == wanted
 
 
 @pytest.mark.slow
@@ -225,7 +225,7 @@ def test_sizes_of_blocks(shape, wanted, monkeypatch):
 def test_memory_is_linear(monkeypatch):
     """Bytes of temporaries of forward and backward grow as T, where the reference's grow as T squared."""
     for name in ("QUERY_BLOCK", "KEY_BLOCK"):
-        monkeypatch.setattr(block_problem, name, 128)
+        monkeypatch.setattr(tiles, name, 128)
 
     def temporaries(name, length):
         x = jax.ShapeDtypeStruct((1, length, 2, 16), jnp.float32)

@@ -5,14 +5,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flat_config import model_config
 from kernel_cases import MASKS, B, H, T, arrays, check
 
 from jaxformer import masks
-from jaxformer.config import ConfigError, LossConfig, MeshConfig, ModelConfig
-from jaxformer.functional.attention import attention, choose, missing
-from jaxformer.kernels import cudnn
+from jaxformer.config import Execution, LossConfig, MeshConfig
+from jaxformer.errors import ConfigError
+from jaxformer.functional.attention import attention, choose, unavailable
+from jaxformer.kernels.attention import cudnn
 from jaxformer.modules import make_model
-from jaxformer.sharding import make_mesh
+from jaxformer.parallel.mesh import make_mesh
 
 PREFIX = np.array([3, 100])
 DENSE = np.random.default_rng(0).random((B, 1, T, T)) < 0.02
@@ -90,9 +92,9 @@ def test_what_it_cannot_do_exactly_is_refused():
             attention(*given, implementation="cudnn", **options)
     for model, why in (({"positions": "t5"}, "a bias"), ({"dtype": "float32"}, "float32"),
                        ({"attention_soft_cap": 30.0}, "a soft cap")):  # fmt: skip
-        config = ModelConfig(**{"dtype": "bfloat16", "vocab_size": 64, "attention": "cudnn", **model})
-        with pytest.raises(ConfigError, match=f"config.model.attention: cudnn cannot do {why}"):
-            make_model(config, LossConfig())
+        config = model_config(**{"dtype": "bfloat16", "vocab_size": 64, **model})
+        with pytest.raises(ConfigError, match=f"config.execution.attention: cudnn cannot do {why}"):
+            make_model(config, LossConfig(), Execution(attention="cudnn"))
 
 
 def test_auto_takes_it_on_cuda_only_and_only_where_it_can():
@@ -102,7 +104,7 @@ def test_auto_takes_it_on_cuda_only_and_only_where_it_can():
     assert choose(1024, 1024, platform="tpu", able=("cudnn",)) == "xla"
 
 
-@pytest.mark.skipif(missing("cudnn") is not None, reason="needs an NVIDIA GPU")
+@pytest.mark.skipif(unavailable("cudnn") is not None, reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("name", ALL)
 def test_the_kernel_itself(name):
     mask, _ = ALL[name]

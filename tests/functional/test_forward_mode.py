@@ -10,17 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer import masks, parts
+from jaxformer import masks
 from jaxformer.config import MeshConfig
 from jaxformer.functional import layers
 from jaxformer.functional.attention import attention
-from jaxformer.functional.lookup import look_up
+from jaxformer.functional.embedding_lookup import look_up
 from jaxformer.functional.losses import token_loss
-from jaxformer.functional.selected import selected_loss
-from jaxformer.kernels import block_problem, xla
-from jaxformer.kernels.again import again
+from jaxformer.functional.masked_loss import masked_token_loss
+from jaxformer.kernels.attention import tiles, xla
 from jaxformer.kernels.matmul import product
-from jaxformer.sharding import make_mesh
+from jaxformer.kernels.rematerialize import rematerialize
+from jaxformer.parallel import context
+from jaxformer.parallel.mesh import make_mesh
 
 T, LONG = 9, xla.QUERY_BLOCK + 5
 TARGETS, WEIGHTS = np.arange(2 * 5).reshape(2, 5) % 7, np.array([[1, 0, 2, 1, 1], [0, 1, 0, 0, 3]])
@@ -28,8 +29,8 @@ TARGETS, WEIGHTS = np.arange(2 * 5).reshape(2, 5) % 7, np.array([[1, 0, 2, 1, 1]
 
 @pytest.fixture(autouse=True)
 def in_small_blocks_and_float64(monkeypatch):
-    monkeypatch.setattr(block_problem, "QUERY_BLOCK", 4)
-    monkeypatch.setattr(block_problem, "KEY_BLOCK", 4)
+    monkeypatch.setattr(tiles, "QUERY_BLOCK", 4)
+    monkeypatch.setattr(tiles, "KEY_BLOCK", 4)
     with jax.enable_x64(True):
         yield
 
@@ -74,7 +75,7 @@ CASES = {
     "product": (lambda a, b: product("btk,bsk->bts", a, b, jnp.float64), [(2, 3, 4), (2, 5, 4)]),
     "unembed": (layers.unembed, [(2, 3, 4), (7, 4), (7,)]),
     "look_up": (lambda table: look_up(jnp.array([[1, 0, 1]]), table, "vocab"), [(3, 4)]),
-    "again": (lambda x: again(x, jnp.cos(x)), [(512, 512)]),
+    "again": (lambda x: rematerialize(x, jnp.cos(x)), [(512, 512)]),
     "attention": attends("xla", mask=SEGMENTS),
     "attention_of_all": attends("xla"),
     "attention_in_blocks": attends("xla", LONG, masks.causal()),
@@ -88,7 +89,7 @@ CASES = {
     "chunked_t5": t5("chunked"),
     "token_loss": losses(token_loss, z_loss=0.1, label_smoothing=0.1),
     "token_loss_in_blocks": losses(token_loss, chunk_tokens=4),
-    "selected_loss": losses(selected_loss, z_loss=0.1),
+    "selected_loss": losses(masked_token_loss, z_loss=0.1),
 }
 FLAT = ("product", "look_up", "again", "unembed", "token_loss", "token_loss_in_blocks", "selected_loss")
 
@@ -161,6 +162,7 @@ def test_second_derivatives_in_every_order(name):
             np.testing.assert_allclose(found, right, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_hessians_and_jacobians():
     """`jacfwd`, `jacrev` and `hessian`, which map over tangents and cotangents; `linearize`, and its transpose."""
     for name in ("linear", "layer_norm", "attention", "chunked"):
@@ -210,6 +212,7 @@ def test_under_transformations():
     np.testing.assert_allclose(inner(jnp.sum(again_, axis=0), v_w), slopes(lambda _, w: examples(x, w))[1], rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axis", ["data", "context", "fsdp"])
 def test_on_a_mesh(axis):
     """A ring's keys and their tangents go round; a table's rows are looked up where they lie."""
@@ -217,9 +220,9 @@ def test_on_a_mesh(axis):
     table, change = draw([(8, 4)] * 2, 1)
 
     def run(x, table):
-        cut = parts.cut(8, zigzag=False)
+        cut = context.sequence_sharding(8, zigzag=False)
         mask = masks.Mask(window=5, parts=cut.parts)
-        out = cut.unfold(attention(*[cut.fold(x)] * 3, mask, implementation="chunked"))
+        out = cut.unshard(attention(*[cut.shard(x)] * 3, mask, implementation="chunked"))
         return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.cos(look_up(jnp.array([[1, 7], [3, 1]]), table, "vocab")))
 
     wanted = jax.jvp(run, (x, table), (v, change))
@@ -233,6 +236,7 @@ def test_on_a_mesh(axis):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-10), twice, alone)
 
 
+@pytest.mark.slow
 def test_dtypes_of_tangents():
     """Those of the results, in the dtypes that train: bfloat16 activations and float32 parameters."""
     x, w = jnp.ones((2, 3, 4), jnp.bfloat16), jnp.ones((4, 4), jnp.float32)

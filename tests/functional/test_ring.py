@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jaxformer import masks, parts
+from jaxformer import masks
 from jaxformer.config import MeshConfig
 from jaxformer.functional.attention import attention
-from jaxformer.kernels import block_problem
-from jaxformer.sharding import make_mesh
+from jaxformer.kernels.attention import tiles
+from jaxformer.parallel import context
+from jaxformer.parallel.mesh import make_mesh
 
 LENGTH = 32
 ALL = list(cases.mask_cases(LENGTH))
@@ -23,8 +24,8 @@ SOME = ("none", "causal", "causal_window_segments_padding", "prefix_padding", "c
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Blocks that divide neither each other nor a part."""
-    monkeypatch.setattr(block_problem, "QUERY_BLOCK", 3)
-    monkeypatch.setattr(block_problem, "KEY_BLOCK", 2)
+    monkeypatch.setattr(tiles, "QUERY_BLOCK", 3)
+    monkeypatch.setattr(tiles, "KEY_BLOCK", 2)
 
 
 def both(shape, mask, bias=None, groups=2, soft_cap=None, rows=2, zigzag=None):
@@ -45,7 +46,7 @@ def both(shape, mask, bias=None, groups=2, soft_cap=None, rows=2, zigzag=None):
 
     def folded(q, k, v, bias):
         causal = mask is not None and mask.causal and mask.window is None
-        cut = parts.cut(LENGTH, zigzag=causal if zigzag is None else zigzag)
+        cut = context.sequence_sharding(LENGTH, zigzag=causal if zigzag is None else zigzag)
         m = arranged(masks.Mask() if mask is None else mask, cut)
         if cut.order is not None and bias is not None and not callable(bias):
             bias = bias if bias.shape[-2] == 1 else bias[..., cut.order, :]
@@ -55,8 +56,8 @@ def both(shape, mask, bias=None, groups=2, soft_cap=None, rows=2, zigzag=None):
             bias = jax.tree_util.Partial(
                 lambda order, q, k: natural(jnp.take(order, q, mode="clip"), jnp.take(order, k, mode="clip")), order
             )
-        arrays = [cut.fold(x) for x in (q, k, v)]
-        return cut.unfold(attention(*arrays, m, bias=bias, soft_cap=soft_cap, implementation="chunked"))
+        arrays = [cut.shard(x) for x in (q, k, v)]
+        return cut.unshard(attention(*arrays, m, bias=bias, soft_cap=soft_cap, implementation="chunked"))
 
     out = [jax.grad(total, differentiate, has_aux=True)(q, k, v, array, whole)]
     with jax.set_mesh(make_mesh(MeshConfig(*shape), jax.devices()[: int(np.prod(shape))])):
@@ -113,9 +114,9 @@ def test_a_window_ends_the_round_early(window):
 
 
 def test_how_far_a_window_makes_keys_travel():
-    from jaxformer.kernels.ring_part import Options, offsets_to_visit
+    from jaxformer.kernels.attention.ring_local import RingOptions, offsets_to_visit
 
-    o = Options(1.0, None, 0.0, 8, (), (), indexed=False)
+    o = RingOptions(1.0, None, 0.0, 8, (), (), indexed=False)
     causal = masks.causal()
     assert offsets_to_visit(o, causal & masks.window(1), 4) == range(1)
     assert offsets_to_visit(o, causal & masks.window(5), 4) == range(2)
@@ -143,10 +144,10 @@ def test_dropped_weights_keep_their_mean():
     v = jnp.ones((2, LENGTH, 4, 4))
 
     def attend(q, v, rng):
-        cut = parts.cut(LENGTH, zigzag=False)
+        cut = context.sequence_sharding(LENGTH, zigzag=False)
         m = masks.Mask(parts=cut.parts)
-        out = attention(cut.fold(q), cut.fold(q), cut.fold(v), m, dropout_rate=0.25, rng=rng)
-        return cut.unfold(out)
+        out = attention(cut.shard(q), cut.shard(q), cut.shard(v), m, dropout_rate=0.25, rng=rng)
+        return cut.unshard(out)
 
     with jax.set_mesh(make_mesh(MeshConfig(1, 1, 1, 8))):
         out = jax.jit(attend)(q, v, jax.random.key(0))
@@ -160,13 +161,13 @@ def test_memory_falls_with_the_axis(monkeypatch):
     """Bytes of a device, forward and backward, at 32k tokens, fall as the axis grows; the scores alone would be 4 GiB
     a head. Blocks are short because a pair's scores are the same for every axis."""
     for name in ("QUERY_BLOCK", "KEY_BLOCK"):
-        monkeypatch.setattr(block_problem, name, 256)
+        monkeypatch.setattr(tiles, name, 256)
 
     def peak(number):
         mesh = make_mesh(MeshConfig(1, 1, 1, number), jax.devices()[:number])
 
         def loss(q, k, v):
-            cut = parts.cut(2**15, zigzag=True)
+            cut = context.sequence_sharding(2**15, zigzag=True)
             m = masks.Mask(causal=True, parts=cut.parts, query_index=cut.order, key_index=cut.order)
             return jnp.sum(attention(q, k, v, m, implementation="chunked"))
 

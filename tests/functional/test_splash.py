@@ -9,14 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flat_config import model_config
 from kernel_cases import MASKS, H, T, arrays, check
 
 from jaxformer import masks
-from jaxformer.config import ConfigError, LossConfig, MeshConfig, ModelConfig
+from jaxformer.config import Execution, LossConfig, MeshConfig
+from jaxformer.errors import ConfigError
 from jaxformer.functional.attention import attention, choose
-from jaxformer.kernels import splash
+from jaxformer.kernels.attention import splash
 from jaxformer.modules import make_model
-from jaxformer.sharding import make_mesh
+from jaxformer.parallel.mesh import make_mesh
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -67,9 +69,9 @@ def test_what_it_cannot_do_exactly_is_refused():
             attention(*given, implementation="splash", **options)
     for model, why in (({"positions": "alibi"}, "a bias"), ({"attention_dropout": 0.1}, "dropout"),
                        ({"context_length": 100}, "rows of 100 tokens"), ({"width": 128}, "heads 32 wide")):  # fmt: skip
-        config = ModelConfig(**{"width": 256, "vocab_size": 64, "attention": "splash", **model})
-        with pytest.raises(ConfigError, match=f"config.model.attention: splash cannot do {why}"):
-            make_model(config, LossConfig())
+        config = model_config(**{"width": 256, "vocab_size": 64, **model})
+        with pytest.raises(ConfigError, match=f"config.execution.attention: splash cannot do {why}"):
+            make_model(config, LossConfig(), Execution(attention="splash"))
 
 
 def test_auto_takes_it_on_tpus_only_and_only_where_it_can():
@@ -86,8 +88,8 @@ def test_it_compiles_for_tpus():
     """A train step for a v5e slice, packed documents on a mesh: the kernel is in the program, the scores are not."""
     program = """
 from jaxformer.config import from_mapping
-from jaxformer.plan import report, topology
-from jaxformer.plan.program import compile_step
+from jaxformer.plan import measures, topology
+from jaxformer.plan.compiled_step import compile_step
 topology.prepare("v5e:2x2")
 model = {"num_layers": 2, "width": 256, "num_heads": 4, "num_kv_heads": 2, "context_length": 1024, "vocab_size": 1024,
          "dtype": "bfloat16", "layers": "scan", "positions": "rotary"}
@@ -95,8 +97,8 @@ config = from_mapping({"model": model, "mesh": {"fsdp": 2, "tensor": 2},
                        "train": {"batch_rows": 4, "steps_per_dispatch": 1}})
 target = topology.make("v5e:2x2")
 step = compile_step(config, target)
-assert step.config.model.attention == "splash"
-print(step.text.count("tpu_custom_call"), "1024,1024]" in step.text, report.describe(step, target)["flops"]["useful"])
+assert step.config.execution.attention == "splash"
+print(step.text.count("tpu_custom_call"), "1024,1024]" in step.text, measures.describe(step, target)["flops"]["useful"])
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from jaxformer import records
-from jaxformer.training.checkpoint_layout import list_steps
+from jaxformer.training.checkpoint.layout import list_steps
 
 pytestmark = pytest.mark.slow
 

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy_reference as reference
+from flat_config import model_config
 
-from jaxformer.config import ModelConfig
 from jaxformer.functional import positions as pos
 from jaxformer.specs import is_spec
 
@@ -15,7 +15,7 @@ POSITIONS = np.array([[0, 1, 2, 0, 1, 2, 3, 0], [0, 1, 2, 3, 4, 0, 1, 2]])
 
 
 def config(**fields):
-    return ModelConfig(
+    return model_config(
         **{"num_layers": 2, "width": 16, "num_heads": 4, "context_length": T, "vocab_size": 20, **fields}
     )
 
@@ -37,15 +37,14 @@ def float64(params):
 
 def reference_extras(params, cfg):
     """(frequencies, bias, yarn's factor) for the reference of `cfg`."""
-    if cfg.positions == "rotary":
-        original = cfg.rotary_original_length or cfg.context_length
-        frequencies, scale = pos.rotary_frequencies(
-            cfg.head_size, cfg.rotary_base, cfg.rotary_scaling, cfg.rotary_factor, original
-        )
+    if cfg.positions.kind == "rotary":
+        rotary = cfg.positions
+        original = rotary.original_length or cfg.context_length
+        frequencies, scale = pos.rotary_frequencies(cfg.head_size, rotary.base, rotary.scaling, rotary.factor, original)
         return frequencies, None, scale
-    if cfg.positions == "alibi":
-        return None, reference.alibi(T, T, cfg.num_heads), 1.0
-    if cfg.positions == "t5":
+    if cfg.positions.kind == "alibi":
+        return None, reference.alibi(T, T, cfg.attention.num_heads), 1.0
+    if cfg.positions.kind == "t5":
         buckets = [[reference.t5_bucket(s - t, not cfg.causal) for s in range(T)] for t in range(T)]
         return None, np.moveaxis(np.asarray(params["embedding"]["t5"], np.float64)[np.array(buckets)], -1, 0), 1.0
     return None, None, 1.0

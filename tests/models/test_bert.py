@@ -1,12 +1,11 @@
 """BERT: both directions within a document and nothing beyond; masked and next-sentence losses equal float64 NumPy."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy_reference as reference
 import pytest
+from flat_config import changed
 from model_cases import POSITIONS, SEGMENTS, B, T, config, float64, influence, random_params, reference_extras
 
 from jaxformer.config import LossConfig
@@ -17,7 +16,7 @@ KINDS = {
     "published": config(family="bert", block="post_norm", token_types=2, next_sentence=True),
     "rotary_pre_norm": config(family="bert", positions="rotary", norm="rms_norm", tie_embeddings=False, num_kv_heads=2),
     "t5_window": config(family="bert", block="post_norm", positions="t5", window=2, activation="geglu", use_bias=False),
-    "alibi_parallel": config(family="bert", block="parallel", positions="alibi", layers="scan"),
+    "alibi_parallel": config(family="bert", block="parallel", positions="alibi"),
 }
 RNG = np.random.default_rng(3)
 TOKENS, TYPES = RNG.integers(0, 20, (B, T)), RNG.integers(0, 2, (B, T))
@@ -31,7 +30,7 @@ def fields(cfg):
 
 def reference_hidden(params, cfg):
     params = float64(params)
-    allowed = reference.allowed(T, T, window=cfg.window, segments=SEGMENTS)
+    allowed = reference.allowed(T, T, window=cfg.attention.window, segments=SEGMENTS)
     frequencies, bias, scale = reference_extras(params, cfg)
     types = TYPES if cfg.token_types else None
     return params, reference.hidden(params, TOKENS, cfg, POSITIONS, allowed, frequencies, bias, scale, types)
@@ -49,21 +48,21 @@ def test_logits_equal_the_reference(kind):
 
 @pytest.mark.parametrize("kind, dropout", [("published", 0.2), ("rotary_pre_norm", 0.0), ("alibi_parallel", 0.0)])
 def test_exactly_the_tokens_of_the_document_are_felt(kind, dropout):
-    cfg = dataclasses.replace(KINDS[kind], vocab_size=B * T, tie_embeddings=False, dropout=dropout)
+    cfg = changed(KINDS[kind], vocab_size=B * T, tie_embeddings=False, dropout=dropout)
     rng = jax.random.key(0) if dropout else None
     allowed = reference.allowed(T, T, segments=SEGMENTS)[:, 0]
     influence(lambda p, tokens: bert.apply(p, tokens, cfg, **fields(cfg), rng=rng), bert.specs(cfg), allowed)
 
 
 def test_without_segments_a_row_is_one_document():
-    cfg = dataclasses.replace(KINDS["published"], vocab_size=B * T, tie_embeddings=False)
+    cfg = changed(KINDS["published"], vocab_size=B * T, tie_embeddings=False)
     allowed = np.ones((B, T, T), bool)
     influence(lambda p, tokens: bert.apply(p, tokens, cfg), bert.specs(cfg), allowed)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_another_documents_tokens_change_nothing_bitwise(dtype):
-    cfg = dataclasses.replace(KINDS["published"], dtype=dtype)
+    cfg = changed(KINDS["published"], dtype=dtype)
     params = random_params(bert.specs(cfg))
     apply = jax.jit(lambda tokens: bert.apply(params, tokens, cfg, **fields(cfg)))
     other = np.where(SEGMENTS == 0, TOKENS, (TOKENS + 7) % 20)
@@ -113,7 +112,7 @@ def test_a_row_without_a_pair_passes_no_gradient_and_no_nan():
 
 
 def test_without_pairs_there_is_no_second_term():
-    cfg = dataclasses.replace(KINDS["published"], next_sentence=False)
+    cfg = changed(KINDS["published"], next_sentence=False)
     batch = make_batch(pairs=False)
     params = random_params(bert.specs(cfg))
     objective, metrics = jax.eval_shape(lambda p: bert.loss(p, batch, cfg, LossConfig()), params)

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import numpy_reference as reference
 import pytest
+from flat_config import changed
 from model_cases import POSITIONS, SEGMENTS, B, T, config, float64, influence, random_params, reference_extras
 
-from jaxformer.config import LossConfig
-from jaxformer.kernels import xla
+from jaxformer.config import Execution, LossConfig
+from jaxformer.kernels.attention import xla
 from jaxformer.models import gpt
 from jaxformer.specs import init_params
 from jaxformer.types import Batch
@@ -25,7 +26,7 @@ KINDS = {
     "alibi_parallel": config(block="parallel", positions="alibi", num_kv_heads=1, attention_soft_cap=3.0),
     "qk_norm": config(norm="rms_norm", qk_norm=True, positions="rotary", num_kv_heads=2, window=5),
     "t5_post_norm": config(block="post_norm", positions="t5", activation="relu"),
-    "2017": config(block="post_norm", positions="sinusoidal", activation="relu", layers="scan"),
+    "2017": config(block="post_norm", positions="sinusoidal", activation="relu"),
     "window": config(positions="none", window=2, activation="geglu"),
 }  # fmt: skip
 TOKENS = np.random.default_rng(3).integers(0, 20, (B, T))
@@ -33,7 +34,7 @@ TOKENS = np.random.default_rng(3).integers(0, 20, (B, T))
 
 def reference_logits(params, cfg):
     params = float64(params)
-    allowed = reference.allowed(T, T, causal=True, window=cfg.window, segments=SEGMENTS)
+    allowed = reference.allowed(T, T, causal=True, window=cfg.attention.window, segments=SEGMENTS)
     frequencies, bias, scale = reference_extras(params, cfg)
     x = reference.hidden(params, TOKENS, cfg, POSITIONS, allowed, frequencies, bias, scale)
     return x @ params.get("head", {"table": params["embedding"]["tokens"]})["table"].T
@@ -54,7 +55,7 @@ def test_logits_equal_the_reference(kind):
     "kind, dropout", [("gpt2", 0.2), ("llama", 0.0), ("alibi_parallel", 0.2), ("t5_post_norm", 0.0)]
 )
 def test_exactly_the_earlier_tokens_of_the_document_are_felt(kind, dropout):
-    cfg = dataclasses.replace(KINDS[kind], vocab_size=B * T, tie_embeddings=False)
+    cfg = changed(KINDS[kind], vocab_size=B * T, tie_embeddings=False)
     cfg = dataclasses.replace(cfg, dropout=dropout)
     rng = jax.random.key(0) if dropout else None
     allowed = reference.allowed(T, T, causal=True, segments=SEGMENTS)[:, 0]
@@ -66,7 +67,7 @@ def test_exactly_the_earlier_tokens_of_the_document_are_felt(kind, dropout):
 
 
 def test_a_window_reaches_as_far_as_the_layers_carry_it():
-    cfg = dataclasses.replace(KINDS["window"], window=3, vocab_size=2 * T, tie_embeddings=False)
+    cfg = changed(KINDS["window"], window=3, vocab_size=2 * T, tie_embeddings=False)
     allowed = reference.allowed(T, T, causal=True, window=1 + cfg.num_layers * (3 - 1))[:, 0].repeat(B, axis=0)
     influence(lambda p, tokens: gpt.apply(p, tokens, cfg), gpt.specs(cfg), allowed)
 
@@ -84,7 +85,7 @@ def test_rows_longer_than_a_block_of_queries():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_another_documents_tokens_change_nothing_bitwise(dtype):
-    cfg = dataclasses.replace(KINDS["llama"], dtype=dtype)
+    cfg = changed(KINDS["llama"], dtype=dtype)
     params = random_params(gpt.specs(cfg))
     positions, segments = jnp.array(POSITIONS), jnp.array(SEGMENTS)
     apply = jax.jit(lambda tokens: gpt.apply(params, tokens, cfg, positions=positions, segments=segments))
@@ -130,9 +131,10 @@ def test_next_token_loss_equals_the_reference(kind):
 def test_scan_and_unroll_drop_the_same():
     outs = []
     for layers in ("scan", "unroll"):
-        cfg = config(dropout=0.3, attention_dropout=0.3, layers=layers)
+        cfg, execution = config(dropout=0.3, attention_dropout=0.3), Execution(layers=layers)
         params = random_params(gpt.specs(cfg))
-        outs.append(jax.jit(lambda p, r, cfg=cfg: gpt.apply(p, TOKENS, cfg, rng=r))(params, jax.random.key(1)))
+        run = jax.jit(lambda p, r, cfg=cfg, e=execution: gpt.apply(p, TOKENS, cfg, rng=r, execution=e))
+        outs.append(run(params, jax.random.key(1)))
     np.testing.assert_allclose(*outs, rtol=1e-4, atol=1e-4)
     assert not np.allclose(outs[0], jax.jit(lambda p: gpt.apply(p, TOKENS, cfg))(params), atol=0.1)
 

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flat_config import both, changed
 from jax.flatten_util import ravel_pytree
 from model_cases import POSITIONS, SEGMENTS, B, T, random_params
-from model_cases import config as small
 
 from jaxformer.config import LossConfig, ModelConfig
 from jaxformer.models import bert, gpt
@@ -24,20 +24,21 @@ class Exact(ModelConfig):
 
 
 def config(**fields):
-    return Exact(**{**dataclasses.asdict(small()), "dtype": "float64", **fields})
+    """(model, execution)"""
+    return both(Exact, num_layers=2, width=16, num_heads=4, context_length=T, vocab_size=20, dtype="float64", **fields)
 
 
 KINDS = {
-    "gpt2": (gpt, config()),
+    "gpt2": (gpt, *config()),
     "llama": (
         gpt,
-        config(
+        *config(
             norm="rms_norm", activation="swiglu", use_bias=False, positions="rotary", num_kv_heads=2,
             qk_norm=True, attention="chunked", layers="scan", tie_embeddings=False,
         ),
     ),
-    "t5": (gpt, config(positions="t5", block="post_norm", attention_soft_cap=3.0, remat="dots")),
-    "bert": (bert, config(family="bert", block="post_norm", token_types=2)),
+    "t5": (gpt, *config(positions="t5", block="post_norm", attention_soft_cap=3.0, remat="dots")),
+    "bert": (bert, *config(family="bert", block="post_norm", token_types=2)),
 }  # fmt: skip
 
 
@@ -47,24 +48,24 @@ def batch_of(cfg):
     return Batch(*map(jnp.array, (tokens, targets, rng.random((B, T)) < 0.7, POSITIONS, SEGMENTS)))
 
 
-def loss_of(family, cfg):
+def loss_of(family, cfg, execution):
     """(loss of the parameters as one vector, the parameters)."""
     flat, back = ravel_pytree(jax.tree.map(lambda x: jnp.array(x, jnp.float64), random_params(family.specs(cfg))))
     batch = batch_of(cfg)
     batch = batch._replace(weights=batch.weights.astype(jnp.float64))
 
     def loss(flat):
-        total, weight = family.loss(back(flat), batch, cfg, LossConfig(z_loss=0.01))[0]["loss"]
+        total, weight = family.loss(back(flat), batch, cfg, LossConfig(z_loss=0.01), execution=execution)[0]["loss"]
         return total / weight
 
     return loss, flat, back
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "bert", *(pytest.param(k, marks=pytest.mark.slow) for k in ("llama", "t5"))])
+@pytest.mark.parametrize("kind", ["gpt2", *(pytest.param(k, marks=pytest.mark.slow) for k in ("llama", "t5", "bert"))])
 def test_hessian_times_a_direction(kind):
-    family, cfg = KINDS[kind]
+    family, cfg, execution = KINDS[kind]
     with jax.enable_x64(True):
-        loss, flat, back = loss_of(family, cfg)
+        loss, flat, back = loss_of(family, cfg, execution)
         v = jnp.array(np.random.default_rng(1).normal(size=flat.shape))
         gradient = jax.jit(jax.grad(loss))
         np.testing.assert_allclose(jax.jit(lambda x: jax.jvp(loss, (x,), (v,))[1])(flat), gradient(flat) @ v, rtol=1e-9)
@@ -74,17 +75,21 @@ def test_hessian_times_a_direction(kind):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6 * np.abs(wanted).max())
         if family is gpt:
             tokens = batch_of(cfg).tokens
-            logits, tangent = jax.jit(lambda x: jax.jvp(lambda x: gpt.apply(back(x), tokens, cfg), (x,), (v,)))(flat)
-            _, pull = jax.vjp(lambda x: gpt.apply(back(x), tokens, cfg), flat)
+
+            def logits_of(flat):
+                return gpt.apply(back(flat), tokens, cfg, execution=execution)
+
+            logits, tangent = jax.jit(lambda x: jax.jvp(logits_of, (x,), (v,)))(flat)
+            _, pull = jax.vjp(logits_of, flat)
             np.testing.assert_allclose(jnp.vdot(jnp.cos(logits), tangent), pull(jnp.cos(logits))[0] @ v, rtol=1e-8)
 
 
 def test_the_whole_hessian_of_a_small_gpt():
     """`jax.hessian` of all parameters: symmetric, and each row the change of the gradient."""
-    family, cfg = KINDS["gpt2"]
-    cfg = dataclasses.replace(cfg, num_layers=1, width=4, num_heads=2, mlp_width=4)
+    family, cfg, execution = KINDS["gpt2"]
+    cfg = changed(cfg, num_layers=1, width=4, num_heads=2, mlp_width=4)
     with jax.enable_x64(True):
-        loss, flat, _ = loss_of(family, cfg)
+        loss, flat, _ = loss_of(family, cfg, execution)
         found = np.asarray(jax.jit(jax.hessian(loss))(flat))
         step = 1e-5
         rows = jax.jit(jax.vmap(jax.grad(loss)))

@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 from jaxformer.config import from_mapping
-from jaxformer.plan import report, topology
-from jaxformer.plan.program import abstract_chunk, compile_step
+from jaxformer.plan import measures, topology
+from jaxformer.plan.compiled_step import abstract_chunk, compile_step
 from jaxformer.training import state as states
 from jaxformer.training.optim import make_optimizer
 
@@ -33,7 +33,7 @@ def main() -> None:
     target = topology.make("cpu:1")
     config = from_mapping(json.loads(sys.argv[1]))
     step = compile_step(config, target)
-    plan = report.describe(step, target)
+    plan = measures.describe(step, target)
     optimizer = make_optimizer(config.optimizer, config.train.steps, step.model.specs)
     init = jax.jit(
         lambda: states.fresh_state(step.model, optimizer, 0),

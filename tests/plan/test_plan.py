@@ -14,15 +14,16 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.command_line import load_file
-from jaxformer.config import ConfigError, from_mapping
+from jaxformer.config import from_mapping
+from jaxformer.errors import ConfigError
 from jaxformer.modules import make_model
-from jaxformer.plan import report, roofline, search, table, topology
+from jaxformer.parallel.mesh import RULES, make_mesh
+from jaxformer.plan import measures, roofline, search, summary, topology
+from jaxformer.plan.communication_bound import communication_bound
+from jaxformer.plan.compiled_step import compile_step, target_config
 from jaxformer.plan.hardware import CHIPS
-from jaxformer.plan.minimum import minimum
-from jaxformer.plan.program import compile_step, target_config
 from jaxformer.plan.topology import Topology
-from jaxformer.sharding import RULES, make_mesh
+from jaxformer.runs.command_line import load_file
 from jaxformer.specs import is_spec
 from jaxformer.training.optim import make_optimizer
 from jaxformer.training.state import abstract_state
@@ -55,7 +56,7 @@ def test_parameter_and_optimizer_bytes_follow_from_the_specs(name, sizes):
     and one count. Counted here from shapes and names alone."""
     config = from_mapping(load_file(str(ROOT / f"configs/{name}.py")))
     data, fsdp, tensor = sizes
-    if config.model.num_heads % tensor:
+    if config.model.attention.num_heads % tensor:
         tensor, data = 1, data * tensor
     mesh = make_mesh(replace(config.mesh, data=data, fsdp=fsdp, tensor=tensor), jax.devices())
     model = make_model(config.model, config.loss)
@@ -65,8 +66,8 @@ def test_parameter_and_optimizer_bytes_follow_from_the_specs(name, sizes):
         parts = {"fsdp": fsdp, "tensor": tensor}
         divisor = math.prod(parts.get(a, 1) for axis in set(spec.axes) for a in RULES[axis] or ())
         expected += math.prod(spec.shape) // divisor * 4
-    assert report.local_bytes(state.params) == expected
-    assert report.local_bytes(state.opt_state) == 2 * expected + 4 * len(
+    assert measures.local_bytes(state.params) == expected
+    assert measures.local_bytes(state.opt_state) == 2 * expected + 4 * len(
         [leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.shape == ()]
     )
 
@@ -74,7 +75,9 @@ def test_parameter_and_optimizer_bytes_follow_from_the_specs(name, sizes):
 def test_the_minimum_by_hand():
     """One block's matrices and the two tables of the small model, by the formulas of the docstring."""
     config = small(data=2, fsdp=4, tensor=1)
-    found = minimum(config, make_model(config.model, config.loss).specs, make_mesh(config.mesh, jax.devices()))
+    found = communication_bound(
+        config, make_model(config.model, config.loss).specs, make_mesh(config.mesh, jax.devices())
+    )
     blocks = 2 * (4 * 512 * 512 + 3 * 512 * 1408)
     norms = (2 * 2 + 1) * 512
     vocab = 4096 * 512
@@ -88,7 +91,9 @@ def test_the_minimum_by_hand():
 
 def test_the_minimum_of_tensor_parallelism():
     config = small(data=1, fsdp=1, tensor=8)
-    found = minimum(config, make_model(config.model, config.loss).specs, make_mesh(config.mesh, jax.devices()))
+    found = communication_bound(
+        config, make_model(config.model, config.loss).specs, make_mesh(config.mesh, jax.devices())
+    )
     tokens = 16 * 512
     # five sums a block ("full" computes attention again), two around the blocks, three numbers a token in the loss
     assert found == {"tensor": 2 * 7 / 8 * ((5 * 2 + 2) * tokens * 512 * 2 + 3 * tokens * 4)}
@@ -121,22 +126,22 @@ def test_compare_names_what_differs():
     old = {"topology": "cpu:8", "devices": 8, "mesh": {"fsdp": 8}, "config": {}, "memory": {"total": 10}, "flops": {},
            "collectives": [], "seconds": 1.0}  # fmt: skip
     new = {**old, "mesh": {"fsdp": 4}, "memory": {"total": 20}}
-    assert table.compare(old, old) == ["no difference"]
-    assert table.compare(old, new) == ["mesh.fsdp: 8 -> 4", "memory.total: 10 -> 20 (2.000)"]
+    assert summary.compare(old, old) == ["no difference"]
+    assert summary.compare(old, new) == ["mesh.fsdp: 8 -> 4", "memory.total: 10 -> 20 (2.000)"]
 
 
 def test_the_context_axis_is_planned_as_a_run_would_use_it():
     """Rows in parts need the chunked implementation, and a search keeps the axis."""
     target = topology.make("cpu:8")
     one, two = small(context=1), small(context=2)
-    chosen = [target_config(c, target, make_mesh(c.mesh, jax.devices())).model.attention for c in (one, two)]
+    chosen = [target_config(c, target, make_mesh(c.mesh, jax.devices())).execution.attention for c in (one, two)]
     assert chosen == ["xla", "chunked"]
     found = [c.mesh for c in search.candidates(two, target)]
     assert found and all(m.context == 2 and m.data * m.fsdp * m.tensor == 4 for m in found)
     odd = replace(two, model=replace(two.model, context_length=510))
     with pytest.raises(ConfigError, match="context_length"):
         compile_step(odd, target)
-    kernel = replace(two, model=replace(two.model, attention="splash"))
+    kernel = replace(two, execution=replace(two.execution, attention="splash"))
     with pytest.raises(ConfigError, match=r"attention: splash cannot do rows cut by config.mesh.context 2; accepted"):
         compile_step(kernel, target)
 
@@ -144,19 +149,19 @@ def test_the_context_axis_is_planned_as_a_run_would_use_it():
 @pytest.fixture(scope="module")
 def cpu_plan():
     topology.prepare("cpu:8")
-    return report.make_plan(small(data=2, fsdp=2, tensor=2), topology.make("cpu:8"))
+    return measures.make_plan(small(data=2, fsdp=2, tensor=2), topology.make("cpu:8"))
 
 
 @pytest.mark.slow
 def test_a_plan_on_cpu_devices(cpu_plan):
     """Complete, printable, JSON; nothing large replicated; the program computes what the model says, once again more
     where it rematerialises."""
-    text = "\n".join(table.lines(cpu_plan))
+    text = "\n".join(summary.lines(cpu_plan))
     assert "fits" in text and "all-gather" in text
     assert json.loads(json.dumps(cpu_plan))["mesh"] == {**cpu_plan["mesh"]}
     assert cpu_plan["replicated"] == [] and cpu_plan["memory"]["fits"] is None
     assert 0.7 < cpu_plan["flops"]["useful"] <= 1.0
-    assert {"fsdp", "tensor", "data"} <= report.by_axes(cpu_plan).keys()
+    assert {"fsdp", "tensor", "data"} <= measures.by_axes(cpu_plan).keys()
 
 
 @pytest.mark.slow
@@ -205,16 +210,16 @@ def own_environment():
 def test_on_tpus_collectives_stay_near_the_least(model, mesh, axes):
     """FSDP and tensor parallelism send at most 1.15 times the least, in the program that a v5e slice would run."""
     program = (
-        "import json, sys; from jaxformer.config import from_mapping; from jaxformer.plan import report, topology; "
+        "import json, sys; from jaxformer.config import from_mapping; from jaxformer.plan import measures, topology; "
         "topology.prepare('v5e:4x4'); target = topology.make('v5e:4x4'); "
-        "print(json.dumps(report.make_plan(from_mapping(json.loads(sys.argv[1])), target)))"
+        "print(json.dumps(measures.make_plan(from_mapping(json.loads(sys.argv[1])), target)))"
     )
     config = {**SMALL, "mesh": dict(zip(("data", "fsdp", "tensor"), mesh, strict=True))}
     config["model"] = {**SMALL["model"], **model}
     command = [sys.executable, "-c", program, json.dumps(config)]
     done = subprocess.run(command, cwd=ROOT, env=own_environment(), capture_output=True, text=True, check=True)
     plan = json.loads(done.stdout.splitlines()[-1])
-    sent = report.by_axes(plan)
+    sent = measures.by_axes(plan)
     for axis in axes:
         assert sent[axis] <= 1.15 * plan["minimum"][axis], (axis, sent, plan["minimum"], plan["largest"])
     assert sum(sent.values()) <= 1.15 * sum(plan["minimum"].values())
@@ -227,8 +232,8 @@ def test_a_mesh_axis_may_split_an_axis_of_the_torus():
     """8 is no product of axes of a 4 x 4 x 4 torus; neighbours in the mesh are still neighbours in the torus."""
     program = (
         "from jaxformer.config import MeshConfig; from jaxformer.plan import topology; "
-        "from jaxformer.sharding import make_mesh; topology.prepare('v5p:4x4x4'); target = topology.make('v5p:4x4x4'); "
-        "mesh = make_mesh(MeshConfig(data=8, fsdp=8), list(target.devices)); "
+        "from jaxformer.parallel.mesh import make_mesh; topology.prepare('v5p:4x4x4'); "
+        "target = topology.make('v5p:4x4x4'); mesh = make_mesh(MeshConfig(data=8, fsdp=8), list(target.devices)); "
         "print(dict(mesh.shape), [d.coords for d in mesh.devices[0, :, 0, 0]])"
     )
     done = subprocess.run(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from planted import TRUTH, grid, iso_flop, loss_of, noisy, scattered
 
-from jaxformer.config import ConfigError
+from jaxformer.errors import ConfigError
 from jaxformer.scaling import bootstrap, fit, law_fit, laws
 from jaxformer.scaling.profile import Profile
 from jaxformer.scaling.table import Table

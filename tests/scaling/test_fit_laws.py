@@ -5,7 +5,7 @@ import pytest
 from planted import TRUTH, grid, iso_flop, loss_of, noisy, scattered
 from scipy import optimize, special
 
-from jaxformer.config import ConfigError
+from jaxformer.errors import ConfigError
 from jaxformer.scaling import laws, solver
 
 CHINCHILLA = laws.Law(("N", "D"))

@@ -5,7 +5,7 @@ import pytest
 from planted import TRUTH, grid, iso_flop, loss_of, noisy
 from scipy import optimize
 
-from jaxformer.config import ConfigError
+from jaxformer.errors import ConfigError
 from jaxformer.scaling import fit, isoflop, optimum
 from jaxformer.scaling.table import Table
 

@@ -13,7 +13,7 @@ import pytest
 from planted import PUBLISHED, iso_flop, noisy, scattered
 
 from experiments import fit as program
-from jaxformer.process import program as run_program
+from jaxformer.runtime.program import program as run_program
 from jaxformer.scaling import figures, fit, plotting, report, run_figures
 from jaxformer.scaling.table import Table
 
@@ -49,6 +49,7 @@ def published(tmp_path_factory):
 ARGUMENTS = ["--n", "model size", "--c", "training flop", "--loss", "loss"]
 
 
+@pytest.mark.slow
 def test_a_published_table_gives_the_published_coefficients(published, tmp_path, capsys):
     out = tmp_path / "fit"
     command = [
@@ -246,6 +247,7 @@ class Checker(html.parser.HTMLParser):
         assert self.open.pop() == tag
 
 
+@pytest.mark.slow
 def test_the_page_is_whole_and_needs_nothing_from_outside(tmp_path):
     table, result = fitted()
     pictures = {name: report.embed(figure) for name, figure in figures.draw(table, result).items()}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxformer import records
-from jaxformer.config import ConfigError
+from jaxformer.errors import ConfigError
 from jaxformer.scaling.csv_reader import Rows
 from jaxformer.scaling.table import Table
 

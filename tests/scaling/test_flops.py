@@ -7,17 +7,18 @@ longer than the block in which attention leaves keys out. It also counts additio
 import jax
 import jax.numpy as jnp
 import pytest
+from flat_config import both, model_config
 
-from jaxformer.config import DataConfig, LossConfig, ModelConfig
+from jaxformer.config import DataConfig, LossConfig
+from jaxformer.models.flops import count_parameters, flops_per_token, training_flops
 from jaxformer.modules import make_model
-from jaxformer.scaling.flops import count_parameters, flops_per_token, training_flops
 from jaxformer.specs import abstract_params
 from jaxformer.types import Batch
 
 ROWS = 2
 BASE = {
     "num_layers": 2, "width": 512, "num_heads": 16, "head_width": 64, "context_length": 128, "vocab_size": 4096,
-    "attention": "xla", "layers": "unroll",
+    "attention": "xla",
 }  # fmt: skip
 OPTIONS = [
     {},
@@ -42,9 +43,9 @@ OPTIONS = [
 ]
 
 
-def xla_flops(config, grad):
+def xla_flops(config, execution, grad):
     """XLA's count per token of the loss, or of its gradient."""
-    model = make_model(config, LossConfig(chunk_tokens=ROWS * config.context_length))
+    model = make_model(config, LossConfig(chunk_tokens=ROWS * config.context_length), execution)
     shape = (ROWS, config.context_length)
     ids, weights = jax.ShapeDtypeStruct(shape, jnp.int32), jax.ShapeDtypeStruct(shape, jnp.float32)
 
@@ -59,14 +60,14 @@ def xla_flops(config, grad):
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(f"{k}={v}" for k, v in o.items()) or "plain")
 def test_within_two_percent_of_xla(options):
-    config = ModelConfig(**{**BASE, **options})
-    ours = flops_per_token(config)
-    assert xla_flops(config, grad=False) == pytest.approx(ours.forward, rel=0.02)
-    assert xla_flops(config, grad=True) == pytest.approx(ours.training + ours.remat, rel=0.02)
+    config, execution = both(**{**BASE, **options})
+    ours = flops_per_token(config, remat_policy=execution.remat)
+    assert xla_flops(config, execution, grad=False) == pytest.approx(ours.forward, rel=0.02)
+    assert xla_flops(config, execution, grad=True) == pytest.approx(ours.training + ours.remat, rel=0.02)
 
 
 def test_the_head_counts_where_its_logits_are_needed():
-    config = ModelConfig(family="bert", vocab_size=1000, token_types=2)
+    config = model_config(family="bert", vocab_size=1000, token_types=2)
     whole, part = flops_per_token(config), training_flops(config, DataConfig(objective="masked", mask_rate=0.2))
     assert whole.head == 2 * 128 * 1000 + 2 * 128 * 128
     assert part == pytest.approx(whole.training - 3 * 0.8 * whole.head)
@@ -74,12 +75,12 @@ def test_the_head_counts_where_its_logits_are_needed():
 
 
 def test_a_window_limits_the_keys():
-    one, other = (flops_per_token(ModelConfig(context_length=512, window=w)) for w in (None, 128))
+    one, other = (flops_per_token(model_config(context_length=512, window=w)) for w in (None, 128))
     assert other.attention == one.attention / 4
 
 
 def test_every_convention_of_counting():
-    count = count_parameters(ModelConfig(vocab_size=1024, tie_embeddings=False))
+    count = count_parameters(model_config(vocab_size=1024, tie_embeddings=False))
     assert count.total - count.non_embedding == (2 * 1024 + 256) * 128
     assert count.total - count.without_positions == 256 * 128
     assert sum(count.by_group.values()) == count.total

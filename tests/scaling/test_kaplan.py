@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from jaxformer.config import ConfigError
+from jaxformer.errors import ConfigError
 from jaxformer.scaling import fit, forms, laws
 from jaxformer.scaling.solver import huber
 from jaxformer.scaling.table import Table

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from jaxformer.config import Config, ConfigError
-from jaxformer.scaling.flops import count_parameters, training_flops
+from jaxformer.config import Config
+from jaxformer.errors import ConfigError
+from jaxformer.models.flops import count_parameters, training_flops
 from jaxformer.scaling.ladder import StudyConfig, cells, from_mapping, planned, run_config, runs, size_model
 
 
@@ -26,7 +27,7 @@ def study(**ladder):
 def test_sizes_follow_the_width():
     config = study(layer_width=24, min_layers=2)
     shapes = [size_model(config.model, width, config.ladder) for width in config.ladder.widths]
-    assert [(m.width, m.num_layers, m.num_heads, m.head_size) for m in shapes] == [
+    assert [(m.width, m.num_layers, m.attention.num_heads, m.head_size) for m in shapes] == [
         (32, 2, 2, 16), (64, 3, 4, 16), (96, 4, 6, 16)
     ]  # fmt: skip
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from planted import TRUTH, loss_of
 
-from jaxformer.config import ConfigError
+from jaxformer.errors import ConfigError
 from jaxformer.scaling import results, verdict
 from jaxformer.scaling.fit import Settings
 

@@ -1,4 +1,4 @@
-"""A checkpoint is sound or it is named and passed over; nothing silent, nothing lost."""
+"""A checkpoint is valid or it is named and passed over; nothing silent, nothing lost."""
 
 import asyncio
 import errno
@@ -19,14 +19,15 @@ import pytest
 from toy import ToyBatches, make_config, make_model, numpy_params
 
 from jaxformer.config import CheckpointConfig
-from jaxformer.sharding import make_mesh
+from jaxformer.errors import CheckpointError
+from jaxformer.parallel.mesh import make_mesh
 from jaxformer.specs import abstract_params
-from jaxformer.training import checkpoint, checksum
 from jaxformer.training import state as states
-from jaxformer.training.checkpoint import CheckpointError, Checkpoints, restore_params
-from jaxformer.training.checkpoint_errors import reason_of
+from jaxformer.training.checkpoint import checksum, manager
+from jaxformer.training.checkpoint.failures import reason_of
+from jaxformer.training.checkpoint.manager import Checkpoints, restore_params
+from jaxformer.training.checkpoint.orbax_logging import Quiet
 from jaxformer.training.optim import make_optimizer
-from jaxformer.training.orbax_noise import Quiet
 from jaxformer.training.step import compile_steps
 
 KEEP_ALL = CheckpointConfig(keep=10)
@@ -90,7 +91,7 @@ def test_nothing_to_restore_is_none_and_needs_no_orbax(tmp_path):
     script = f"""
 import sys
 from jaxformer.config import CheckpointConfig
-from jaxformer.training.checkpoint import Checkpoints
+from jaxformer.training.checkpoint.manager import Checkpoints
 from jaxformer.training.state import TrainState
 store = Checkpoints({str(tmp_path / "none")!r}, CheckpointConfig())
 assert store.steps() == [] and store.restore(TrainState(*[None] * 7)) is None
@@ -163,13 +164,13 @@ def test_an_unsound_checkpoint_is_named_and_passed_over(saved, damage, capfd):
     assert step == 1 and equal(restored, first)
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == 1, lines
-    assert lines[0].startswith(f"checkpoint {directory / '2'} is not sound: ") and len(lines[0]) < 400
+    assert lines[0].startswith(f"checkpoint {directory / '2'} is not valid: ") and len(lines[0]) < 400
     assert (directory / "2").exists()  # nothing is deleted until there is something to save
     # going on, a save of the same step, or of a later one, takes its place
     later = shifted(first, 2)
     store.save(2, later)
     store.close()
-    assert capfd.readouterr().err.splitlines() == [f"deleting the unsound checkpoint {directory / '2'}"]
+    assert capfd.readouterr().err.splitlines() == [f"deleting the invalid checkpoint {directory / '2'}"]
     restored, step = Checkpoints(directory, KEEP_ALL).restore(abstract)
     assert step == 2 and equal(restored, later)
 
@@ -177,7 +178,7 @@ def test_an_unsound_checkpoint_is_named_and_passed_over(saved, damage, capfd):
 def test_one_number_of_the_arrays_is_noticed(saved, monkeypatch):
     """Orbax alone restores this; the checksum does not."""
     directory, _, _, abstract = saved
-    real = checkpoint._orbax().StandardCheckpointHandler.restore
+    real = manager._orbax().StandardCheckpointHandler.restore
 
     def wrong(self, path, *args, **kwargs):
         found = real(self, path, *args, **kwargs)
@@ -186,7 +187,7 @@ def test_one_number_of_the_arrays_is_noticed(saved, monkeypatch):
             found["blocks"]["w_up"] = w.at[1, 2, 3].set(jnp.nextafter(w[1, 2, 3], jnp.inf))
         return found
 
-    monkeypatch.setattr(checkpoint._orbax().StandardCheckpointHandler, "restore", wrong)
+    monkeypatch.setattr(manager._orbax().StandardCheckpointHandler, "restore", wrong)
     said = []
     _, step = Checkpoints(directory, KEEP_ALL, warn=said.append).restore(abstract)
     assert step == 1 and "checksum of ema.blocks.w_up differs; trying an older one" in said[0]
@@ -197,7 +198,7 @@ def test_none_sound_is_an_error(saved):
     for step in ("1", "2"):
         damage_meta(directory / step) if step == "2" else damage_empty(directory / step)
     said = []
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is sound; 2 were tried"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is valid; 2 were tried"):
         Checkpoints(directory, KEEP_ALL, warn=said.append).restore(abstract)
     assert len(said) == 2 and sorted(os.listdir(directory)) == ["1", "2"]
 
@@ -273,8 +274,8 @@ def test_parameters_alone(saved, capfd):
     assert restore_params(directory, abstract)[1] == 2
     damage_params_byte(directory / "2")
     assert restore_params(directory, abstract, average=False)[1] == 1
-    assert "is not sound" in capfd.readouterr().err
-    with pytest.raises(CheckpointError, match="is sound; 1 were tried"):
+    assert "is not valid" in capfd.readouterr().err
+    with pytest.raises(CheckpointError, match="is valid; 1 were tried"):
         restore_params(directory, abstract, average=False, step=2)
     with pytest.raises(CheckpointError, match="no checkpoint in"):
         restore_params(directory / "nowhere", abstract)
@@ -295,7 +296,7 @@ def test_a_full_disk_is_one_line_and_harms_nothing(saved, monkeypatch, capfd):
     directory, _, second, abstract = saved
     store = Checkpoints(directory, KEEP_ALL)
     usage = shutil.disk_usage(directory)
-    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: usage._replace(free=100))
+    monkeypatch.setattr(manager.shutil, "disk_usage", lambda path: usage._replace(free=100))
     with pytest.raises(CheckpointError) as error:
         store.save(3, second)
     reason = "no space left on the disk; older checkpoints are intact: 1, 2"
@@ -386,7 +387,7 @@ def test_a_copy_under_another_step_is_passed_over(saved, capfd):
     assert step == 2 and equal(restored, second)
     assert restore_params(directory, abstract_params(make_model().specs))[1] == 2
     lines = capfd.readouterr().err.splitlines()
-    reason = f"checkpoint {directory / '7'} is not sound: it holds step 2: the folder was copied or renamed"
+    reason = f"checkpoint {directory / '7'} is not valid: it holds step 2: the folder was copied or renamed"
     assert lines == [f"{reason}; trying an older one", reason]
 
 
@@ -435,8 +436,9 @@ def test_only_our_own_names_are_steps(saved, tmp_path, capfd):
     assert capfd.readouterr().err == f"checkpoint {directory / '9'} is a symbolic link, which is not followed\n"
 
 
+@pytest.mark.slow
 def test_what_the_machine_refuses_is_no_damage(saved, monkeypatch):
-    """Else the checkpoint would be called unsound, and removed at the next save."""
+    """Else the checkpoint would be called invalid, and removed at the next save."""
     directory, _, second, abstract = saved
     store = Checkpoints(directory, KEEP_ALL)
     for error in (OSError(errno.EMFILE, "Too many open files"), MemoryError(), ValueError("x: Too many open files")):
@@ -445,7 +447,7 @@ def test_what_the_machine_refuses_is_no_damage(saved, monkeypatch):
             raise RuntimeError("orbax") from error
 
         with monkeypatch.context() as patch:
-            patch.setattr(checkpoint._orbax().StandardCheckpointHandler, "restore", refuse)
+            patch.setattr(manager._orbax().StandardCheckpointHandler, "restore", refuse)
             with pytest.raises(CheckpointError, match=r"checkpoint .*/2 cannot be read: "):
                 store.restore(abstract)
     with monkeypatch.context() as patch:
@@ -463,6 +465,7 @@ def damaged_beyond_one_array(directory):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
 
 
+@pytest.mark.slow
 def test_of_a_damaged_array_nothing_is_told_but_our_line(saved, capfd, caplog):
     directory, _, _, _ = saved
     damaged_beyond_one_array(directory / "2")
@@ -491,7 +494,7 @@ def test_a_users_own_messages_pass_while_orbax_is_kept_quiet(tmp_path, caplog, m
         finally:
             raise ValueError("mine as well")
 
-    checkpoint._orbax()
+    manager._orbax()
     with Quiet(), Quiet():
         exec(code, {})
         Loud()

@@ -19,13 +19,14 @@ from kills import kill_often
 from toy import T, ToyBatches, batch_sources, make_config, make_model
 
 from jaxformer import records
-from jaxformer.config import CheckpointConfig, ConfigError
-from jaxformer.sharding import make_mesh
+from jaxformer.config import CheckpointConfig
+from jaxformer.errors import ConfigError, RecordError, TrainingDiverged
+from jaxformer.parallel.mesh import make_mesh
 from jaxformer.training import evaluate, loop, step
-from jaxformer.training.checkpoint import Checkpoints
-from jaxformer.training.checksum import checksums
+from jaxformer.training.checkpoint.checksum import checksums
+from jaxformer.training.checkpoint.manager import Checkpoints
 from jaxformer.training.loop import train
-from jaxformer.training.report import TrainingDiverged, drop_cut_line
+from jaxformer.training.reporter import drop_cut_line
 
 
 class CrashError(Exception):
@@ -170,7 +171,7 @@ def kill_and_restart(tmp_path, kills, seed):
     kill_often(lambda: start(workdir, long, delay=0.02), lambda: steps_seen(workdir), random.Random(seed), kills, 6)
     again, said = finish(start(workdir, long))
     assert again == whole
-    assert "going on from step" in said or "not sound" not in said
+    assert "going on from step" in said or "not valid" not in said
 
 
 @pytest.mark.slow
@@ -195,7 +196,7 @@ def test_after_falling_back_a_run_overwrites_what_was_damaged(tmp_path, capfd):
     assert "going on from step 6" in lines
     assert checksums(again.state) == checksums(whole.state)
     err = capfd.readouterr().err
-    assert err.count("is not sound") == 2 and err.count("deleting the unsound checkpoint") == 2
+    assert err.count("is not valid") == 2 and err.count("deleting the invalid checkpoint") == 2
     assert Checkpoints(tmp_path / "a" / "checkpoints", config.checkpoint).steps() == [3, 6, 9, 12]
 
 
@@ -325,10 +326,10 @@ def test_bad_steps_now_and_then_are_skipped(tmp_path):
 
 
 def test_what_cannot_work_fails_before_it_compiles(tmp_path):
-    with pytest.raises(ConfigError, match=r"batch_rows: 8 .* does not divide over 8 devices"):
+    with pytest.raises(ConfigError, match=r"global_batch_size: 8 .* does not divide over 8 devices"):
         step.check_batch(8, 2, make_mesh(make_config(mesh={"data": 8}).mesh))
     mesh = make_mesh(make_config().mesh)
-    with pytest.raises(ConfigError, match=r"config\.train\.batch_rows: 6"):
+    with pytest.raises(ConfigError, match=r"config\.train\.global_batch_size: 6"):
         config = make_config(train={"batch_rows": 6})
         train(make_model(), ToyBatches(6), ToyBatches(6), config, workdir=tmp_path, mesh=mesh)
     assert os.listdir(tmp_path) == []
@@ -395,7 +396,7 @@ def test_evaluation_uses_the_average_where_there_is_one(tmp_path):
     compiled = step.compile_eval(make_model(), mesh)
 
     def loss(params):
-        return evaluate.evaluate(compiled, lambda b: step.place_batch(b, mesh), params, held_out)["loss"].mean
+        return evaluate.evaluate(compiled, lambda b: step.device_put_batch(b, mesh), params, held_out)["loss"].mean
 
     assert result.evaluation["loss"] == loss(result.state.ema) != loss(result.state.params)
 
@@ -443,7 +444,7 @@ def test_records_that_are_no_file_of_their_own_are_one_line(tmp_path, what):
         path.mkdir()
     else:
         path.symlink_to(elsewhere if what == "link" else tmp_path / "not there")
-    with pytest.raises(records.RecordError, match=r"records.jsonl: cannot be written \(.*\)$"):
+    with pytest.raises(RecordError, match=r"records.jsonl: cannot be written \(.*\)$"):
         drop_cut_line(path)
     assert elsewhere.read_bytes() == b"somebody's" and not (tmp_path / "not there").exists()
 

@@ -12,7 +12,7 @@ from jaxformer.config import Config, from_mapping
 from jaxformer.models import bert, gpt
 from jaxformer.modules import make_model
 from jaxformer.plan import topology
-from jaxformer.plan.program import compile_step
+from jaxformer.plan.compiled_step import compile_step
 from jaxformer.specs import abstract_params
 
 ROWS, LENGTH, VOCAB, WIDTH = 8, 512, 50_304, 64

@@ -46,8 +46,8 @@ def test_collect_joins_batches_and_adds_in_float64():
 
 
 def test_evaluation_for_people():
-    rows = {"loss": metrics.Estimate(2 * math.log(2), 0.1 * math.log(2), 400.0, 10)}
-    out = metrics.evaluation({**rows, "accuracy": metrics.Estimate(0.25, 0.01, 400.0, 10)}, bytes_per_token=4)
+    rows = {"loss": metrics.WeightedMean(2 * math.log(2), 0.1 * math.log(2), 400.0, 10)}
+    out = metrics.evaluation({**rows, "accuracy": metrics.WeightedMean(0.25, 0.01, 400.0, 10)}, bytes_per_token=4)
     assert out["perplexity"] == pytest.approx(4)
     assert out["bits_per_byte"] == pytest.approx(0.5)
     assert out["bits_per_byte_stderr"] == pytest.approx(0.025)

@@ -9,7 +9,8 @@ import optax
 import pytest
 from toy import numpy_params, specs
 
-from jaxformer.config import ConfigError, OptimizerConfig
+from jaxformer.config import OptimizerConfig
+from jaxformer.errors import ConfigError
 from jaxformer.specs import ParamSpec, is_spec, stack_specs, zeros
 from jaxformer.training.optim import clip, make_optimizer, make_schedule, muon_dimensions, scale_by_adam
 

@@ -9,8 +9,8 @@ import optax
 import pytest
 from toy import T, ToyBatches, V, logits, make_batch, make_config, make_model, numpy_params
 
-from jaxformer.sharding import make_mesh
-from jaxformer.training import parts
+from jaxformer.parallel.mesh import make_mesh
+from jaxformer.training import microbatch
 from jaxformer.training import step as steps
 from jaxformer.training.optim import make_optimizer, make_schedule
 from jaxformer.training.state import TrainState
@@ -75,10 +75,10 @@ def test_micro_batches_add_up_exactly_for_unequal_weights(pairs):
             some = jax.jit(functools.partial(steps.gradients, model=make_model(), micro_batches=micro_batches))
             return some(numpy_params(dtype=np.float64), batch, jax.random.key(0))
 
-        whole, parts = run(1), run(4)
+        whole, accumulated = run(1), run(4)
         shares = [float(w) for w in batch.weights.reshape(2, 4, -1).sum((0, 2))]
         assert len(set(shares)) > 1  # the law would be empty for equal parts
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13), whole, parts)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13), whole, accumulated)
 
 
 def test_parts_are_accumulated_in_float32():
@@ -95,7 +95,7 @@ def test_what_reads_a_batch_of_several_reads_an_array():
         seen = batch[:, :, None] == batch[:, None, :]
         return jnp.exp(jnp.where(seen, scores, -jnp.inf) + index)
 
-    program = jax.jit(functools.partial(parts.one_by_one, masked))
+    program = jax.jit(functools.partial(microbatch.fori_over_batches, masked))
     compiled = program.lower(jnp.ones((4, 16, 16)), jnp.ones((3, 4, 16), jnp.int32), 3).compile().as_text()
     (loop,) = [text for text in compiled.split("\n\n") if " exponential(" in text]
     assert "dynamic-slice" not in loop
@@ -103,7 +103,7 @@ def test_what_reads_a_batch_of_several_reads_an_array():
 
 
 def test_split_rows_takes_rows_from_all_over():
-    np.testing.assert_array_equal(parts.split_rows(jnp.arange(6), 2), [[0, 2, 4], [1, 3, 5]])
+    np.testing.assert_array_equal(microbatch.split_microbatches(jnp.arange(6), 2), [[0, 2, 4], [1, 3, 5]])
 
 
 def test_micro_batches_have_randomness_of_their_own():

@@ -20,11 +20,12 @@ import pytest
 from toy import ToyBatches, make_config, make_model
 
 from jaxformer import records
-from jaxformer.config import ConfigError
-from jaxformer.sharding import make_mesh
-from jaxformer.training import loop, sweep, sweep_program
-from jaxformer.training.sweep_files import finals, run_path, set_aside_damaged
-from jaxformer.training.sweep_plan import Member, shapes, trunks
+from jaxformer.errors import ConfigError
+from jaxformer.parallel.mesh import make_mesh
+from jaxformer.training import loop
+from jaxformer.training.sweep import scheduler, stacked_program
+from jaxformer.training.sweep.run_files import finals, run_path, set_aside_damaged
+from jaxformer.training.sweep.trunks import Member, shapes, trunks
 
 MODEL = make_model(dropout=0.2)
 
@@ -39,16 +40,18 @@ def member(name="a", steps=12, bad=(), **sections):
 
 def batches_of(config, delay=0.0):
     bad = tuple(int(step) for step in config.data.tfds_train_split.split(",") if step.isdigit())
-    return ToyBatches(config.train.batch_rows, seed=config.seed, bad=bad, delay=delay)
+    return ToyBatches(config.train.global_batch_size, seed=config.seed, bad=bad, delay=delay)
 
 
-SOURCES = sweep.Sources(
-    model=lambda config: MODEL, batches=batches_of, held_out=lambda config: ToyBatches(config.train.batch_rows, seed=7)
+SOURCES = scheduler.Sources(
+    model=lambda config: MODEL,
+    batches=batches_of,
+    held_out=lambda config: ToyBatches(config.train.global_batch_size, seed=7),
 )
 
 
 def swept(members, workdir, at_once=None, ask=None):
-    return sweep.run(
+    return scheduler.run(
         ask or (lambda found: members), workdir, SOURCES, at_once=at_once, log=lambda line: None, bar=False
     )
 
@@ -56,14 +59,14 @@ def swept(members, workdir, at_once=None, ask=None):
 def program_of(count):
     """What trains so many members of the toy's shape."""
     config = member().config
-    return sweep_program.Program(MODEL, config, count, batches_of(config)[0])
+    return stacked_program.StackedProgram(MODEL, config, count, batches_of(config)[0])
 
 
 @functools.cache
 def alone(config):
     """Records of the run alone, on one device."""
     mesh = make_mesh(replace(config.mesh, data=1), jax.devices()[:1])
-    batches, held_out = batches_of(config), ToyBatches(config.train.batch_rows, seed=7)
+    batches, held_out = batches_of(config), ToyBatches(config.train.global_batch_size, seed=7)
     with tempfile.TemporaryDirectory() as workdir:
         loop.train(MODEL, batches, held_out, config, workdir=workdir, mesh=mesh, log=lambda line: None, bar=False)
         return records.latest(records.load(Path(workdir) / "records.jsonl"))
@@ -157,9 +160,9 @@ def test_a_diverged_member_is_frozen_and_touches_nobody(tmp_path, at_once):
     shared = [member(name, seed=seed) for seed, name in enumerate(("good", "bad", "hiccup"))]
     bad = {0: (), 1: tuple(range(4, 12)), 2: (4, 5)}
     sources = SOURCES._replace(
-        batches=lambda config: ToyBatches(config.train.batch_rows, seed=config.seed, bad=bad[config.seed])
+        batches=lambda config: ToyBatches(config.train.global_batch_size, seed=config.seed, bad=bad[config.seed])
     )
-    found = sweep.run(lambda done: shared, tmp_path, sources, at_once=at_once, log=lambda line: None, bar=False)
+    found = scheduler.run(lambda done: shared, tmp_path, sources, at_once=at_once, log=lambda line: None, bar=False)
     assert [found[name]["status"] for name in ("good", "bad", "hiccup")] == ["finished", "diverged", "finished"]
     assert math.isnan(found["bad"]["loss"]) and found["hiccup"]["skipped"] == 2
     check_alone(found, [shared[0]], tmp_path)
@@ -171,7 +174,7 @@ def test_a_diverged_member_is_frozen_and_touches_nobody(tmp_path, at_once):
 @pytest.mark.parametrize(("number", "devices", "each"), [(5, 8, 1), (5, 4, 2), (5, 2, 3)])
 def test_members_over_devices(tmp_path, monkeypatch, number, devices, each):
     """Whole members to a device, and no more places than that needs: 5 of 8 devices, 3 of 4, both of 2."""
-    monkeypatch.setattr(sweep_program, "_devices", lambda: jax.devices()[:devices])
+    monkeypatch.setattr(stacked_program, "_devices", lambda: jax.devices()[:devices])
     members = different()
     program = program_of(number)
     assert (program.each, program.count) == (each, -(-number // each) * each)
@@ -189,13 +192,13 @@ def test_devices_that_train_members_tell_each_other_nothing():
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_trial_chooses_and_says_why(tmp_path, monkeypatch, devices):
-    monkeypatch.setattr(sweep_program, "_devices", lambda: jax.devices()[:devices])
+    monkeypatch.setattr(stacked_program, "_devices", lambda: jax.devices()[:devices])
     members = different()
 
     def first_line(name):
         (tmp_path / name).mkdir()
         lines = []
-        sweep.run(lambda found: members, tmp_path / name, SOURCES, log=lines.append, bar=False)
+        scheduler.run(lambda found: members, tmp_path / name, SOURCES, log=lines.append, bar=False)
         return lines[0].split(": ", 1)[1]
 
     turns, ms = "a step of a member takes .* ms in turns", "[0-9.e+]+ ms with"
@@ -203,21 +206,21 @@ def test_a_trial_chooses_and_says_why(tmp_path, monkeypatch, devices):
     assert re.fullmatch(
         f"1 at once: {turns}, compiling for {5 if devices == 1 else 2} at once {costs}", first_line("a")
     )
-    monkeypatch.setattr(sweep_program, "TRIAL_SHARE", 1e9)
+    monkeypatch.setattr(stacked_program, "TRIAL_SHARE", 1e9)
     each = "" if devices == 1 else f", {ms} 2 at once, 1 on a device"
     together = f"{ms} 5 at once, {5 if devices == 1 else 3} on a device"
     assert re.fullmatch(f"[1256] at once: {turns}{each}, {together}", first_line("b"))
-    monkeypatch.setattr(sweep_program, "free_memory", lambda: 1.0)
+    monkeypatch.setattr(stacked_program, "free_memory", lambda: 1.0)
     assert re.fullmatch(f"1 at once: {turns}, memory for one at a time .*", first_line("c"))
 
 
 def test_how_members_are_split_among_programs():
     one, few, several = (SimpleNamespace(count=count) for count in (1, 2, 8))
-    way = sweep_program.Way([several, few, one], "")
+    way = stacked_program.ExecutionPlan([several, few, one], "")
     assert list(way.split(15)) == [(several, 8), (several, 7)]
     assert list(way.split(11)) == [(several, 8), (few, 2), (one, 1)]
     # With nothing smaller, places stay empty.
-    assert list(sweep_program.Way([several], "").split(3)) == [(several, 3)]
+    assert list(stacked_program.ExecutionPlan([several], "").split(3)) == [(several, 3)]
 
 
 def test_a_finished_sweep_of_many_rounds_is_not_run_again(tmp_path):
@@ -231,8 +234,8 @@ def test_a_finished_sweep_of_many_rounds_is_not_run_again(tmp_path):
     def ask(found):
         return members[: 1 + sum(m.name in found for m in members)]
 
-    nothing = sweep.Sources(model=None, batches=None, held_out=None)
-    assert list(sweep.run(ask, tmp_path, nothing, log=lambda line: None, bar=False)) == ["a", "b", "c", "d"]
+    nothing = scheduler.Sources(model=None, batches=None, held_out=None)
+    assert list(scheduler.run(ask, tmp_path, nothing, log=lambda line: None, bar=False)) == ["a", "b", "c", "d"]
 
 
 def test_two_of_one_name(tmp_path):
@@ -247,7 +250,8 @@ from test_sweep import *
 members = [member(f"{{seed}}-{{steps}}", steps, optimizer=WSD, seed=seed) for seed in (0, 3) for steps in (6, 30, 60)]
 sources = SOURCES._replace(batches=functools.partial(batches_of, delay={delay}))
 print("READY", flush=True)
-sweep.run(lambda found: members, {workdir!r}, sources, at_once=1, log=lambda line: print(line, flush=True), bar=False)
+log = lambda line: print(line, flush=True)
+scheduler.run(lambda found: members, {workdir!r}, sources, at_once=1, log=log, bar=False)
 print("DONE", flush=True)
 """
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.config import Config, from_mapping
-from jaxformer.sharding import host_rows, make_mesh
+from jaxformer.parallel.mesh import host_rows, make_mesh
 from jaxformer.specs import ParamSpec, init_params, is_spec, normal, zeros
 from jaxformer.types import Batch, Model
 
@@ -122,14 +122,14 @@ def make_config(**sections) -> Config:
 
 
 def batch_sources(config: Config, mesh, delay: float = 0.0, bad: tuple[int, ...] = ()):
-    own = host_rows(config.train.batch_rows, mesh)
-    rows = config.train.batch_rows
+    own = host_rows(config.train.global_batch_size, mesh)
+    rows = config.train.global_batch_size
     return ToyBatches(rows, delay=delay, bad=bad, own=own), ToyBatches(rows, seed=7, own=own)
 
 
 def main() -> int:
     """toy.py WORKDIR CONFIG_JSON [DELAY [PROCESS PORT]]: trains and prints the status and a hash of the parameters."""
-    from jaxformer.training.checksum import checksums
+    from jaxformer.training.checkpoint.checksum import checksums
     from jaxformer.training.loop import train
 
     workdir, config = Path(sys.argv[1]), make_config(**json.loads(sys.argv[2]))

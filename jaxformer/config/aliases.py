@@ -1,0 +1,102 @@
+"""Names of fields in earlier versions: what they are called now, in config files, overrides and manifests."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxformer.config.attention import AttentionConfig
+from jaxformer.config.choice import Choice
+from jaxformer.config.feed_forward import FeedForwardConfig
+from jaxformer.config.fields import shown
+from jaxformer.config.positions import PositionsConfig
+from jaxformer.errors import ConfigError
+
+# Until 0.1: old field -> new field.
+ALIASES = {
+    "model.num_heads": "model.attention.num_heads",
+    "model.num_kv_heads": "model.attention.num_kv_heads",
+    "model.head_width": "model.attention.head_width",
+    "model.window": "model.attention.window",
+    "model.qk_norm": "model.attention.qk_norm",
+    "model.attention_soft_cap": "model.attention.soft_cap",
+    "model.attention_dropout": "model.attention.dropout",
+    "model.rotary_base": "model.positions.base",
+    "model.rotary_scaling": "model.positions.scaling",
+    "model.rotary_factor": "model.positions.factor",
+    "model.rotary_original_length": "model.positions.original_length",
+    "model.mlp_width": "model.feed_forward.width",
+    "model.activation": "model.feed_forward.activation",
+    "model.token_types": "model.bert.token_types",
+    "model.next_sentence": "model.bert.next_sentence",
+    "model.remat": "execution.remat",
+    "model.layers": "execution.layers",
+    "train.steps_per_dispatch": "execution.steps_per_dispatch",
+    "train.micro_batches": "execution.gradient_accumulation_steps",
+    "train.batch_rows": "train.global_batch_size",
+    "mesh.shard_norms": "mesh.sequence_parallel",
+}
+# model.attention was the implementation, which is now execution.attention.
+IMPLEMENTATIONS = ("auto", "xla", "chunked", "splash", "cudnn")
+GROUPS: dict[str, type[Choice]] = {
+    "attention": AttentionConfig, "positions": PositionsConfig, "feed_forward": FeedForwardConfig,
+}  # fmt: skip
+# What fields said where they meant nothing, so that nothing is lost with them; None: whatever they said.
+MEANT_NOTHING = {
+    "rotary_base": None, "rotary_original_length": None, "rotary_scaling": "none", "rotary_factor": 1,
+}  # fmt: skip
+
+
+def rename(dotted: str, text: str) -> str:
+    """Today's name of the field of an override, as in "model.num_heads", whose value is `text`."""
+    if dotted == "model.attention" and text in IMPLEMENTATIONS:
+        return "execution.attention"
+    return ALIASES.get(dotted, dotted)
+
+
+def modernize(tree: dict[str, Any]) -> None:
+    """Gives the fields of a nested mapping, changed in place, the names they have today.
+
+    Raises:
+      ConfigError: a field is given under both names.
+    """
+    model = tree.get("model")
+    if isinstance(model, dict):
+        _bert(model)
+        if isinstance(model.get("attention"), str) and model["attention"] in IMPLEMENTATIONS:
+            _put(tree, "model.attention", "execution.attention", model.pop("attention"))
+    for old, new in ALIASES.items():
+        section, _, name = old.partition(".")
+        mapping = tree.get(section)
+        if isinstance(mapping, dict) and name in mapping:
+            value = mapping.pop(name)
+            if not _means_nothing(mapping, name, value):
+                _put(tree, old, new, value)
+
+
+def _bert(model: dict[str, Any]) -> None:
+    """Makes token_types and next_sentence, which every model had, a section of those that use them."""
+    names = ("token_types", "next_sentence")
+    if any(name in model for name in names):
+        found = {name: model.pop(name, False if name == "next_sentence" else 0) for name in names}
+        if any(found.values()):
+            model["bert"] = {**found, **(model.get("bert") or {})}
+
+
+def _means_nothing(model: Mapping[str, Any], name: str, value: Any) -> bool:
+    """Whether an old field belongs to a kind that is not chosen, and said nothing."""
+    if name not in MEANT_NOTHING or PositionsConfig.spread(model.get("positions"))["kind"] == "rotary":
+        return False
+    return MEANT_NOTHING[name] is None or value == MEANT_NOTHING[name]
+
+
+def _put(tree: dict[str, Any], old: str, dotted: str, value: Any) -> None:
+    *sections, name = dotted.split(".")
+    for section in sections:
+        inside = tree.get(section)
+        if section in GROUPS and sections[0] == "model" and not isinstance(inside, dict):
+            tree[section] = GROUPS[section].spread(inside)
+        elif not isinstance(inside, dict):
+            tree[section] = {}
+        tree = tree[section]
+    if name in tree:
+        raise ConfigError(f"config.{old}: {shown(value)}; it is config.{dotted} now, which is given as well")
+    tree[name] = value

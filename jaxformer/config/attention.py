@@ -1,0 +1,69 @@
+"""`model.attention`: how tokens exchange information. Its `kind` chooses the mixer of every layer."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from jaxformer.config.checks import above, at_least, between
+from jaxformer.config.choice import Choice
+from jaxformer.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class AttentionConfig(Choice, group="model.attention", default="softmax"):
+    """Base of the kinds of attention. A kind of your own is a frozen dataclass that derives from this one."""
+
+    def check_model(self, model: Any) -> None:
+        """Raises ConfigError if this kind does not fit the `ModelConfig` around it."""
+
+
+@dataclass(frozen=True)
+class Softmax(AttentionConfig, kind="softmax", most={"head_width": 2**24, "window": 2**30}):
+    """Scaled dot-product attention with multi-head, grouped-query or multi-query heads.
+
+    Attributes:
+      num_heads: query heads.
+      num_kv_heads: None: as many as num_heads; 1: multi-query.
+      head_width: None: model.width / num_heads.
+      window: keys each query sees, itself included; None: all.
+      soft_cap: scores become soft_cap * tanh(score / soft_cap); None: no cap.
+      qk_norm: RMS norm of each head's queries and keys, before the rotation.
+      dropout: of the attention weights.
+    """
+
+    num_heads: int = 4
+    num_kv_heads: int | None = None
+    head_width: int | None = None
+    window: int | None = None
+    soft_cap: float | None = None
+    qk_norm: bool = False
+    dropout: float = 0.0
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of key/value heads."""
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    def head_size(self, width: int) -> int:
+        """Width of one head in a model of `width`."""
+        return width // self.num_heads if self.head_width is None else self.head_width
+
+    def check_model(self, model: Any) -> None:
+        """Raises ConfigError: the heads do not divide the model's width."""
+        if self.head_width is None and model.width % self.num_heads:
+            raise ConfigError(
+                f"config.model.attention.num_heads: {self.num_heads} does not divide model.width {model.width}"
+            )
+
+    def _check(self):
+        at_least("model.attention.num_heads", self.num_heads, 1)
+        for name in ("num_kv_heads", "head_width", "window"):
+            if getattr(self, name) is not None:
+                at_least(f"model.attention.{name}", getattr(self, name), 1)
+        if self.num_heads % self.kv_heads:
+            raise ConfigError(
+                f"config.model.attention.num_kv_heads: {self.num_kv_heads} does not divide "
+                f"model.attention.num_heads {self.num_heads}"
+            )
+        if self.soft_cap is not None:
+            above("model.attention.soft_cap", self.soft_cap, 0)
+        between("model.attention.dropout", self.dropout, 0.0, 0.999)

@@ -1,0 +1,53 @@
+"""`distributed`: how the processes of a run find each other."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxformer.config.checks import at_least, between
+from jaxformer.config.fields import Section
+from jaxformer.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class DistributedConfig(Section, name="distributed"):
+    """How the processes of one run find each other, and how long they wait for one another.
+
+    The three fields of the coordinator are for machines whose environment says nothing; they are given together.
+
+    Attributes:
+      mode: auto: as the environment says; on: being alone is an error; off: alone, whatever the environment.
+      coordinator_address: host:port of process 0.
+      num_processes: of the run, on all machines.
+      process_id: 0 to num_processes - 1.
+      start_timeout_seconds: until all processes have come.
+      heartbeat_timeout_seconds: a process that is dead or frozen ends the others after this.
+      stall_timeout_seconds: a process that alone or with others gets nowhere ends itself after this.
+    """
+
+    mode: Literal["auto", "off", "on"] = "auto"
+    coordinator_address: str | None = None
+    num_processes: int | None = None
+    process_id: int | None = None
+    start_timeout_seconds: int = 300
+    heartbeat_timeout_seconds: int = 60
+    stall_timeout_seconds: int = 1800
+
+    def _check(self):
+        given = {name: getattr(self, name) for name in ("coordinator_address", "num_processes", "process_id")}
+        missing = [name for name, value in given.items() if value is None]
+        if 0 < len(missing) < len(given):
+            names = [name for name in given if name not in missing]
+            raise ConfigError(f"config.distributed.{missing[0]}: None; {' and '.join(names)} cannot do without it")
+        if self.mode == "off" and not missing:
+            raise ConfigError("config.distributed.mode: off; a coordinator_address is given; accepted: auto or on")
+        if self.coordinator_address is not None:
+            host, colon, port = self.coordinator_address.rpartition(":")
+            if not (host and colon and port.isdigit()):
+                raise ConfigError(
+                    f"config.distributed.coordinator_address: {self.coordinator_address!r}; accepted: host:port"
+                )
+        if self.num_processes is not None:
+            at_least("distributed.num_processes", self.num_processes, 1)
+            between("distributed.process_id", self.process_id or 0, 0, self.num_processes - 1)
+        for name in ("start_timeout_seconds", "heartbeat_timeout_seconds", "stall_timeout_seconds"):
+            at_least(f"distributed.{name}", getattr(self, name), 1)

@@ -1,0 +1,35 @@
+"""`execution`: how a run computes, not what. It may change between two starts of one run.
+
+Nothing here changes the model or the batches. Another remat policy, attention implementation or number of micro-batches
+sums in another order, so results then agree to rounding and not bit for bit; `layers` and `steps_per_dispatch` too.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxformer.config.checks import at_least
+from jaxformer.config.fields import Section
+
+
+@dataclass(frozen=True)
+class Execution(Section, name="execution", most={"gradient_accumulation_steps": 2**24}):
+    """How a run computes.
+
+    Attributes:
+      remat: what the backward pass computes again: none, all but the products with weights (dots), or all (full).
+        On CPU, XLA undoes it where layers are unrolled.
+      layers: scan: one compiled body; unroll: faster, slower to compile.
+      attention: the implementation; splash needs TPUs, cudnn an NVIDIA GPU.
+      steps_per_dispatch: updates inside one compiled call.
+      gradient_accumulation_steps: micro-batches of one update.
+    """
+
+    remat: Literal["none", "dots", "full"] = "none"
+    layers: Literal["scan", "unroll"] = "unroll"
+    attention: Literal["auto", "xla", "chunked", "splash", "cudnn"] = "auto"
+    steps_per_dispatch: int = 10
+    gradient_accumulation_steps: int = 1
+
+    def _check(self):
+        for name in ("steps_per_dispatch", "gradient_accumulation_steps"):
+            at_least(f"execution.{name}", getattr(self, name), 1)

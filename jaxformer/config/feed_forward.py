@@ -1,0 +1,40 @@
+"""`model.feed_forward`: what each token goes through by itself."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxformer.config.checks import at_least
+from jaxformer.config.choice import Choice
+
+
+@dataclass(frozen=True)
+class FeedForwardConfig(Choice, group="model.feed_forward", default="dense"):
+    """Base of the kinds of feed-forward layers."""
+
+
+@dataclass(frozen=True)
+class Dense(FeedForwardConfig, kind="dense", most={"width": 2**26}):
+    """Two matrices with an activation between them, or three where a gate multiplies it.
+
+    Attributes:
+      width: None: 4 * model.width, or 8/3 * model.width rounded up to 64 where it is gated.
+      activation: swiglu and geglu have a gate matrix beside the up projection.
+    """
+
+    width: int | None = None
+    activation: Literal["relu", "gelu", "gelu_tanh", "swiglu", "geglu"] = "gelu"
+
+    @property
+    def gated(self) -> bool:
+        """True if there is a gate matrix beside the up projection."""
+        return self.activation in ("swiglu", "geglu")
+
+    def hidden_width(self, width: int) -> int:
+        """Hidden width in a model of `width`."""
+        if self.width is not None:
+            return self.width
+        return -(-8 * width // (3 * 64)) * 64 if self.gated else 4 * width
+
+    def _check(self):
+        if self.width is not None:
+            at_least("model.feed_forward.width", self.width, 1)

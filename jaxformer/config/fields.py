@@ -1,0 +1,358 @@
+"""Fields of a configuration: what a value of each type may be, as a Python value or as text of a command line.
+
+`Section` is the base of every frozen dataclass of a config. It checks all fields when an object is made, by their type
+hints, so that every object holds what its annotations say.
+
+>>> from dataclasses import dataclass
+>>> from typing import Literal
+>>> @dataclass(frozen=True)
+... class Tea(Section, name="tea", most={"cups": 9}):
+...     kind: Literal["green", "black"] = "green"
+...     cups: int = 1
+...     to: tuple[str, ...] = ()
+>>> Tea(to=["ann", "bob"]).to
+('ann', 'bob')
+>>> Tea(kind="block")
+Traceback (most recent call last):
+...
+jaxformer.errors.ConfigError: config.tea.kind: 'block' is not one of green, black; did you mean black?
+>>> Tea(cups=10)
+Traceback (most recent call last):
+...
+jaxformer.errors.ConfigError: config.tea.cups: 10; accepted: at most 9
+"""
+
+import dataclasses
+import decimal
+import difflib
+import functools
+import math
+import numbers
+import os
+import re
+import reprlib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxformer.errors import ConfigError
+from jaxformer.storage import files
+
+# What counters on devices hold, and the largest float32; fields say less where less is the most that makes sense.
+MOST_INTEGER, MOST_NUMBER = 2**31 - 1, 3e38
+
+
+class Section:
+    """Base of the dataclasses of a config; a subclass says its own rules in `_check`, which runs on checked values.
+
+    Class arguments:
+      name: of the section, as in "config.NAME.field"; "": the whole config.
+      most: field -> largest number it may be, where that is not MOST_INTEGER or MOST_NUMBER.
+      paths: fields that name files or folders, or tuples of them: a leading ~ is the home folder.
+
+    Raises:
+      ConfigError: a value that the field's type does not allow, a number too large or not finite, an empty text.
+    """
+
+    # Without annotations, which would make them fields.
+    _where = "config"
+    _most = types.MappingProxyType[str, float]({})
+    _paths = tuple[str, ...]()
+
+    def __init_subclass__(cls, name: str | None = None, most: Mapping[str, float] | None = None,
+                          paths: Sequence[str] = (), **rest: Any):  # fmt: skip
+        super().__init_subclass__(**rest)
+        if name is not None:
+            cls._where = f"config.{name}" if name else "config"
+        cls._most, cls._paths = types.MappingProxyType({**cls._most, **(most or {})}), (*cls._paths, *paths)
+
+    def __post_init__(self):
+        where, cls = self._where, typing.cast(Any, type(self))
+        for name, kind in kinds(cls).items():
+            value = getattr(self, name)
+            made = convert(value, kind, f"{where}.{name}")
+            if name in self._paths and made is not None:
+                made = at_home(made, f"{where}.{name}")
+            if made is not value:
+                object.__setattr__(self, name, made)
+            _bounded(made, f"{where}.{name}", self._most.get(name))
+        self._check()
+        for name, kind in kinds(cls).items():
+            _meaningful(getattr(self, name), kind, f"{where}.{name}")
+
+    def _check(self) -> None:
+        """The section's own rules."""
+
+    @classmethod
+    def refuse(cls, name: str, where: str) -> typing.NoReturn:
+        """Raises ConfigError: the section has no field `name`."""
+        refuse_unknown(cls, name, where)
+
+    @classmethod
+    def described(cls) -> str:
+        """What is accepted for this section, in words."""
+        return "a section of fields"
+
+    @classmethod
+    def accept(cls, value: Any, where: str) -> Any:
+        """A value as this section: an object of it, or a mapping of its fields; None if it is neither.
+
+        Raises:
+          ConfigError: the mapping has a field that the section lacks, or a value that is refused.
+        """
+        if isinstance(value, Mapping):
+            for name in value:
+                if name not in kinds(typing.cast(Any, cls)):
+                    cls.refuse(name, where)
+            return cls(**value)
+        return value if isinstance(value, cls) else None
+
+
+@functools.cache
+def kinds(cls: Any) -> dict[str, Any]:
+    """Field -> type of a dataclass."""
+    hints = typing.get_type_hints(cls)
+    return {each.name: hints[each.name] for each in dataclasses.fields(cls)}
+
+
+def convert(value: Any, kind: Any, where: str) -> Any:
+    """A Python value as one of a field's type: a list becomes a tuple, an integer a float where the field is a float, a
+    NumPy number Python's. Text is not read as a number, and True is not an integer.
+
+    Raises:
+      ConfigError: the field's type does not allow it.
+    """
+    for option in options(kind):
+        if typing.get_origin(option) is Literal:
+            if isinstance(value, str) and value in typing.get_args(option):
+                return value
+        elif typing.get_origin(option) is tuple:
+            each = typing.get_args(option)[0]
+            if type(value) is tuple and all(type(v) is each for v in value):
+                return value
+            if isinstance(value, list | tuple) and all(_is_a(v, each) for v in value):
+                return tuple(_made(v, each, where) for v in value)
+            if _is_a(value, each):
+                return (_made(value, each, where),)
+        elif is_section(option):
+            made = option.accept(value, where)
+            if made is not None:
+                return made
+        elif type(value) is option:
+            return value
+        elif _is_a(value, option):
+            return _made(value, option, where)
+    raise ConfigError(f"{where}: {shown(value)} is not {describe(kind)}{_nearest(value, kind)}")
+
+
+def from_text(text: str, kind: Any, where: str) -> Any:
+    r"""What a text of the command line says, read by the field's type.
+
+    "none" is None where the field may be absent; 1_000 and 1e3 are integers; a tuple is separated by commas, and a part
+    that holds a comma or begins with a bracket or a quotation mark stands in quotation marks, as in CSV.
+
+    Raises:
+      ConfigError: the text says nothing of that type, or it is empty.
+
+    >>> from_text('"a,b.txt", c.txt', tuple[str, ...], "config.data.files")
+    ('a,b.txt', 'c.txt')
+    >>> from_text("1e6", int, "config.train.steps")
+    1000000
+    """
+    if type(None) in options(kind) and text.lower() in ("none", "null"):
+        return None
+    for option in options(kind):
+        if typing.get_origin(option) is tuple:
+            if not text.strip():
+                raise ConfigError(f"{where}: {text!r} is empty (an unset variable?); accepted: {describe(kind)}, or ()")
+            each, parts = typing.get_args(option)[0], _parts(text, where)
+            try:
+                return tuple(part if each is str else _number(part, each, where) for part in parts)
+            except ValueError as error:
+                if isinstance(error, ConfigError):
+                    raise
+        elif option is bool:
+            if text.lower() in ("true", "1", "yes", "false", "0", "no"):
+                return text.lower() in ("true", "1", "yes")
+        elif option in (int, float):
+            try:
+                return _number(text, option, where)
+            except ValueError as error:
+                if isinstance(error, ConfigError):
+                    raise
+        elif option is not type(None):
+            return unescaped(text, where) if where.endswith(".separator") else text
+    raise ConfigError(f"{where}: {shown(text)} is not {describe(kind)}")
+
+
+def at_home(value: Any, where: str) -> Any:
+    """A path, or a tuple of them, with ~ and ~user at its beginning replaced by the home folder.
+
+    Raises:
+      ConfigError: there is no such user (a name that really begins with ~ is written ./~name), or no file can have
+        that name.
+    """
+    if not isinstance(value, str):
+        return tuple(at_home(each, where) for each in value) if any(map(_tilde, value)) else value
+    if wrong := files.unusable(value):
+        raise ConfigError(f"{where}: {shown(value)} {wrong}")
+    if not _tilde(value):
+        return value
+    found = os.path.expanduser(value)
+    if found == value and not os.path.lexists(value):
+        first = value.split("/")[0]
+        raise ConfigError(f"{where}: {value!r}: no home folder is known for {first}; accepted: a path, ./{first} if it "
+                          "is a name")  # fmt: skip
+    return found
+
+
+def shown(value: Any) -> str:
+    """`repr` of a value, cut in the middle where it is longer than a line should be."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxlong = short.maxother = 120
+    short.maxlist = short.maxtuple = short.maxdict = 12
+    try:
+        return " ".join(short.repr(value).split("\n"))
+    except Exception:  # integers of more than 4300 digits, and whatever a user's class does
+        return f"a {type(value).__name__}"
+
+
+def is_section(kind: Any) -> bool:
+    """Whether a field's type is a section of fields."""
+    return isinstance(kind, type) and issubclass(kind, Section)
+
+
+def options(kind: Any) -> tuple[Any, ...]:
+    """The types of a union, or the type alone."""
+    return typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
+
+
+def describe(kind: Any) -> str:
+    """A type in words."""
+    names = []
+    for option in options(kind):
+        if typing.get_origin(option) is Literal:
+            names.append("one of " + ", ".join(typing.get_args(option)))
+        elif typing.get_origin(option) is tuple:
+            each = typing.get_args(option)[0]
+            names.append("a comma-separated list" + {int: " of integers", float: " of numbers"}.get(each, ""))
+        elif is_section(option):
+            names.append(option.described())
+        else:
+            names.append({int: "an integer", float: "a number", bool: "true or false", str: "text"}.get(option, "none"))
+    return " or ".join(names)
+
+
+def refuse_unknown(cls: Any, name: str, where: str, hint: str = "") -> typing.NoReturn:
+    """Raises ConfigError: the section `cls` has no field `name`; says `hint`, or names the nearest."""
+    known = list(kinds(cls))
+    near = nearest(name, known)
+    if where == "config" and not near:  # a field without its section
+        inside = ((each, kind) for each, kind in kinds(cls).items() if is_section(kind) and name in kinds(kind))
+        near = next((f"{each}.{name}" for each, _ in inside), "")
+    hint = hint or (f"did you mean {near}?" if near else f"accepted: {', '.join(known) or 'none'}")
+    raise ConfigError(f"{where}.{name}: no such field; {hint}")
+
+
+def unescaped(text: str, where: str) -> str:
+    r"""`text` with escapes such as \n read, which are hard to type on a command line."""
+    try:
+        return text.encode("raw_unicode_escape").decode("unicode_escape")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where}: {text!r} has a broken escape ({error.reason})") from None
+
+
+def nearest(name: str, known: Sequence[str], cutoff: float = 0.5) -> str:
+    """The known name most like a misspelt one, or ""."""
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), "")
+
+
+def _is_a(value: Any, kind: type) -> bool:
+    """Whether a value is one of a kind: a float may be written as an integer, a bool is no number."""
+    if kind is int:
+        return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if kind is float:
+        return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return isinstance(value, bool | np.bool_) if kind is bool else isinstance(value, kind)
+
+
+def _made(value: Any, kind: Any, where: str) -> Any:
+    try:
+        return kind(value)
+    except OverflowError:
+        raise ConfigError(f"{where}: {shown(value)}; accepted: at most {MOST_NUMBER:g}") from None
+
+
+def _nearest(value: Any, kind: Any) -> str:
+    choices = [each for option in options(kind) if typing.get_origin(option) is Literal for each in option.__args__]
+    near = nearest(value, choices, 0.6) if isinstance(value, str) else ""
+    return f"; did you mean {near}?" if near else ""
+
+
+def _number(text: str, kind: type, where: str) -> Any:
+    """A number as typed. ValueError: it is none; ConfigError: an integer of too many digits to write out."""
+    text = text.replace("_", "").strip()
+    if kind is float:
+        return float(text)
+    if not re.fullmatch(r"[+-]?(\d+|\d+(\.\d+)?[eE][+]?\d+)", text):
+        raise ValueError
+    try:
+        number = decimal.Decimal(text)
+    except decimal.InvalidOperation:
+        raise ConfigError(f"{where}: {shown(text)} has too many digits; accepted: at most 40") from None
+    if number.adjusted() >= 40:
+        raise ConfigError(f"{where}: {shown(text)} has {number.adjusted() + 1} digits; accepted: at most 40")
+    if number != number.to_integral_value():
+        raise ValueError
+    return int(number)
+
+
+def _parts(text: str, where: str) -> list[str]:
+    """The parts of a comma-separated text, one pair of brackets around all of it left out, quotation marks read."""
+    text = text.strip()
+    if (text[0], text[-1]) in (("(", ")"), ("[", "]")):
+        text = text[1:-1]
+    parts, rest = [], text.strip()
+    while rest:
+        if rest[0] in "'\"":
+            mark = rest[0]
+            found = re.match(rf"{mark}((?:[^{mark}]|{mark}{mark})*){mark}\s*(?:,|$)", rest)
+            if found is None:
+                raise ConfigError(f"{where}: {shown(rest)} has a quotation mark that nothing closes; accepted: "
+                                  "\"a,b\",c as in CSV")  # fmt: skip
+            part = found[1].replace(2 * mark, mark)
+        else:
+            found = re.match(r"([^,]*),?", rest)
+            assert found is not None
+            part = found[1].strip()
+        parts += [part] if part else []
+        rest = rest[found.end() :].lstrip()
+    return parts
+
+
+def _tilde(text: Any) -> bool:
+    return isinstance(text, str) and text.startswith("~")
+
+
+def _bounded(value: Any, where: str, most: float | None) -> None:
+    """Refuses numbers larger than any machine or counter can mean."""
+    for each in value if type(value) is tuple else (value,):
+        if type(each) in (int, float):
+            limit = most if most is not None else MOST_INTEGER if type(each) is int else MOST_NUMBER
+            if limit < each < math.inf:
+                accepted = f"at most {limit if type(limit) is int else format(limit, 'g')}"
+                raise ConfigError(f"{where}: {shown(each)}; accepted: {accepted}")
+
+
+def _meaningful(value: Any, kind: Any, where: str) -> None:
+    """Refuses what no field can mean and no rule of its own has refused: nan, inf, an empty text."""
+    for each in value if type(value) is tuple else (value,):
+        if type(each) is float and not abs(each) <= MOST_NUMBER:
+            raise ConfigError(f"{where}: {each}; accepted: a finite number")
+        if type(each) is int and each < -MOST_INTEGER:
+            raise ConfigError(f"{where}: {shown(each)}; accepted: at least {-MOST_INTEGER}")
+        if type(each) is str and not each:
+            raise ConfigError(f"{where}: '' is empty (an unset variable?); accepted: {describe(kind)}")

@@ -1,0 +1,34 @@
+"""`mesh`: how the devices are arranged."""
+
+from dataclasses import dataclass
+
+from jaxformer.config.checks import at_least
+from jaxformer.config.fields import Section
+from jaxformer.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class MeshConfig(Section, name="mesh", most=dict.fromkeys(("data", "fsdp", "tensor", "context"), 2**20)):
+    """How many devices along each axis; None fills with what is left (one axis at most).
+
+    Attributes:
+      data: groups of devices that hold all parameters and share out the rows.
+      fsdp: devices over which parameters are split; they share out the rows too.
+      tensor: devices over which heads and hidden widths are split.
+      context: parts of each row.
+      sequence_parallel: split what lies between the layers over the tensor axis, by tokens.
+    """
+
+    data: int | None = None
+    fsdp: int | None = 1
+    tensor: int | None = 1
+    context: int | None = 1
+    sequence_parallel: bool = False
+
+    def _check(self):
+        axes = ("data", "fsdp", "tensor", "context")
+        for name in axes:
+            if getattr(self, name) is not None:
+                at_least(f"mesh.{name}", getattr(self, name), 1)
+        if [getattr(self, name) for name in axes].count(None) > 1:
+            raise ConfigError(f"config.mesh: at most one of {', '.join(axes)} may be None (fill)")

@@ -1,0 +1,138 @@
+"""A nested mapping and the overrides of a command line become a Config, and a Config becomes plain values again."""
+
+import dataclasses
+import json
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from jaxformer.config import aliases
+from jaxformer.config.choice import Choice
+from jaxformer.config.data import settle_source
+from jaxformer.config.fields import Section, from_text, is_section, kinds, options, shown
+from jaxformer.config.run import Config
+from jaxformer.errors import ConfigError
+
+C = typing.TypeVar("C", bound=Config)
+
+
+def from_mapping(
+    mapping: Mapping[str, Any],
+    overrides: Mapping[str, str] | None = None,
+    cls: type[C] = Config,  # type: ignore[assignment]
+) -> C:
+    """The typed Config of a nested mapping or ml_collections ConfigDict. Names of earlier versions are understood.
+
+    Args:
+      mapping: nested, sections inside; fields that are not given take the defaults of the dataclasses.
+      overrides: dotted field -> text as typed on a command line ("model.num_layers": "6"). Texts are read by the
+        field's type: "none" is None where the field may be absent, tuples are separated by commas. An override of
+        a `kind` comes first, whatever the order; fields that the new kind lacks are dropped from the mapping.
+      cls: Config, or a dataclass that adds sections to it.
+
+    Raises:
+      ConfigError: an unknown field (names the nearest), a wrong type, a value out of range, an impossible combination.
+    """
+    tree = plain(mapping)
+    aliases.modernize(tree)
+    named = [(*_kind_named(aliases.rename(dotted, text), cls), text) for dotted, text in (overrides or {}).items()]
+    for is_kind in (True, False):
+        for chooses, dotted, text in named:
+            if chooses == is_kind:
+                _place(tree, dotted, text, cls)
+    given = [dotted.removeprefix("data.") for _, dotted, _ in named if dotted.startswith("data.")]
+    if given and isinstance(tree.get("data"), dict):
+        settle_source(tree["data"], given)
+    return cls.accept(tree, "config")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Nested dict of plain JSON values (tuples become lists); kinds of a section have the field `kind`."""
+    return json.loads(json.dumps(_values(config)))
+
+
+def _values(section: Any) -> dict[str, Any]:
+    kind = {"kind": section.kind} if isinstance(section, Choice) else {}
+    fields = {each.name: getattr(section, each.name) for each in dataclasses.fields(section)}
+    return kind | {name: _values(v) if isinstance(v, Section) else v for name, v in fields.items()}
+
+
+def diff(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Lines "field: old -> new" for every leaf in which two nested dicts differ, sorted by field; of sections of
+    different kinds only fields that both have."""
+    lines = []
+    other_kind = "kind" in old and "kind" in new and old["kind"] != new["kind"]
+    for name in sorted(old.keys() & new.keys() if other_kind else old.keys() | new.keys()):
+        a, b = old.get(name), new.get(name)
+        if isinstance(a, Mapping | None) and isinstance(b, Mapping | None) and a != b:
+            lines += diff(a or {}, b or {}, f"{prefix}{name}.")
+        elif a != b:
+            lines.append(f"{prefix}{name}: {a!r} -> {b!r}")
+    return lines
+
+
+def plain(mapping: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
+    """A nested mapping, or ConfigDict, as dicts.
+
+    Raises:
+      ConfigError: it is nested deeper than any config, as one that holds itself is.
+    """
+    if depth > 8:
+        raise ConfigError("config: its sections are nested more than 8 deep; does one hold itself?")
+    return {str(k): plain(v, depth + 1) if hasattr(v, "items") else v for k, v in mapping.items()}
+
+
+def _section_of(kind: Any) -> Any:
+    """The section that a field's type is, or may be beside None; else None."""
+    return next((each for each in options(kind) if is_section(each)), None)
+
+
+def _kind_named(dotted: str, cls: Any) -> tuple[bool, str]:
+    """Whether an override chooses a kind, and its field: "model.positions" means "model.positions.kind"."""
+    names, inside = dotted.split("."), cls
+    for number, name in enumerate(names):
+        if inside is not None and issubclass(inside, Choice):
+            return names[number:] == ["kind"], dotted
+        inside = None if inside is None else _section_of(kinds(inside).get(name))
+    return (True, f"{dotted}.kind") if inside is not None and issubclass(inside, Choice) else (False, dotted)
+
+
+def _place(tree: dict[str, Any], dotted: str, text: str, cls: Any) -> None:
+    """Puts one override into the nested dict, read by the type its field has."""
+    *sections, name = dotted.split(".")
+    where = "config"
+    for section in sections:
+        kind = kinds(cls).get(section) or cls.refuse(section, where)
+        where += f".{section}"
+        inside = _section_of(kind)
+        if inside is None:
+            raise ConfigError(f"{where}: is a value, not a section; there is nothing inside it to set")
+        if issubclass(inside, Choice):
+            tree[section] = inside.spread(tree.get(section))
+            if name == "kind" and section == sections[-1]:
+                return _choose(tree[section], text, inside)
+            cls = inside.find(tree[section]["kind"])
+        else:
+            tree[section] = {} if tree.get(section) is None else tree[section]
+            cls = inside
+        tree = tree[section]
+        if not isinstance(tree, dict):
+            raise ConfigError(f"{where}: {shown(tree)} is not a section of fields")
+    if name not in kinds(cls):
+        cls.refuse(name, where)
+    kind = kinds(cls)[name]
+    section = _section_of(kind)
+    if section is None:
+        tree[name] = from_text(text, kind, f"{where}.{name}")
+    elif type(None) in options(kind) and text.lower() in ("none", "null"):
+        tree[name] = None
+    else:
+        raise ConfigError(f"{where}.{name}: is a section; set one of {', '.join(kinds(section))} inside it")
+
+
+def _choose(tree: dict[str, Any], text: str, group: Any) -> None:
+    """Gives a section of fields another kind; fields that it lacks are dropped."""
+    known = kinds(group.find(text))
+    for name in [name for name in tree if name not in known]:
+        del tree[name]
+    tree["kind"] = text

@@ -1,0 +1,159 @@
+"""Checksums of a file's blocks: taken while it is written, compared before what was written is used.
+
+A short file is compared whole when it is opened. Of a longer one each block is compared before its first use, so that
+opening stays fast and a host reads only what it trains on. The checksum is CRC-32: it finds damage, not forgery.
+
+>>> import tempfile
+>>> path = Path(tempfile.mkdtemp()) / "ids"
+>>> with BlockWriter(path) as file:
+...     file.write(np.arange(10, dtype="<u2").tobytes())
+>>> tokens = CheckedArray(path, "<u2", file.sums, most=9, failed=lambda problem: ValueError(problem))
+>>> tokens[3:5].tolist(), len(tokens)
+([3, 4], 10)
+>>> CheckedArray(path, "<u2", file.sums, most=8, failed=lambda problem: ValueError(problem))[-2]
+Traceback (most recent call last):
+...
+ValueError: ids holds 9 where at most 8 is possible
+"""
+
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxformer.storage import files
+
+BLOCK_BYTES = 1 << 20  # what the first use of a token costs: 0.15 ms, and the reading of so much
+AT_ONCE = 1 << 26  # bytes of a file that are compared when it is opened: 20 ms
+
+
+class BlockWriter:
+    """Writes a new file and takes its checksums.
+
+    Attributes:
+      sums: of all blocks, eight hexadecimal digits each; complete after `close`.
+    """
+
+    def __init__(self, path: Path):
+        """Raises OSError if the file cannot be made, or is there already."""
+        self._file = open(path, "xb")  # noqa: SIM115 (closed by __exit__)
+        self._crc = self._filled = 0
+        self.sums = ""
+
+    def write(self, data: bytes) -> None:
+        """Appends some bytes."""
+        rest = memoryview(data)
+        while rest:
+            part, rest = rest[: BLOCK_BYTES - self._filled], rest[BLOCK_BYTES - self._filled :]
+            self._crc = zlib.crc32(part, self._crc)
+            self._filled += len(part)
+            if self._filled == BLOCK_BYTES:
+                self._end_block()
+        self._file.write(data)
+
+    def _end_block(self) -> None:
+        self.sums += f"{self._crc:08x}"
+        self._crc = self._filled = 0
+
+    def __enter__(self) -> "BlockWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._filled:
+            self._end_block()
+        self._file.close()
+
+
+class CheckedArray:
+    """A memory-mapped array of one axis, each block of which is compared with its checksum before its first use.
+
+    Indexing gives plain NumPy arrays; `np.asarray` compares everything and gives the memory map.
+
+    Attributes:
+      shape, dtype, nbytes: as of any array.
+      failed: makes the error to raise from what is wrong, as in "train.tokens is damaged at bytes 0 to 99".
+    """
+
+    def __init__(
+        self, path: Path, dtype: str, sums: str, *, most: int | None, failed: Callable[[str], Exception]
+    ) -> None:
+        """Maps the file; compares nothing yet.
+
+        Args:
+          path: a regular file.
+          dtype: of its numbers.
+          sums: BlockWriter's.
+          most: the largest number there may be; None: any.
+          failed: see above.
+
+        Raises:
+          OSError: the file is not there, or a link, a pipe, a folder. Otherwise what `failed` makes: it is empty, or
+          its length is not that of the checksums.
+        """
+        with files.open_to_read(path) as file:
+            size, known = file.seek(0, 2), _numbers(sums)
+            if size == 0 or size % np.dtype(dtype).itemsize or -(-size // BLOCK_BYTES) != len(known):
+                raise failed(f"{path.name} has {size} bytes, not what was written")
+            self._array = np.memmap(file, dtype, "r")
+        self._plain = np.asarray(self._array)  # without the subclass, indexing takes half the time
+        self._sums = known
+        self._name, self._most, self.failed = path.name, most, failed
+        self._per_block = BLOCK_BYTES // self._array.itemsize
+        self._seen = np.zeros(len(self._sums), bool)
+        self._all_seen = False
+        self.shape, self.dtype, self.nbytes = self._array.shape, self._array.dtype, self._array.nbytes
+
+    def check(self, blocks: Any = None) -> None:
+        """Compares blocks that were not compared before; None: all of them. Raises what `failed` makes."""
+        for block in np.flatnonzero(~self._seen) if blocks is None else blocks:
+            part = self._plain[block * self._per_block : (block + 1) * self._per_block]
+            if zlib.crc32(part.data) != self._sums[block]:
+                begin = int(block) * BLOCK_BYTES
+                raise self.failed(f"{self._name} is damaged at bytes {begin} to {begin + part.nbytes - 1}")
+            if self._most is not None and part.max() > self._most:
+                raise self.failed(f"{self._name} holds {part.max()} where at most {self._most} is possible")
+            self._seen[block] = True
+        self._all_seen = bool(self._seen.all())
+
+    def __len__(self) -> int:
+        return len(self._plain)
+
+    def __getitem__(self, index: Any) -> Any:
+        if not self._all_seen:
+            self.check(self._unseen(index))
+        return self._plain[index]
+
+    def _unseen(self, index: Any) -> Any:
+        """The blocks not compared yet that an index reaches into; None, all, of an index that is no number or slice."""
+        if isinstance(index, slice):
+            reached = range(*index.indices(len(self)))
+            if not reached:
+                return []
+            ends = reached[0] // self._per_block, reached[-1] // self._per_block
+            blocks = np.arange(min(ends), max(ends) + 1)
+        else:
+            places = np.asarray(index)
+            if places.dtype.kind not in "iu":
+                return None
+            inside = (places >= -len(self)) & (places < len(self))  # NumPy refuses the others
+            blocks = np.where(places < 0, places + len(self), places)[inside] // self._per_block
+        return np.unique(blocks[~self._seen[blocks]])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        self.check()
+        return np.array(self._array, dtype) if copy or dtype not in (None, self.dtype) else self._array
+
+
+def indexable(array: Any) -> Any:
+    """What rows are cut from: a CheckedArray as it is, of anything else a plain NumPy array."""
+    return array if isinstance(array, CheckedArray) else np.asarray(array)
+
+
+def _numbers(sums: str) -> np.ndarray:
+    """The checksums of all blocks; none if the text is not BlockWriter's."""
+    try:
+        return np.frombuffer(bytes.fromhex(sums), ">u4")
+    except ValueError:
+        return np.zeros(0, ">u4")

@@ -1,0 +1,95 @@
+"""Rows of a table that may be split over devices: the embedding's look-up and its gradient.
+
+Said as collectives. Left to XLA, a table that is also the output's (tied) was gathered whole, in float32, for the
+look-up, and its gradient, whole on every device, summed over all of them: with gpt2_124m on 64 TPU chips (data 8 x
+fsdp 8) more than half of what an update sent (`experiments/LOG.md`).
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from jaxformer.functional.layers import embed
+from jaxformer.kernels import derivatives
+from jaxformer.parallel.constraints import ACTIVATION_RULES, RULES, entries, mesh_axes
+from jaxformer.types import Array
+
+_Axes = tuple[str, ...] | None
+
+
+def look_up(tokens: Array, table: Array, axis: str) -> Array:
+    """Rows of a table for tokens, positions or types; every device takes what its part of the table has.
+
+    On a mesh the result is laid out as `layout.ACTIVATION_RULES` says of "looked_up_rows" and "looked_up_width".
+
+    Args:
+      tokens: [B, T] int, below V.
+      table: [V, D], as `layout.RULES` lays out (`axis`, "embed").
+      axis: logical axis of the table's rows, "vocab" say.
+
+    Returns:
+      [B, T, D] in the dtype of the table.
+
+    >>> look_up(jnp.array([[1, 0]]), jnp.array([[1.0, 2.0], [3.0, 4.0]]), "vocab").tolist()
+    [[[3.0, 4.0], [1.0, 2.0]]]
+    """
+    if not mesh_axes():
+        return embed(tokens, table)
+    over = (
+        *entries(table.shape, (axis, "embed"), RULES),
+        *entries(tokens.shape[:1], ("looked_up_rows",), ACTIVATION_RULES),
+    )
+    return _look_up(table, tokens, table.shape, over)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3))
+def _look_up(table: Array, tokens: Array, shape: tuple[int, int], over: tuple[_Axes, _Axes, _Axes]) -> Array:
+    """`shape` of the table, and the mesh axes that its rows, its width and the rows of tokens are split over."""
+    vocab, width, rows = over
+
+    def local(part: Array, tokens: Array) -> Array:
+        if not vocab:
+            return embed(tokens, part)
+        found = part.at[_places(tokens, len(part), vocab)].get(mode="fill", fill_value=0)
+        return jax.lax.psum(found, vocab)
+
+    specs = (P(vocab, width), P(rows))
+    return jax.shard_map(local, in_specs=specs, out_specs=P(rows, None, width), check_vma=False)(table, tokens)
+
+
+def _forward(table, tokens, shape, over):
+    return _look_up(table, tokens, shape, over), tokens
+
+
+def _backward(shape, over, tokens, g):
+    vocab, width, rows = over
+    part = tuple(size // _devices(axes) for size, axes in zip(shape, over[:2], strict=True))
+
+    def local(g: Array, tokens: Array) -> Array:
+        places = _places(tokens, part[0], vocab) if vocab else tokens
+        summed = jnp.zeros(part, g.dtype).at[places].add(g, mode="drop")
+        return jax.lax.psum(summed, rows) if rows else summed
+
+    specs = (P(rows, None, width), P(rows))
+    return jax.shard_map(local, in_specs=specs, out_specs=P(vocab, width), check_vma=False)(g, tokens), None
+
+
+def _tangent(shape, over, tokens, changes):
+    return _look_up(changes[0], tokens, shape, over)
+
+
+derivatives.define(_look_up, _forward, _tangent, _backward)
+
+
+def _devices(axes: _Axes) -> int:
+    sizes = mesh_axes()
+    return math.prod(sizes[axis] for axis in axes or ())
+
+
+def _places(tokens: Array, size: int, vocab: tuple[str, ...]) -> Array:
+    """Where the tokens lie in this device's `size` rows of the table; beyond its end where they are another's."""
+    places = tokens - jax.lax.axis_index(vocab) * size
+    return jnp.where(places >= 0, places, size)

@@ -1,0 +1,166 @@
+"""The loss of a few selected positions, at a cost in proportion to them; the same numbers as `losses.token_loss`.
+
+A masked language model predicts about 15 % of the tokens of each row. Here every row's positions that count are brought
+to its front, and blocks of columns are visited only as far as the fullest row reaches.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxformer.functional.losses import CHUNK_LOGITS, MIN_POSITIONS, TokenLoss, block_loss, total_tangent
+from jaxformer.kernels import derivatives
+from jaxformer.parallel.constraints import batch_shards, constrain, reduce_scatter_sum
+from jaxformer.types import Array, Params
+
+# Blocks a row is cut into: the more, the less is computed in vain, and the more often the table's gradient is added up
+# (and summed over devices, where rows are split over them).
+BLOCKS = 8
+# Tokens below which a block is not worth a visit of its own.
+LEAST_TOKENS = 128
+
+
+def masked_token_loss(
+    hidden: Array,
+    table: Array,
+    targets: Array,
+    weights: Array,
+    bias: Array | None = None,
+    *,
+    transform: Callable[[Params, Array], Array] | None = None,
+    transform_params: Params | None = None,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    chunk_tokens: int | None = None,
+) -> TokenLoss:
+    """`token_loss` of `transform(transform_params, hidden)`, for weights most of which are 0. Exact for any weights.
+
+    Positions move within their row only, so rows that are split over devices stay where they are. How many blocks of
+    columns are visited is the same for all rows: as many as the row with the most positions of weight != 0 needs.
+
+    Args:
+      hidden: [B, T, D].
+      table: [V, D].
+      targets: [B, T] int.
+      weights: [B, T] float; 0 leaves a position out, whose hidden state must be finite all the same.
+      bias: [V] or None.
+      transform: (transform_params, [N, D]) -> [N, D], each position on its own; None: the identity.
+      transform_params: what `transform` is given; closed-over arrays would receive no gradient.
+      label_smoothing, z_loss: as in `cross_entropy`.
+      chunk_tokens: most tokens whose logits exist at once, in whole columns of B; None: chosen from V.
+
+    Returns:
+      TokenLoss of sums. `hidden`, `table`, `bias` and `transform_params` receive gradients, from `total` alone; in
+      forward mode too the metrics' tangents are 0, and changes of the weights count for nothing.
+
+    >>> h, e = jnp.ones((2, 3, 4)), jnp.zeros((5, 4))
+    >>> out = masked_token_loss(h, e, jnp.zeros((2, 3), int), jnp.array([[0.0, 2.0, 0.0], [0.0, 0.0, 0.0]]))
+    >>> round(float(out.total / out.weight), 4), out.weight_rows.tolist()
+    (1.6094, [2.0, 0.0])
+    """
+    batch, positions, _ = hidden.shape
+    weights = weights.astype(jnp.promote_types(hidden.dtype, jnp.float32))
+    per_chunk = max(math.ceil(positions / BLOCKS), LEAST_TOKENS // batch)
+    if chunk_tokens is None:
+        chunk_tokens = max(MIN_POSITIONS * batch, CHUNK_LOGITS // table.shape[0])
+    per_chunk = max(1, min(per_chunk, positions, chunk_tokens // batch))
+    if bias is None:
+        bias = jnp.zeros((table.shape[0],), weights.dtype)
+    operands = (hidden, table, bias, {} if transform_params is None else transform_params)
+    options = (_identity if transform is None else transform, label_smoothing, z_loss, per_chunk)
+    total, (nll_rows, correct_rows) = _projected(operands, targets, weights, options)
+    weight_rows = jnp.sum(weights, axis=1)
+    return TokenLoss(total, jnp.sum(weight_rows), nll_rows, correct_rows, weight_rows)
+
+
+def _identity(params: Params, x: Array) -> Array:
+    del params
+    return x
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
+def _projected(operands, targets, weights, options):
+    """(total, (nll of each row, correct weight of each row))."""
+    return _visit(operands, targets, weights, options, gradients=False)[0]
+
+
+def _projected_forward(operands, targets, weights, options):
+    return _visit(operands, targets, weights, options, gradients=True)
+
+
+def _projected_backward(options, gradients, cotangents):
+    del options
+    scale = cotangents[0]  # the metrics pass no gradient
+    return jax.tree.map(lambda g: g * scale.astype(g.dtype), gradients), None, None
+
+
+def _projected_tangent(options, gradients, changes):
+    del options
+    return total_tangent(gradients, changes[0], changes[2])
+
+
+derivatives.define(_projected, _projected_forward, _projected_tangent, _projected_backward, loops=True)
+
+
+def _visit(operands, targets_BT, weights_BT, options, *, gradients):
+    """The sums, and (if asked) the gradients of `total` by the operands."""
+    hidden_BTD, table_VD, bias_V, params = operands
+    transform, label_smoothing, z_loss, per_chunk = options
+    batch, positions, width = hidden_BTD.shape
+    accumulate = weights_BT.dtype
+    # As in `losses`: the table whole along D before the blocks, its gradient added up on each device and summed once.
+    compute_VD = constrain(table_VD.astype(hidden_BTD.dtype), "vocab", None)
+    parts = batch_shards(batch)
+    left_out_BT = weights_BT == 0
+    order_BT = jnp.argsort(left_out_BT, axis=1, stable=True)
+    needed = jnp.max(jnp.sum(~left_out_BT, axis=1))
+    # Columns beyond the last stand for the last position once more, with weight 0.
+    columns = math.ceil(positions / per_chunk) * per_chunk
+    beyond = ((0, 0), (0, columns - positions))
+    places_BT = jnp.pad(order_BT, beyond, mode="edge")
+    sorted_BT = jnp.pad(jnp.take_along_axis(weights_BT, order_BT, axis=1), beyond)
+
+    def visit(index, carry):
+        sums, grads, d_hidden_BTD = carry
+        start = index * per_chunk
+        places_Bt, weights_Bt = (
+            jax.lax.dynamic_slice_in_dim(x, start, per_chunk, axis=1) for x in (places_BT, sorted_BT)
+        )
+        targets_Bt = jnp.take_along_axis(targets_BT, places_Bt, axis=1)
+        hidden_ND = jnp.take_along_axis(hidden_BTD, places_Bt[..., None], axis=1).reshape(-1, width)
+        if gradients:
+            x_ND, back = jax.vjp(transform, params, hidden_ND)
+        else:
+            x_ND = transform(params, hidden_ND)
+        new, d = block_loss(
+            x_ND, compute_VD, bias_V, targets_Bt, weights_Bt, label_smoothing, z_loss, gradients=gradients, parts=parts
+        )
+        sums = jax.tree.map(jnp.add, sums, new)
+        if not gradients:
+            return sums, grads, d_hidden_BTD
+        d_x_ND, d_table, d_bias = d
+        d_params, d_hidden_ND = back(d_x_ND)
+        grads = jax.tree.map(lambda total, g: total + g.astype(total.dtype), grads, (d_table, d_bias, d_params))
+        d_hidden_BtD = d_hidden_ND.reshape(batch, per_chunk, width)
+        return sums, grads, jax.lax.dynamic_update_slice_in_dim(d_hidden_BTD, d_hidden_BtD, start, axis=1)
+
+    zero_B = jnp.zeros((batch,), accumulate)
+    carry: tuple[Any, Any, Any] = ((jnp.zeros((), accumulate), (zero_B, zero_B)), (), ())
+    if gradients:
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, accumulate), (table_VD, bias_V, params))
+        if parts > 1:
+            zeros = (constrain(jnp.zeros((parts, *table_VD.shape), accumulate), "rows", "vocab", None), *zeros[1:])
+        carry = (carry[0], zeros, jnp.zeros((batch, columns, width), hidden_BTD.dtype))
+    sums, grads, d_sorted_BTD = jax.lax.fori_loop(0, -(-needed // per_chunk), visit, carry)
+    if not gradients:
+        return sums, None
+    back_BT = jnp.argsort(order_BT, axis=1)
+    d_hidden_BTD = jnp.take_along_axis(d_sorted_BTD, back_BT[..., None], axis=1)
+    if parts > 1:
+        grads = (reduce_scatter_sum(grads[0], "vocab", "embed"), *grads[1:])
+    d_table, d_bias, d_params = jax.tree.map(lambda g, x: g.astype(x.dtype), grads, (table_VD, bias_V, params))
+    return sums, (d_hidden_BTD, d_table, d_bias, d_params)

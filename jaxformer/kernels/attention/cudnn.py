@@ -1,0 +1,99 @@
+"""Attention by cuDNN's flash attention, through `jax.nn.dot_product_attention`: NVIDIA GPUs, 16-bit floats.
+
+The scores never exist, and what is after a causal query is not visited. The kernel knows nothing of documents, and its
+windows could see the future (jax pull request 39576): whatever a mask asks for beyond causality goes in as an array of
+allowed pairs, [B, 1, T, S], which is read block by block. `unsupported` names what it would not do exactly. Its
+derivative is for `jax.grad` alone, not for `jax.jvp`. Padding reaches it as zeros, whatever stands there.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from jaxformer.kernels.attention import shard_specs
+from jaxformer.kernels.attention.nonfinite import without_padding
+from jaxformer.kernels.attention.xla import Bias
+from jaxformer.masks import Mask, expand
+from jaxformer.parallel import constraints
+from jaxformer.types import Array
+
+BACKEND: Any = "cudnn"  # tests: "xla", JAX's own reading of the same arguments
+DTYPES = (jnp.float16, jnp.bfloat16)
+
+
+def unsupported(
+    length: int, keys: int, head_width: int, dtype: Any, mask: Mask | None, *, bias: bool, dropout: bool, soft_cap: bool
+) -> str | None:
+    """Why the kernel cannot do it exactly; None: it can. Arguments: as of `splash.refusal`.
+
+    >>> options = {"bias": False, "dropout": False, "soft_cap": False}
+    >>> unsupported(1024, 1024, 64, jnp.bfloat16, Mask(causal=True), **options) is None
+    True
+    >>> unsupported(1024, 1024, 64, jnp.float32, None, **options)
+    'float32 (float16 and bfloat16)'
+    """
+    if jnp.dtype(dtype) not in [jnp.dtype(x) for x in DTYPES]:
+        return f"{jnp.dtype(dtype).name} (float16 and bfloat16)"
+    if head_width % 8 or head_width > 128:
+        return f"heads {head_width} wide (multiples of 8 up to 128)"
+    if bias or dropout or soft_cap:
+        return "a bias" if bias else "dropout" if dropout else "a soft cap"
+    if mask is not None and (length % 2 or keys % 2):
+        return "a mask over an odd number of tokens"
+    return shard_specs.unsupported_mask(mask, ())
+
+
+def attend(
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Mask | None,
+    bias: Bias | None,
+    *,
+    scale: float,
+    soft_cap: float | None,
+    dropout_rate: float,
+    rng: Array | None,
+) -> Array:
+    """Attention as `functional.attention.attention` documents it, on the mesh in use, once `unsupported` is asked."""
+    mask = Mask() if mask is None else mask
+    # The kernel counts places from the first key on, as masks without indices do.
+    inside = mask.causal and mask.query_index is None and mask.key_index is None and query.shape[1] == key.shape[1]
+    pairs, seen = _pairs(mask, inside, query.shape[1], key.shape[1])
+    sizes = constraints.mesh_axes()
+    key, value = without_padding(mask, key, value)
+    key, value, heads = shard_specs.head_axes(query, key, value, sizes)
+
+    def local(query: Array, key: Array, value: Array, pairs: Array | None) -> Array:
+        return jax.nn.dot_product_attention(
+            query, key, value, mask=pairs, scale=scale, is_causal=inside, implementation=BACKEND
+        )
+
+    run = local
+    if sizes:
+        rows = constraints.splits(query.shape[0], ("data", "fsdp"), sizes) or None
+        heads = heads or None
+        array = P(rows, None, heads)
+        some = None
+        if pairs is not None:
+            some = P(rows if len(pairs) > 1 else None, heads if pairs.shape[1] > 1 else None)
+        run = jax.shard_map(local, in_specs=(array, array, array, some), out_specs=array, check_vma=False)
+    out = run(query, key, value, pairs)
+    return out if seen is None else jnp.where(jnp.moveaxis(seen, 1, 2)[..., None], out, 0)
+
+
+def _pairs(mask: Mask, inside: bool, queries: int, keys: int) -> tuple[Array | None, Array | None]:
+    """Which pairs [B or 1, H or 1, T, S] are allowed, causality aside if it is dealt with `inside` the kernel; and
+    which queries [B or 1, H or 1, T] see any key, where some may see none: the kernel would give these a mean."""
+    pairs = expand(replace(mask, causal=mask.causal and not inside), queries, keys)
+    if pairs is None:
+        return None, None
+    pairs = jnp.broadcast_to(pairs, (*(1,) * (4 - pairs.ndim), *pairs.shape[:-2], queries, keys))
+    fields = (mask.keys, mask.dense, mask.query_index, mask.key_index)
+    if all(x is None for x in fields) and mask.key_segments is mask.query_segments and queries == keys:
+        return pairs, None  # every query sees itself
+    allowed = pairs & jnp.tri(queries, dtype=bool)[None, None] if inside else pairs
+    return pairs, allowed.any(axis=-1)

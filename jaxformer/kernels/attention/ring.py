@@ -1,0 +1,133 @@
+"""Attention over rows whose parts lie on different devices: keys and values go round, queries stay.
+
+Every device holds one part of its rows (`parts.Cut.fold`). Its queries visit the keys of their own part, then those
+that come from its neighbour, and so on, with one online softmax over all of them; what comes next travels while the
+present keys are visited. The backward pass goes round again, and the gradients of keys and values travel with them.
+Long parts go round in pieces, one after the other (`ring_part.PIECES`), so that a device holds its own part and little
+more, and the [T, S] scores never exist. A window ends the round early.
+
+Where rows are not cut (`parts` 1) each device just does its own rows and heads: nothing goes round, and whether a pair
+of blocks may be skipped is decided on the device, with no word from the others.
+
+Source: Liu et al. 2023, "Ring attention with blockwise Transformers", section 3.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+from jax.tree_util import Partial
+
+from jaxformer.kernels import derivatives
+from jaxformer.kernels.attention import ring_local as part
+from jaxformer.kernels.attention import shard_specs
+from jaxformer.kernels.attention.xla import Bias
+from jaxformer.masks import Mask
+from jaxformer.parallel import constraints
+from jaxformer.types import Array
+
+
+def attend(
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Mask | None,
+    bias: Bias | None,
+    *,
+    scale: float,
+    soft_cap: float | None,
+    dropout_rate: float,
+    rng: Array | None,
+) -> Array:
+    """Attention as `functional.attention.attention` documents it, on the mesh in use; arguments are checked there.
+
+    Dropped weights are drawn on each device, so they depend on the mesh.
+    """
+    mask = Mask() if mask is None else mask
+    sizes, parts = constraints.mesh_axes(), mask.parts
+    key, value, heads = shard_specs.head_axes(query, key, value, sizes)
+    options = part.RingOptions(
+        scale=scale,
+        soft_cap=soft_cap,
+        dropout_rate=0.0 if rng is None else dropout_rate,
+        parts=parts,
+        rows=constraints.splits(query.shape[0] // parts, ("data", "fsdp"), sizes),
+        heads=heads,
+        indexed=mask.query_index is not None or mask.key_index is not None,
+    )
+    return _on_devices(options, query, key, value, mask, bias, rng)
+
+
+def _on_devices(o: part.RingOptions, query, key, value, mask: Mask, bias: Bias | None, rng: Array | None) -> Array:
+    """Runs `_attend_here` on every device with its own part of each array."""
+    token = P(((part.AXIS,) if o.parts > 1 else ()) + o.rows or None, None, o.heads or None)
+
+    # A function's arrays go in with it: what is used on a device must belong to its mesh.
+    bias = Partial(bias) if callable(bias) and not isinstance(bias, Partial) else bias
+
+    def local(query, key, value, mask, bias, rng):
+        if rng is not None:
+            for axis in part.used_axes(o):
+                rng = jax.random.fold_in(rng, jax.lax.axis_index(axis))
+        return _attend_here(o, query, key, value, mask, bias, rng)
+
+    whole = (None if x is None else P() for x in (bias, rng))
+    specs = (token, token, token, shard_specs.mask_specs(mask, o.rows), *whole)
+    on_devices = jax.shard_map(local, in_specs=specs, out_specs=token, check_vma=False)
+    return on_devices(query, key, value, mask, bias, rng)
+
+
+def _attend_here(o: part.RingOptions, query, key, value, mask: Mask, bias: Bias | None, rng: Array | None) -> Array:
+    """What one device does."""
+    if bias is not None and not callable(bias):
+        bias = Partial(_taken, bias.reshape((1,) * (4 - bias.ndim) + bias.shape))
+    leaves, structure = jax.tree.flatten(bias)
+    floats = tuple(bool(jnp.issubdtype(leaf.dtype, jnp.floating)) for leaf in leaves)
+    function = None if bias is None else functools.partial(_call, structure, floats)
+    learned, fixed = (tuple(x for x, is_float in zip(leaves, floats, strict=True) if is_float == of) for of in (1, 0))
+    return _attend(o, function, query, key, value, learned, fixed, mask, rng)
+
+
+def _taken(array: Array, query_place: Array, key_place: Array) -> Array:
+    """A bias array [b, h, t, s] as a function of the places in the row."""
+    x = array if array.shape[2] == 1 else jnp.take(array, query_place, axis=2, mode="clip")
+    return x if x.shape[3] == 1 else jnp.take(x, key_place, axis=3, mode="clip")
+
+
+def _call(structure, floats: tuple[bool, ...], fixed: tuple, query_place: Array, key_place: Array, *learned: Array):
+    """The bias function, put together from its arrays: those that may have gradients, and the others."""
+    those, others = iter(learned), iter(fixed)
+    bias = jax.tree.unflatten(structure, [next(those if is_float else others) for is_float in floats])
+    return bias(query_place, key_place)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _attend(o: part.RingOptions, bias_function, query, key, value, bias, fixed, mask, rng) -> Array:
+    return _forward(o, bias_function, query, key, value, bias, fixed, mask, rng)[0]
+
+
+def _forward(o: part.RingOptions, bias_function, *arrays):
+    out, log_sum = part.visit_all(o, bias_function, part.RingOperands(*arrays))
+    return out, (arrays, out, log_sum)
+
+
+def _backward(o: part.RingOptions, bias_function, saved, g_out):
+    arrays, out, log_sum = saved
+    wide = jnp.promote_types(out.dtype, jnp.float32)
+    passed = jnp.sum(g_out.astype(wide) * out.astype(wide), axis=-1)
+    grads = part.gradients(o, bias_function, part.RingOperands(*arrays), passed, log_sum, g_out)
+    return *jax.tree.map(lambda grad, a: grad.astype(a.dtype), grads, tuple(arrays[:4])), None, None, None
+
+
+def _tangent(o: part.RingOptions, bias_function, saved, changes):
+    """By differentiating the visits."""
+    arrays, *_ = saved
+
+    def out(*floats):
+        return _forward(o, bias_function, *floats, *arrays[4:])[0]
+
+    return jax.jvp(out, arrays[:4], changes[:4])[1]
+
+
+derivatives.define(_attend, _forward, _tangent, _backward, loops=True)

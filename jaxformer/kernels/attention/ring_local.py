@@ -1,0 +1,233 @@
+"""What one device of a ring does: its queries visit the keys of every part in turn; see `ring`."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxformer.kernels.attention import online_softmax, tiles
+from jaxformer.kernels.attention.xla_vjp import heads_first
+from jaxformer.kernels.rematerialize import rematerialize
+from jaxformer.masks import Mask
+from jaxformer.types import Array
+
+AXIS = "context"
+# A part's keys go round in this many pieces, one after the other, as far as these are whole blocks: what is on its way,
+# twice over keys, values and their gradients, is then a piece of each.
+PIECES = 8
+
+
+class RingOptions(NamedTuple):
+    """What is known when the program is traced."""
+
+    scale: float
+    soft_cap: float | None
+    dropout_rate: float
+    parts: int
+    rows: tuple[str, ...]  # mesh axes that split the rows
+    heads: tuple[str, ...]  # and the heads
+    indexed: bool  # whether the tokens stand in another order than in the row
+
+
+class RingOperands(NamedTuple):
+    """What is an array; [parts * B, T / parts, heads, width] and, of whole rows, the mask."""
+
+    query: Array
+    key: Array
+    value: Array
+    bias: tuple[Array, ...]  # the arrays of the bias function that may have gradients
+    fixed: tuple[Array, ...]  # and the others
+    mask: Mask
+    rng: Array | None
+
+
+def used_axes(o: RingOptions) -> tuple[str, ...]:
+    """Mesh axes whose devices do different work."""
+    return ((AXIS,) if o.parts > 1 else ()) + o.rows + o.heads
+
+
+def offsets_to_visit(o: RingOptions, mask: Mask, length: int) -> range:
+    """How many parts before (positive) or after its own a device has to visit; without an order of its own it knows."""
+    if o.parts == 1 or o.indexed or mask.window is None:
+        return range(o.parts)
+    reach = min(o.parts - 1, -(-(mask.window - 1) // length))
+    after = 0 if mask.causal else reach
+    return range(-after, reach + 1) if reach + after + 1 < o.parts else range(o.parts)
+
+
+def _shifted(tree: Any, by: int, parts: int) -> Any:
+    """Every part goes `by` devices on along the ring."""
+    if by % parts == 0:
+        return tree
+    return jax.lax.ppermute(tree, AXIS, [(i, (i + by) % parts) for i in range(parts)])
+
+
+def _around(o: RingOptions, offsets: range, moving: Any, carry: Any, visit: Callable) -> tuple[Any, Any]:
+    """carry, moving = visit(carry, moving, the part they come from), for each offset; then everything goes home.
+
+    `moving` is (what is only read, what is added to); the first is not sent after the last visit.
+    """
+    own = jax.lax.axis_index(AXIS) if o.parts > 1 else jnp.zeros((), jnp.int32)
+    read, added = _shifted(moving, offsets[0], o.parts)
+
+    def one(state, offset):
+        carry, read, added = state
+        after = _shifted(read, 1, o.parts)  # on its way while this part is visited
+        carry, added = visit(carry, read, added, (own - offset) % o.parts)
+        return (carry, after, _shifted(added, 1, o.parts)), None
+
+    if len(offsets) > 1:
+        (carry, read, added), _ = jax.lax.scan(one, (carry, read, added), jnp.asarray(offsets[:-1]))
+    carry, added = visit(carry, read, added, (own - offsets[-1]) % o.parts)
+    return carry, _shifted(added, -offsets[-1], o.parts)
+
+
+def piece_length(o: RingOptions, length: int) -> int:
+    """How many of a part's keys go round at once.
+
+    >>> piece_length(RingOptions(1.0, None, 0.0, 8, (), (), indexed=True), 4096)
+    512
+    """
+    if o.parts == 1:
+        return length
+    return next(length // n for n in range(PIECES, 0, -1) if n == 1 or length % (n * tiles.KEY_BLOCK) == 0)
+
+
+def _pieces(o: RingOptions, length: int) -> Array:
+    """The first key of each piece, within its part."""
+    return jnp.arange(0, length, piece_length(o, length))
+
+
+def _piece(o: RingOptions, x: RingOperands, first: Array | int) -> tuple[Array, Array]:
+    """Keys and values of this device from `first` on."""
+    size = piece_length(o, x.key.shape[1])
+    return _cut(x.key, first, size, 1), _cut(x.value, first, size, 1)
+
+
+def _cut(x: Array, first: Array | int, size: int, axis: int) -> Array:
+    return jax.lax.dynamic_slice_in_dim(x, first, size, axis)
+
+
+def _put(x: Array, part: Array, first: Array, axis: int) -> Array:
+    return jax.lax.dynamic_update_slice_in_dim(x, part.astype(x.dtype), first, axis)
+
+
+def _problem(
+    o: RingOptions, bias, x: RingOperands, key: Array, value: Array, first_key: Array | int
+) -> tuple[Any, Any]:
+    """The queries of this device and these keys, which are those from `first_key` on of all parts', in blocks."""
+    length, mask = x.query.shape[1], x.mask
+    own = jax.lax.axis_index(AXIS) if o.parts > 1 else jnp.zeros((), jnp.int32)
+    if mask.dense is not None:
+        dense = mask.dense.reshape((1,) * (4 - mask.dense.ndim) + mask.dense.shape)
+        mask = replace(mask, dense=_own_rows_and_heads(o, dense, x))
+    if o.parts > 1:
+        queries, keys = (own * length, length), (first_key, key.shape[1])
+
+        def cut(field: Array | None, tokens: tuple[Array | int, int], axis: int = -1) -> Array | None:
+            return field if field is None or field.shape[axis] == 1 else _cut(field, *tokens, axis % field.ndim)
+
+        def index(field: Array | None, tokens: tuple[Array | int, int]) -> Array | None:
+            return tokens[0] + jnp.arange(tokens[1]) if field is None else cut(field, tokens)
+
+        mask = replace(
+            mask,
+            keys=cut(mask.keys, keys),
+            query_segments=cut(mask.query_segments, queries),
+            key_segments=cut(mask.key_segments, keys),
+            query_index=index(mask.query_index, queries),
+            key_index=index(mask.key_index, keys),
+            dense=cut(cut(mask.dense, queries, -2), keys),
+            parts=1,
+        )
+    rng = None if x.rng is None else jax.random.fold_in(x.rng, first_key)
+    return tiles.pad_to_tiles(
+        x.query, key, value, mask, _bias_of_parts(o, bias, x, own * length, first_key), x.bias,
+        scale=o.scale, soft_cap=o.soft_cap, dropout_rate=o.dropout_rate, rng=rng,
+    )  # fmt: skip
+
+
+def _bias_of_parts(o: RingOptions, function: Callable | None, x: RingOperands, first_query: Array, first_key: Array):
+    """The bias function of places within the two parts, for the rows and heads of this device."""
+    if function is None:
+        return None
+
+    def bias(query_place: Array, key_place: Array, *constants: Array) -> Array:
+        found = function(x.fixed, first_query + query_place, first_key + key_place, *constants)
+        return _own_rows_and_heads(o, found.reshape((1,) * (4 - found.ndim) + found.shape), x)
+
+    return bias
+
+
+def _own_rows_and_heads(o: RingOptions, found: Array, x: RingOperands) -> Array:
+    """[B or 1, H or 1, ...] of all rows and heads -> those of this device."""
+    for axis, size, names in ((0, x.query.shape[0], o.rows), (1, x.query.shape[2], o.heads)):
+        if found.shape[axis] > 1 and names:
+            found = jax.lax.dynamic_slice_in_dim(found, jax.lax.axis_index(names) * size, size, axis)
+    return found
+
+
+def visit_all(o: RingOptions, bias, x: RingOperands) -> tuple[Array, Array]:
+    """Output [B, T, H, K'] and the log of the sum [B, H, T] of this device's queries, the latter in whole blocks."""
+    length = x.query.shape[1]
+    offsets = offsets_to_visit(o, x.mask, length)
+    _, at_first = _problem(o, bias, x, *_piece(o, x, 0), 0)
+    query = at_first.query
+
+    def piece(carry, first):
+        def visit(carry, read, added, source):
+            options, inputs = _problem(o, bias, x, read[0], read[1], source * length + first)
+            inputs = tiles.for_values(options, inputs._replace(query=query))
+            size = options.query_block
+
+            def query_block(i, carry):
+                one = tuple(_cut(c, i * size, size, 2) for c in carry)
+                one = online_softmax.visit_keys(options, inputs, i, one)
+                return tuple(_put(c, new, i * size, 2) for c, new in zip(carry, one, strict=True))
+
+            return jax.lax.fori_loop(0, query.shape[3] // size, query_block, carry), added
+
+        return _around(o, offsets, (_piece(o, x, first), ()), carry, visit)[0], None
+
+    carry, _ = jax.lax.scan(piece, online_softmax.nothing(at_first, query.shape[3]), _pieces(o, length))
+    out, log_sum = online_softmax.finish(carry, x.value.dtype)
+    return out[:, :length], log_sum
+
+
+def gradients(o: RingOptions, bias, x: RingOperands, passed: Array, log_sum: Array, g_out: Array) -> tuple[Any, ...]:
+    """Gradients of this device's query, key and value (the latter two from all devices), and of all the constants."""
+    length = x.query.shape[1]
+    offsets = offsets_to_visit(o, x.mask, length)
+    _, at_first = _problem(o, bias, x, *_piece(o, x, 0), 0)
+    query = at_first.query
+    more = ((0, 0), (0, query.shape[3] - length), (0, 0))
+    passed = jnp.pad(passed, more)
+    g_out = heads_first(jnp.pad(g_out, (*more, (0, 0))), query.shape[1])
+
+    def piece(carry, first):
+        def visit(staying, read, added, source):
+            options, inputs = _problem(o, bias, x, read[0], read[1], source * length + first)
+            start = online_softmax.Gradients(staying[0], added[0], added[1], staying[1])
+            inputs = tiles.for_gradients(options, inputs._replace(query=query))
+            d = online_softmax.gradients(options, inputs, passed, log_sum, g_out, start)
+            return (d.query, d.bias), (d.key, d.value)
+
+        staying, *whole = carry
+        moving = _piece(o, x, first), (zeros.key, zeros.value)
+        staying, added = _around(o, offsets, moving, staying, visit)
+        return (staying, *(put(d, part, first) for d, part in zip(whole, added, strict=True))), None
+
+    def put(whole: Array, part: Array, first: Array) -> Array:
+        return _put(whole, online_softmax.turned(part).swapaxes(1, 2)[:, : piece_length(o, length)], first, 1)
+
+    # Else XLA on CPU makes the zeros before the forward pass, and keeps them through it.
+    zeros, d_key, d_value = jax.tree.map(
+        lambda a: rematerialize(a, passed.ravel()[0]),
+        (online_softmax.zeros(at_first), jnp.zeros_like(x.key), jnp.zeros_like(x.value)),
+    )
+    carry, _ = jax.lax.scan(piece, ((zeros.query, zeros.bias), d_key, d_value), _pieces(o, length))
+    (d_query, d_bias), d_key, d_value = carry
+    d_query = o.scale * d_query.transpose(0, 3, 1, 2, 4)[:, :length].reshape(x.query.shape)
+    return d_query, d_key, d_value, d_bias

@@ -1,0 +1,162 @@
+"""Attention by the TPU kernel that comes with JAX ("splash": block-sparse flash attention in Pallas).
+
+Blocks that a causal mask or a window hides are never visited, and the [T, S] scores never exist. It honours less than
+the other implementations (`unsupported` says what), and runs on TPUs alone; in Pallas's interpreter anywhere, slowly.
+Its derivative is for `jax.grad` alone, not for `jax.jvp`. Padding reaches it as zeros, whatever stands there.
+"""
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from jaxformer.kernels.attention import shard_specs
+from jaxformer.kernels.attention.nonfinite import without_padding
+from jaxformer.kernels.attention.xla import Bias
+from jaxformer.masks import Mask
+from jaxformer.parallel import constraints
+from jaxformer.types import Array
+
+INTERPRET = False  # tests: Pallas's interpreter
+LANES = 128  # tokens come in multiples of a vector register's lanes
+BLOCK = 512  # tokens of a block of queries or keys, where so many divide the row
+_HIDDEN = -1e30  # a log-sum of scores below this is one of masked scores only
+
+
+def unsupported(
+    length: int, keys: int, head_width: int, dtype: Any, mask: Mask | None, *, bias: bool, dropout: bool, soft_cap: bool
+) -> str | None:
+    """Why the kernel cannot do it exactly; None: it can.
+
+    Args:
+      length, keys: T and S.
+      head_width: K, of queries, keys and values alike.
+      dtype: of all three.
+      mask: its description; None: every key.
+      bias, dropout, soft_cap: whether there is one.
+
+    >>> options = {"bias": False, "dropout": False, "soft_cap": False}
+    >>> unsupported(1024, 1024, 128, jnp.bfloat16, Mask(causal=True), **options) is None
+    True
+    >>> unsupported(1000, 1000, 128, jnp.bfloat16, None, **options)
+    'rows of 1000 tokens (multiples of 128)'
+    """
+    del soft_cap  # the kernel has one
+    if length != keys:
+        return "queries and keys of different numbers"
+    if length % LANES:
+        return f"rows of {length} tokens (multiples of {LANES})"
+    if head_width % 64:
+        return f"heads {head_width} wide (multiples of 64)"
+    if bias or dropout:
+        return "a bias" if bias else "dropout"
+    if jnp.dtype(dtype) == jnp.float64:
+        return "float64"
+    return shard_specs.unsupported_mask(mask, ("prefix", "dense", "query_index", "key_index"))
+
+
+def visited(length: int, causal: bool, window: int | None) -> float:
+    """Share of the blocks of scores that the kernel visits.
+
+    >>> visited(2048, True, None), visited(2048, False, None), visited(2048, True, 512)
+    (0.625, 1.0, 0.4375)
+    """
+    size = _block(length)
+    count = length // size
+    reach = count if window is None else -(-(window - 1) // size)
+    after = 0 if causal else reach
+    return sum(min(i, reach) + 1 + min(count - 1 - i, after) for i in range(count)) / count**2
+
+
+def _block(length: int) -> int:
+    """Tokens of a block of a row that `unsupported` has nothing against."""
+    return max(size for size in (LANES, 2 * LANES, BLOCK) if not length % size)
+
+
+def attend(
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Mask | None,
+    bias: Bias | None,
+    *,
+    scale: float,
+    soft_cap: float | None,
+    dropout_rate: float,
+    rng: Array | None,
+) -> Array:
+    """Attention as `functional.attention.attention` documents it, on the mesh in use, once `unsupported` is asked."""
+    mask = Mask() if mask is None else mask
+    sizes = constraints.mesh_axes()
+    rows = constraints.splits(query.shape[0], ("data", "fsdp"), sizes)
+    key, value = without_padding(mask, key, value)
+    key, value, heads = shard_specs.head_axes(query, key, value, sizes)
+
+    def local(query: Array, key: Array, value: Array, mask: Mask) -> Array:
+        return _attend_here(query * scale, key, value, mask, soft_cap)
+
+    # Segments of a row alone see each other: the mask cannot tell two arrays that are equal from two that are not.
+    same = mask.query_segments is mask.key_segments and mask.keys is None
+    if same:
+        mask = replace(mask, key_segments=None)
+    if not sizes:
+        return local(query, key, value, mask)
+    array = P(rows or None, None, heads or None)
+    specs = (array, array, array, shard_specs.mask_specs(mask, rows))
+    return jax.shard_map(local, in_specs=specs, out_specs=array, check_vma=False)(query, key, value, mask)
+
+
+def _attend_here(query: Array, key: Array, value: Array, mask: Mask, soft_cap: float | None) -> Array:
+    """What one device does: [B, T, H, K], the scores' scale being in the query."""
+    batch, length, heads, _ = query.shape
+    segments, certain = _segments(mask, batch, length)
+    arrays = [jnp.moveaxis(x, 2, 1) for x in (query, key, value)]
+    kernel = functools.partial(_kernel, length, heads, mask.causal, mask.window, soft_cap)
+    out = jax.vmap(kernel(False))(*arrays, segments)
+    if not certain:  # a query that sees nothing would get the mean of what is hidden
+        fixed = jax.lax.stop_gradient(arrays)
+        _, (log_sum,) = jax.vmap(kernel(True))(*fixed, segments)
+        out = jnp.where((log_sum > _HIDDEN)[..., None], out, 0)
+    return jnp.moveaxis(out, 1, 2)
+
+
+def _segments(mask: Mask, batch: int, length: int):
+    """The kernel's segment numbers [B, T] of queries and keys, or None; whether every query sees at least itself."""
+    from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel import SegmentIds
+
+    queries, keys = mask.query_segments, mask.key_segments
+    if queries is None and mask.keys is None:
+        return None, True
+    certain = keys is None and mask.keys is None
+    queries = jnp.zeros((1, length), jnp.int32) if queries is None else queries.astype(jnp.int32)
+    keys = queries if keys is None else keys.astype(jnp.int32)
+    if mask.keys is not None:  # of a segment that no query is in
+        keys = jnp.where(mask.keys, keys, jnp.iinfo(jnp.int32).min)
+    shape = (batch, length)
+    return SegmentIds(jnp.broadcast_to(queries, shape), jnp.broadcast_to(keys, shape)), certain
+
+
+def _kernel(length: int, heads: int, causal: bool, window: int | None, soft_cap: float | None, log_sums: bool):
+    """JAX's kernel for one row: query [H, T, K], key and value [G, T, K], segments -> [H, T, K]."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as shapes
+
+    square = (length, length)
+    if window is not None and window < length:
+        seen = shapes.LocalMask(square, (window - 1, 0 if causal else window - 1), offset=0)
+    else:
+        seen = shapes.CausalMask(square) if causal else shapes.FullMask(square)
+    block = _block(length)
+    names = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
+    return kernels.make_splash_mha(
+        shapes.MultiHeadMask([seen] * heads),
+        head_shards=1,
+        q_seq_shards=1,
+        block_sizes=kernels.BlockSizes(**{f"block_{name}": block for name in names}),
+        attn_logits_soft_cap=soft_cap,
+        save_residuals=log_sums,
+        interpret=INTERPRET,
+    )

@@ -1,0 +1,133 @@
+"""Reference attention: plain XLA operations, every option, and the one implementation that expands the mask.
+
+Long causal self-attention is cut into static blocks of queries that read only the keys up to their own end, which
+spares almost half of the arithmetic. Without the rarer options all is done by `blocked`, whose backward pass is written
+down; other than long causal self-attention as a single block.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxformer.kernels.attention import xla_vjp
+from jaxformer.kernels.attention.nonfinite import marks, usable_key, usable_value
+from jaxformer.kernels.attention.xla_vjp import softmax
+from jaxformer.kernels.matmul import product
+from jaxformer.masks import Mask, crop, expand
+from jaxformer.types import Array
+
+QUERY_BLOCK = 128  # queries of a block, at the least
+# At most, without a window: each adds to the gradients of all keys before it. At 4096 tokens 32 of them went through
+# 1.37 times the memory traffic of 8 (llama_7b planned on H100).
+BLOCKS = 8
+
+Bias = Array | Callable[[Array, Array], Array]
+
+
+def attend(
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Mask | None,
+    bias: Bias | None,
+    *,
+    scale: float,
+    soft_cap: float | None,
+    dropout_rate: float,
+    rng: Array | None,
+    return_weights: bool = False,
+) -> Array | tuple[Array, Array]:
+    """Attention as `functional.attention.attention` documents it; arguments are already checked there."""
+    options = {"scale": scale, "soft_cap": soft_cap, "dropout_rate": dropout_rate}
+    queries, keys = query.shape[1], key.shape[1]
+    spans = [((0, queries), (0, keys))]
+    if mask is not None and mask.causal and mask.query_index is None and mask.key_index is None and queries == keys:
+        spans = causal_spans(queries, mask.window)
+    plain = soft_cap is None and (rng is None or dropout_rate == 0.0)
+    if return_weights or (len(spans) == 1 and not plain):
+        return _attend_block(query, key, value, mask, bias, rng, return_weights=return_weights, **options)
+
+    parts = [(slice(*rows), slice(*columns)) for rows, columns in spans]
+    if plain:
+        allowed, biases = [], []
+        for rows, columns in parts:
+            sizes = rows.stop - rows.start, columns.stop - columns.start
+            allowed.append(expand(None if mask is None else crop(mask, queries, keys, rows, columns), *sizes))
+            cropped = _crop_bias(bias, rows, columns)
+            biases.append(cropped(*map(jnp.arange, sizes)) if callable(cropped) else cropped)
+        return xla_vjp.attend(query, key, value, tuple(spans), allowed, biases, scale)
+    outs = []
+    for number, (rows, columns) in enumerate(parts):
+        outs.append(
+            _attend_block(
+                query[:, rows],
+                key[:, columns],
+                value[:, columns],
+                crop(mask, queries, keys, rows, columns),
+                _crop_bias(bias, rows, columns),
+                None if rng is None else jax.random.fold_in(rng, number),
+                **options,
+            )
+        )
+    return jnp.concatenate(outs, axis=1)
+
+
+def causal_spans(length: int, window: int | None) -> list[tuple[xla_vjp.Span, xla_vjp.Span]]:
+    """(first, end) of each block of queries, and of the keys that it reads.
+
+    >>> causal_spans(256, None)
+    [((0, 128), (0, 128)), ((128, 256), (0, 256))]
+    """
+    block = max(QUERY_BLOCK, math.ceil(length / BLOCKS)) if window is None else QUERY_BLOCK
+    blocks = [(start, min(start + block, length)) for start in range(0, length, block)]
+    return [((start, end), (0 if window is None else max(0, start - window + 1), end)) for start, end in blocks]
+
+
+def _crop_bias(bias: Bias | None, rows: slice, columns: slice) -> Bias | None:
+    if bias is None:
+        return None
+    if callable(bias):
+        return lambda q, k: bias(q + rows.start, k + columns.start)
+    bias = bias if bias.shape[-1] == 1 else bias[..., columns]
+    return bias if bias.ndim < 2 or bias.shape[-2] == 1 else bias[..., rows, :]
+
+
+def _attend_block(
+    query, key, value, mask, bias, rng, *, scale, soft_cap, dropout_rate, return_weights=False
+) -> Array | tuple[Array, Array]:
+    batch, queries, heads, width = query.shape
+    keys, groups = key.shape[1], key.shape[2]
+    per_group = heads // groups
+    # Score products accumulate in float32 (float64 under x64); R counts the query heads of one key/value head.
+    accumulate = jnp.promote_types(query.dtype, jnp.float32)
+    allowed = expand(mask, queries, keys)
+    if allowed is not None:
+        allowed, marks_BGS = _rank4(allowed), jnp.swapaxes(marks(key, value), 1, 2).astype(accumulate)
+        marks_BHTS = jnp.repeat(marks_BGS, per_group, axis=1)[:, :, None]
+        key, value = usable_key(key), usable_value(value)
+    q_BTGRK = (query * jnp.asarray(scale, query.dtype)).reshape(batch, queries, groups, per_group, width)
+    scores_BGRTS = product("BTGRK,BSGK->BGRTS", q_BTGRK, key, accumulate)
+    scores_BHTS = scores_BGRTS.reshape(batch, heads, queries, keys)
+    if soft_cap is not None:
+        if allowed is not None:  # whose slope is no number where a hidden score is none
+            scores_BHTS = jnp.where(allowed, scores_BHTS, 0.0)
+        scores_BHTS = soft_cap * jnp.tanh(scores_BHTS / soft_cap)
+    if bias is not None:
+        bias = bias(jnp.arange(queries), jnp.arange(keys)) if callable(bias) else bias
+        scores_BHTS = scores_BHTS + _rank4(bias).astype(accumulate)
+    if allowed is not None:
+        scores_BHTS = jnp.where(allowed, scores_BHTS + marks_BHTS, -jnp.inf)
+    weights_BHTS = softmax(scores_BHTS)
+    if dropout_rate > 0.0 and rng is not None:
+        keep = jax.random.bernoulli(rng, 1.0 - dropout_rate, weights_BHTS.shape)
+        weights_BHTS = jnp.where(keep, weights_BHTS / (1.0 - dropout_rate), 0.0)
+    weights_BGRTS = weights_BHTS.reshape(batch, groups, per_group, queries, keys).astype(value.dtype)
+    out_BTGRK = product("BGRTS,BSGK->BTGRK", weights_BGRTS, value, value.dtype)
+    out_BTHK = out_BTGRK.reshape(batch, queries, heads, value.shape[-1])
+    return (out_BTHK, weights_BHTS) if return_weights else out_BTHK
+
+
+def _rank4(x: Array) -> Array:
+    return x.reshape((1,) * (4 - x.ndim) + x.shape)

@@ -1,0 +1,126 @@
+"""The one place that counts parameters and floating-point operations.
+
+Parameters are counted under each published convention, operations exactly: two per multiply-add of every matrix
+product, attention scores and values included, over the whole [T, T] square as Chowdhery et al. count it (an
+implementation may skip the masked half, which makes it faster, not the model smaller). A head that is needed at a share
+of the positions only, as BERT's at the masked ones, counts by that share: the objective asks no more of anybody.
+
+>>> from jaxformer.config import ModelConfig, Softmax
+>>> gpt2 = ModelConfig(num_layers=12, width=768, attention=Softmax(12), context_length=1024, vocab_size=50257)
+>>> count = count_parameters(gpt2)
+>>> count.total, count.non_embedding
+(124439808, 85056000)
+>>> round(flops_per_token(gpt2).training / 1e6), round(six_n(gpt2) / 1e6)
+(854, 747)
+"""
+
+from typing import NamedTuple
+
+from jaxformer.config import DataConfig, ModelConfig
+from jaxformer.models import bert, gpt
+from jaxformer.specs import count_by_group, count_params
+
+
+class ParameterCount(NamedTuple):
+    """Parameters of a model, under each convention.
+
+    Attributes:
+      by_group: top-level group -> number.
+      total: all of them (Hoffmann et al. 2022).
+      non_embedding: without token, position and type tables and an untied output table (Kaplan et al. 2020, 1.3).
+      without_positions: all but the position table.
+    """
+
+    by_group: dict[str, int]
+    total: int
+    non_embedding: int
+    without_positions: int
+
+
+class Flops(NamedTuple):
+    """Floating-point operations per token, a multiply-add being two.
+
+    Attributes:
+      projections: query, key, value and output projections of all layers, forward.
+      attention: scores and weighted values of all layers, forward.
+      mlp: forward.
+      head: vocabulary projection (and BERT's transform) at the positions that need it, forward.
+      remat: what the backward pass computes a second time under the config's policy.
+    """
+
+    projections: float
+    attention: float
+    mlp: float
+    head: float
+    remat: float
+
+    @property
+    def forward(self) -> float:
+        """One forward pass."""
+        return self.projections + self.attention + self.mlp + self.head
+
+    @property
+    def training(self) -> float:
+        """Forward and backward; the backward pass is two products for each of the forward's. Without `remat`."""
+        return 3 * self.forward
+
+
+def _specs(cfg: ModelConfig) -> dict:
+    return {"gpt": gpt, "bert": bert}[cfg.family].specs(cfg)
+
+
+def count_parameters(cfg: ModelConfig) -> ParameterCount:
+    """Counts from the specs themselves, so that they cannot drift from the model."""
+    specs = _specs(cfg)
+    total = count_params(specs)
+    tables = count_params(specs["embedding"])
+    if not cfg.tie_embeddings:
+        tables += count_params(specs["head"]["table"])
+    positions = count_params(specs["embedding"].get("positions", {}))
+    return ParameterCount(count_by_group(specs), total, total - tables, total - positions)
+
+
+def flops_per_token(
+    cfg: ModelConfig, context_length: int | None = None, head_fraction: float = 1.0, remat_policy: str = "none"
+) -> Flops:
+    """Operations per token of a row.
+
+    Args:
+      cfg: the model, its vocabulary size filled in.
+      context_length: tokens of a row; None: the model's. A window limits the keys that count.
+      head_fraction: share of the positions whose logits are needed: 1 for next tokens, `mask_rate` for masked ones
+        (the expected share; what is computed is rounded up to whole blocks, see `functional.selected`).
+      remat_policy: what the backward pass computes again, as `execution.remat`.
+
+    Returns:
+      Flops per token.
+
+    Source: Chowdhery et al. 2022, appendix B; Kaplan et al. 2020, table 1, plus what it leaves out.
+    """
+    context = cfg.context_length if context_length is None else context_length
+    window, heads = cfg.attention.window, cfg.attention.num_heads
+    keys = context if window is None else min(context, window if cfg.causal else 2 * window - 1)
+    d, f, k = cfg.width, cfg.feed_forward.hidden_width(cfg.width), cfg.head_size
+    vocab = cfg.vocab_size or 0
+    layers = cfg.num_layers
+    projections = layers * 2 * d * k * (2 * heads + 2 * cfg.attention.kv_heads)
+    attention = layers * 2 * 2 * heads * k * keys
+    mlp = layers * 2 * d * f * (3 if cfg.feed_forward.gated else 2)
+    head = head_fraction * (2 * d * vocab + (2 * d * d if cfg.family == "bert" else 0))
+    # "dots" keeps every product with a weight and recomputes the batched ones, attention's. "full" recomputes the block
+    # but for the products that only feed the residual sum, which no gradient needs; a norm after the sum needs it.
+    last = {"post_norm": 0, "pre_norm": 2 * d * f, "parallel": 2 * d * f + 2 * d * k * heads}[cfg.block]
+    whole = projections + attention + mlp - layers * last
+    remat = {"none": 0.0, "dots": float(attention), "full": float(whole)}[remat_policy]
+    return Flops(projections, attention, mlp, head, remat)
+
+
+def training_flops(cfg: ModelConfig, data: DataConfig) -> float:
+    """Operations per token of a row, forward and backward; the head's count where the objective needs its logits."""
+    share = data.mask_rate if data.objective == "masked" else 1.0
+    return flops_per_token(cfg, head_fraction=share).training
+
+
+def six_n(cfg: ModelConfig) -> float:
+    """The rule of thumb of 6 operations per token and parameter, all counted; beside the exact count, never for it."""
+    return 6.0 * count_parameters(cfg).total

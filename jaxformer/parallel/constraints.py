@@ -1,0 +1,186 @@
+"""Two tables from logical axes to mesh axes, of parameters and of activations, and what pins a layout inside jit.
+
+Functions say where an activation may be split by the names of its axes (`constrain`); without a mesh that does nothing.
+
+Without a pin XLA is free to hand the layout of the weights on to the activations: an embedding table split along D by
+`fsdp` gave activations split along D with every row on every device, and with them the products, collectives and memory
+of no data parallelism at all (measured; `python -m experiments.plan` shows it).
+"""
+
+import math
+from collections.abc import Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from jaxformer.specs import is_spec
+from jaxformer.types import Array
+
+# THE rule table of parameters: logical axis -> the mesh axes it is split over. None: never split.
+RULES: dict[str, tuple[str, ...] | None] = {
+    "vocab": ("tensor",),
+    "embed": ("fsdp",),
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "mlp": ("tensor",),
+    "head_width": None,
+    "layers": None,
+    "positions": None,
+    "types": None,
+    "norm": None,
+}
+# THE rule table of activations: axis -> the mesh axes it is split over, as far as there are such.
+ACTIVATION_RULES: dict[str, tuple[str, ...]] = {
+    "batch_rows": ("data", "fsdp"),  # of a batch
+    "rows": ("context", "data", "fsdp"),  # as a model sees them, cut into parts (see `parts`)
+    "looked_up_rows": ("context", "data"),  # where the embedding table's parts are looked up: rows move to its width
+    "looked_up_width": ("fsdp",),
+    "tokens": (),  # of a row, between the layers; see `sequence_parallel`
+    "heads": ("tensor",),
+    "mlp": ("tensor",),
+    "vocab": ("tensor",),
+}
+LANES = 128  # of a TPU's registers: the width of a tile of an array
+_KNOWN = frozenset(axis for axes in (*RULES.values(), *ACTIVATION_RULES.values()) for axis in axes or ())
+_sequence_parallel: ContextVar[bool] = ContextVar("sequence_parallel", default=False)
+
+
+@contextmanager
+def sequence_parallel(on: bool):
+    """While entered (as a program is traced), what lies between the layers is split over the tensor axis by tokens.
+
+    Norms, residual sums and dropout are then done once and not by every device of the axis, and each all-reduce becomes
+    a reduce-scatter and an all-gather. Source: Korthikanti et al. 2022, section 4.2.2 (sequence parallelism).
+    """
+    token = _sequence_parallel.set(on)
+    try:
+        yield
+    finally:
+        _sequence_parallel.reset(token)
+
+
+def mesh_axes() -> dict[str, int]:
+    """Those axes of the mesh in use that the tables know, XLA splits and have more than one device, and their sizes."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return {}
+    kinds = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
+    return {name: size for name, size, kind in kinds if name in _KNOWN and kind == AxisType.Auto and size > 1}
+
+
+def constrain(x: Array, *axes: str | None) -> Array:
+    """`x` laid out by logical axis names, inside jit; None: not split.
+
+    Does nothing where no mesh is set or all its axes have size 1, so that a program for one device is the one without.
+    A dimension that does not divide stays whole.
+
+    Args:
+      x: the activation.
+      *axes: one name of `ACTIVATION_RULES` or None for each dimension.
+
+    >>> import jax.numpy as jnp
+    >>> constrain(jnp.ones((2, 3)), "rows", None).shape
+    (2, 3)
+    """
+    rules = {**ACTIVATION_RULES, "tokens": ("tensor",)} if _sequence_parallel.get() else ACTIVATION_RULES
+    return _constrain(x, axes, rules)
+
+
+def constrain_params(params: Any, specs: Any) -> Any:
+    """Parameters, and by it their gradients, laid out by RULES: inside a loop over layers XLA would otherwise add up a
+    layer's whole gradient on every device, where each needs its part only. `specs` is a tree like `params`, but for
+    the kind of its mappings."""
+    if not mesh_axes():
+        return params
+    leaves, structure = jax.tree.flatten(params)
+    axes = [spec.axes for spec in jax.tree.leaves(specs, is_leaf=is_spec)]
+    return jax.tree.unflatten(structure, [_constrain_matrix(x, a) for x, a in zip(leaves, axes, strict=True)])
+
+
+def _constrain_matrix(x: Array, axes: tuple[str | None, ...]) -> Array:
+    """A parameter pinned; where heads do not fill a TPU's lanes, as the matrix that products see, heads and their width
+    one axis: of a gradient of [D, H, 64] libtpu's compiler makes an all-reduce, of one of [D, H * 64] a reduce-scatter.
+    With heads of 128 it does of either, and fills the matrix up first."""
+    width = axes.index("head_width") if "head_width" in axes else 0
+    if width == 0 or x.shape[width] % LANES == 0:
+        return _constrain(x, axes, RULES)
+    merged = entries(x.shape, axes, RULES)
+    del merged[width]
+    flat = x.reshape(*x.shape[: width - 1], -1, *x.shape[width + 1 :])
+    return jax.lax.with_sharding_constraint(flat, P(*merged)).reshape(x.shape)
+
+
+def _constrain(x: Array, axes: tuple[str | None, ...], rules: Mapping[str, tuple[str, ...] | None]) -> Array:
+    return jax.lax.with_sharding_constraint(x, P(*entries(x.shape, axes, rules))) if mesh_axes() else x
+
+
+def entries(shape: tuple[int, ...], axes: tuple[str | None, ...], rules: Any) -> list[tuple[str, ...] | None]:
+    """The mesh axes in use that each dimension is split over by a table of rules, None: not split."""
+    sizes, used = mesh_axes(), set[str]()
+    out: list[tuple[str, ...] | None] = []
+    for size, axis in zip(shape, axes, strict=True):
+        wanted = tuple(name for name in (rules[axis] or () if axis else ()) if name not in used)
+        found = splits(size, wanted, sizes)
+        used.update(found)
+        out.append(found or None)
+    return out
+
+
+def splits(size: int, axes: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """Those of `axes` that a dimension is split over: the ones there are, if it divides over all of them, else none."""
+    there = tuple(axis for axis in axes if axis in sizes)
+    return there if size % math.prod(sizes[axis] for axis in there) == 0 else ()
+
+
+def reduce_scatter_sum(x: Array, *axes: str | None) -> Array:
+    """The sum over the first axis of [R, ...], R = `batch_shards`, laid out by RULES.
+
+    Said as collectives, because of a plain sum XLA makes an all-reduce of the whole where each device needs a part.
+    """
+    rows = tuple(a for a in ACTIVATION_RULES["rows"] if a in mesh_axes())
+    into = tuple(entries(x.shape[1:], axes, RULES))
+    kept = tuple(None if entry is None else tuple(a for a in entry if a not in rows) or None for entry in into)
+
+    def local(part: Array) -> Array:
+        part = part[0]
+        for dimension, entry in enumerate(into):
+            for axis in (a for a in entry or () if a in rows):
+                part = _scatter(part, axis, dimension)
+        left = tuple(a for a in rows if not any(a in (entry or ()) for entry in into))
+        return jax.lax.psum(part, left) if left else part
+
+    return jax.shard_map(local, in_specs=P(rows, *kept), out_specs=P(*into), check_vma=False)(x)
+
+
+def _scatter(x: Array, axis: str, dimension: int) -> Array:
+    """The sum over a mesh axis, each device's part along `dimension`."""
+
+    def direct(x: Array) -> Array:
+        return jax.lax.psum_scatter(x, axis, scatter_dimension=dimension, tiled=True)
+
+    if x.ndim != 2 or dimension == 0 or x.shape[1] // jax.lax.axis_size(axis) % LANES == 0:
+        return direct(x)
+    return jax.lax.platform_dependent(x, tpu=lambda x: scatter_by_rows(x, axis), default=direct)
+
+
+def scatter_by_rows(x: Array, axis: str) -> Array:
+    """The sum of [V, D] over a mesh axis of n devices, columns scattered, by way of rows: [V, D / n]; inside shard_map.
+
+    libtpu's compiler makes an all-reduce, twice the bytes, of a reduce-scatter whose parts are no multiples of LANES.
+    Rows can be filled up to one; what then goes round once more, for columns, is an n-th.
+    """
+    rows = x.shape[0]
+    fill = -rows % (LANES * jax.lax.axis_size(axis))
+    part = jax.lax.psum_scatter(jnp.pad(x, ((0, fill), (0, 0))), axis, scatter_dimension=0, tiled=True)
+    return jax.lax.all_to_all(part, axis, 1, 0, tiled=True)[:rows]
+
+
+def batch_shards(rows: int) -> int:
+    """Into how many parts the mesh that is set splits the rows of a batch; 1 where `rows` do not divide."""
+    sizes = mesh_axes()
+    return math.prod(sizes[axis] for axis in splits(rows, ACTIVATION_RULES["rows"], sizes))

@@ -1,0 +1,182 @@
+"""Where arrays live: one mesh, one table from logical axes to mesh axes, and the shardings that follow from them.
+
+>>> mesh = make_mesh(MeshConfig(), devices=jax.devices()[:1])
+>>> dict(mesh.shape)
+{'data': 1, 'fsdp': 1, 'context': 1, 'tensor': 1}
+>>> from jaxformer.specs import zeros
+>>> param_shardings({"w": ParamSpec((4, 8), ("embed", "mlp"), zeros)}, mesh)["w"].spec == P()
+True
+"""
+
+import difflib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxformer.config import MeshConfig
+from jaxformer.errors import ConfigError
+from jaxformer.parallel.constraints import ACTIVATION_RULES, RULES
+from jaxformer.specs import ParamSpec, is_spec
+
+# Slowest links first: neighbours along the last axis are neighbours in the machine.
+AXES = ("data", "fsdp", "context", "tensor")
+
+# Arrays up to this many numbers stay whole where a dimension does not divide; above it that is an error.
+LARGE = 2**20
+# Fewer key/value heads than devices is usual (multi-query): then every device keeps them all, whatever the size.
+MAY_REPLICATE = frozenset({"kv_heads"})
+
+
+def make_mesh(mesh: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """The mesh with the axes of `AXES`, over `devices` (None: all there are).
+
+    Raises:
+      ConfigError: the axes do not multiply to the number of devices.
+    """
+    devices = jax.devices() if devices is None else list(devices)
+    sizes = [getattr(mesh, name) for name in AXES]
+    known = math.prod(n for n in sizes if n is not None)
+    shape = tuple(len(devices) // known if n is None else n for n in sizes)
+    if math.prod(shape) != len(devices):
+        wanted = " x ".join(f"{name} {'fill' if n is None else n}" for name, n in zip(AXES, sizes, strict=True))
+        accepted = f"a divisor of {len(devices)}" if None in sizes else f"a product of {len(devices)}"
+        raise ConfigError(
+            f"config.mesh: {wanted} makes {known}, but the number of devices is {len(devices)}; accepted: {accepted}"
+        )
+    kinds = (AxisType.Auto,) * len(AXES)  # the default, Explicit, raises on an einsum over a split dimension
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    if slices > 1:
+        between = across_slices(shape, slices)
+        within = [size // outer for size, outer in zip(shape, between, strict=True)]
+        return Mesh(mesh_utils.create_hybrid_device_mesh(within, between, devices), AXES, axis_types=kinds)
+    try:
+        # The shape goes by position because its keyword was renamed in jax 0.11.
+        return jax.make_mesh(shape, AXES, axis_types=kinds, devices=devices)
+    except NotImplementedError:  # no axes of the torus multiply to an axis of the mesh: 8 of 4 x 4 x 4
+        split = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+        return Mesh(split, AXES, axis_types=kinds)
+
+
+def across_slices(shape: Sequence[int], slices: int) -> tuple[int, ...]:
+    """How many slices (joined by slow links) lie along each axis of a mesh: the first axes take what they can.
+
+    Raises:
+      ConfigError: the slow links would lie inside a context or tensor axis, which talk in every layer.
+
+    >>> across_slices((4, 8, 1, 2), 8)
+    (4, 2, 1, 1)
+    """
+    out: list[int] = []
+    left = slices
+    for size in shape:
+        out.append(math.gcd(size, left) if len(out) < AXES.index("context") else 1)
+        left //= out[-1]
+    if left > 1:
+        raise ConfigError(
+            f"config.mesh: data {shape[0]} x fsdp {shape[1]} cannot be laid over {slices} slices; "
+            f"accepted: a product that {slices} divides"
+        )
+    return tuple(out)
+
+
+def partition(shape: Sequence[int], axes: Sequence[str | None], mesh: Mesh, name: str = "array") -> P:
+    """The PartitionSpec of one array by the rule table; mesh axes of size 1 are left out.
+
+    A mesh axis is used once per array, by the first dimension that asks for it and divides. A dimension that does
+    not divide stays whole.
+
+    Raises:
+      ConfigError: `axes` holds a name the table lacks, or the array is large and would stay whole along a mesh axis.
+    """
+    entries: list[Any] = []
+    used: set[str] = set()
+    failed: dict[str, str] = {}
+    for size, axis in zip(shape, axes, strict=True):
+        wanted = tuple(a for a in _rule(axis, name) if mesh.shape[a] > 1 and a not in used)
+        parts = math.prod(mesh.shape[a] for a in wanted)
+        if size % parts:
+            if axis not in MAY_REPLICATE:
+                failed.update({a: f"{axis} {size}" for a in wanted})
+            wanted = ()
+        used.update(wanted)
+        entries.append(wanted if len(wanted) > 1 else wanted[0] if wanted else None)
+    for mesh_axis, what in failed.items():
+        if mesh_axis not in used and math.prod(shape) > LARGE:
+            raise ConfigError(
+                f"config.mesh.{mesh_axis}: {mesh.shape[mesh_axis]} does not divide {what} of {name}, so all "
+                f"{math.prod(shape)} numbers of it would be on every device; accepted: a divisor of {what.split()[-1]}"
+            )
+    while entries and entries[-1] is None:
+        entries.pop()
+    return P(*entries)
+
+
+def param_shardings(specs: Any, mesh: Mesh) -> Any:
+    """The tree of NamedSharding of the parameters. Errors as in `partition`."""
+
+    def sharding(path, spec: ParamSpec) -> NamedSharding:
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        return NamedSharding(mesh, partition(spec.shape, spec.axes, mesh, name))
+
+    return jax.tree_util.tree_map_with_path(sharding, specs, is_leaf=is_spec)
+
+
+def batch_sharding(mesh: Mesh, leading: int = 0) -> NamedSharding:
+    """Rows over all data-parallel devices; `leading` unsplit dimensions stand before the rows.
+
+    Rows are whole on all devices of the `context` axis: they are but integers, and the models cut them into parts.
+    """
+    return NamedSharding(mesh, P(*[None] * leading, ACTIVATION_RULES["batch_rows"]))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The whole array on every device."""
+    return NamedSharding(mesh, P())
+
+
+def check_context(length: int, mesh: Mesh) -> None:
+    """Raises ConfigError if rows of `length` tokens cannot be cut into two pieces for each part of the context axis."""
+    parts = mesh.shape["context"]
+    if parts > 1 and length % (2 * parts):
+        raise ConfigError(
+            f"config.mesh.context: {parts} cuts rows of model.context_length {length} into {2 * parts} unequal pieces; "
+            f"accepted: half of a divisor of {length}"
+        )
+
+
+def check_batch(rows: int, micro_batches: int, mesh: Mesh) -> None:
+    """Raises ConfigError if the rows of a micro-batch do not divide over the data-parallel devices."""
+    devices = batch_shards(mesh)
+    if rows % (micro_batches * devices):
+        raise ConfigError(
+            f"config.train.global_batch_size: {rows} in micro-batches of {rows / micro_batches:g} rows does not divide "
+            f"over {devices} devices (mesh.data {mesh.shape['data']} x mesh.fsdp {mesh.shape['fsdp']}); "
+            f"accepted: multiples of {micro_batches * devices}"
+        )
+
+
+def batch_shards(mesh: Mesh) -> int:
+    """Into how many parts the rows of a batch are split."""
+    return math.prod(mesh.shape[a] for a in ACTIVATION_RULES["batch_rows"])
+
+
+def host_rows(rows: int, mesh: Mesh) -> np.ndarray:
+    """Which of the `rows` global rows of a batch this process must bring, ascending; all of them on one host."""
+    local = batch_sharding(mesh).addressable_devices_indices_map((rows,))
+    return np.unique(np.concatenate([np.arange(rows)[index] for index in local.values() if index is not None]))
+
+
+def _rule(axis: str | None, name: str) -> tuple[str, ...]:
+    if axis is None:
+        return ()
+    if axis not in RULES:
+        near = difflib.get_close_matches(axis, RULES, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"accepted: {', '.join(RULES)}"
+        raise ConfigError(f"{name}: logical axis {axis!r} has no rule in layout.RULES; {hint}")
+    return RULES[axis] or ()

@@ -1,0 +1,101 @@
+"""The least a device has to send in one update on a given mesh, whatever the compiler: the ruler beside the program.
+
+  fsdp     every micro-batch: each parameter gathered for the forward pass and once more for the backward pass (the
+           blocks'; a table is needed once), in the dtype of the computation; its gradient summed and split, float32.
+           An embedding may send the rows that were looked up instead of its table, where they are fewer bytes.
+  tensor   every micro-batch: activations summed after attention and after the MLP, forward and backward (a parallel
+           block sums once each way), and after attention again where the backward pass computes a block again; once
+           after the embedding and once for the loss's gradient; three numbers a token for the loss itself.
+  context  every micro-batch and layer: keys and values once around the ring forward (twice where the backward pass
+           computes a block again), and they and their gradients backward.
+  data     gradients of what a device keeps, summed once, float32; also over fsdp and context for parameters that
+           they do not split (norms).
+
+Rings as in `collectives`.
+"""
+
+import math
+from typing import Any
+
+import jax
+
+from jaxformer.config import Config
+from jaxformer.parallel.constraints import ACTIVATION_RULES
+from jaxformer.parallel.mesh import partition
+from jaxformer.specs import ParamSpec, is_spec
+
+GRADIENT_BYTES = 4
+
+
+def communication_bound(config: Config, specs: Any, mesh: Any) -> dict[str, float]:
+    """Bytes one device sends in one update at the least, by mesh axes ("fsdp", "tensor", "data+fsdp", ...).
+
+    Args:
+      config: model and train are read.
+      specs: of the model.
+      mesh: its axes and their sizes.
+    """
+    sizes = {name: size for name, size in mesh.shape.items() if size > 1}
+    out: dict[str, float] = {}
+
+    def add(axes: tuple[str, ...], amount: float) -> None:
+        if amount > 0:
+            out["+".join(axes)] = out.get("+".join(axes), 0.0) + amount
+
+    for path, spec in jax.tree_util.tree_leaves_with_path(specs, is_leaf=is_spec):
+        _parameter(add, jax.tree_util.keystr(path, simple=True, separator="."), spec, config, mesh, sizes)
+    if "tensor" in sizes:
+        add(("tensor",), _tensor(config, sizes))
+    if "context" in sizes:
+        add(("context",), _context(config, sizes))
+    return out
+
+
+def tokens_per_device(config: Config, sizes: dict[str, int]) -> float:
+    """Tokens of one micro-batch on one device."""
+    rows = config.train.global_batch_size / config.execution.gradient_accumulation_steps
+    splits = math.prod(sizes.get(a, 1) for a in ACTIVATION_RULES["rows"])
+    return rows * config.model.context_length / splits
+
+
+def _compute_bytes(config: Config) -> int:
+    return 2 if config.model.dtype == "bfloat16" else 4
+
+
+def _parameter(add: Any, name: str, spec: ParamSpec, config: Config, mesh: Any, sizes: dict[str, int]) -> None:
+    entries = partition(spec.shape, spec.axes, mesh, name)
+    used = {a for entry in entries if entry for a in (entry if isinstance(entry, tuple) else (entry,))}
+    numbers = math.prod(spec.shape) / math.prod(sizes[a] for a in used if a != "fsdp")
+    parts, micro = sizes.get("fsdp", 1) if "fsdp" in used else 1, config.execution.gradient_accumulation_steps
+    share = (parts - 1) / parts
+    whole = share * numbers * _compute_bytes(config)
+    summed = share * numbers * GRADIENT_BYTES
+    if "blocks" in name.split("."):
+        add(("fsdp",), micro * (2 * whole + summed))
+    elif name.startswith("embedding.") and not (name == "embedding.tokens" and config.model.tie_embeddings):
+        rows = share * tokens_per_device(config, sizes) * config.model.width * _compute_bytes(config)
+        add(("fsdp",), micro * (min(whole, rows) + min(summed, rows)))
+    else:
+        add(("fsdp",), micro * (whole + summed))
+    rest = tuple(a for a in sizes if a in ("data", "fsdp", "context") and a not in used)
+    others = math.prod(sizes[a] for a in rest)
+    add(rest, 2 * (others - 1) / others * numbers / parts * GRADIENT_BYTES)
+
+
+def _tensor(config: Config, sizes: dict[str, int]) -> float:
+    model = config.model
+    share = (sizes["tensor"] - 1) / sizes["tensor"]
+    tokens = tokens_per_device(config, sizes)
+    sums = 2 * (1 if model.block == "parallel" else 2)
+    again = int(config.execution.remat == "full" and model.block != "parallel")
+    activations = (model.num_layers * (sums + again) + 2) * tokens * model.width * _compute_bytes(config)
+    return config.execution.gradient_accumulation_steps * 2 * share * (activations + 3 * tokens * 4)
+
+
+def _context(config: Config, sizes: dict[str, int]) -> float:
+    model = config.model
+    kept = tokens_per_device(config, sizes) * model.attention.kv_heads * model.head_size * _compute_bytes(config)
+    if model.attention.kv_heads % sizes.get("tensor", 1) == 0:
+        kept /= sizes.get("tensor", 1)
+    rounds = 2 + 2 * int(config.execution.remat == "full") + 4
+    return config.execution.gradient_accumulation_steps * model.num_layers * rounds * (sizes["context"] - 1) * kept

@@ -1,0 +1,123 @@
+"""The real train step of a config, compiled for devices that need not be here, from shapes alone."""
+
+import re
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jaxformer.config import Config
+from jaxformer.errors import ConfigError
+from jaxformer.functional.attention import ANY, choose
+from jaxformer.models.attention_support import check_mesh, unsupported_by
+from jaxformer.modules import make_model
+from jaxformer.parallel.mesh import batch_sharding, check_context, make_mesh
+from jaxformer.plan.topology import Topology
+from jaxformer.training.optim import make_optimizer
+from jaxformer.training.state import TrainState
+from jaxformer.training.step import compile_steps
+from jaxformer.types import Batch, Model
+
+
+@dataclass(frozen=True)
+class CompiledStep:
+    """A compiled train step, and what it was compiled from.
+
+    Attributes:
+      config: with what "auto" stands for on the target.
+      model: its specs.
+      mesh: over the target's devices.
+      state: shapes and shardings of its state.
+      text: of the optimised program; of one device.
+      memory: XLA's `memory_analysis`, bytes of one device; None where it did not fit and the compiler gave up.
+      needed: bytes of temporaries that a compiler which gave up asked for.
+      seconds: that lowering and compiling took.
+      compiled: the program itself; None where it did not fit.
+    """
+
+    config: Config
+    model: Model
+    mesh: Mesh
+    state: TrainState
+    text: str
+    memory: Any
+    needed: float | None
+    seconds: float
+    compiled: Any = None
+
+
+def target_config(config: Config, topology: Topology, mesh: Mesh) -> Config:
+    """`config` with the choices made that a run on the target would make, where this machine would make others.
+
+    Raises:
+      ConfigError: an attention kernel that only a GPU's own process can compile.
+    """
+    model, execution = config.model, config.execution
+    if execution.attention == "cudnn":
+        raise ConfigError(f"config.execution.attention: cudnn cannot be planned without a GPU; accepted here: {ANY}")
+    if model.vocab_size is None:
+        if config.data.tokenizer != "bpe":
+            model = replace(model, vocab_size=-(-300 // 64) * 64)  # bytes and specials; characters are not many more
+        else:
+            model = replace(model, vocab_size=-(-config.data.tokenizer_vocab // 64) * 64)
+    if execution.attention == "auto":
+        parts = mesh.shape["context"]
+        length = model.context_length // parts
+        # Not cuDNN's kernel: where no GPU is, it cannot be compiled.
+        able = ["splash"] if parts == 1 and unsupported_by("splash", model) is None else []
+        implementation: Any = choose(length, length, parts, topology.chip.platform, able)
+        execution = replace(execution, attention=implementation)
+    return replace(config, model=model, execution=execution)
+
+
+def abstract_chunk(config: Config, mesh: Mesh) -> Batch:
+    """Shapes and shardings of what one dispatch of the run takes: [K, B, T]."""
+    train, length = config.train, config.model.context_length
+    where = batch_sharding(mesh, 1)
+
+    def array(dtype: Any, *shape: int) -> Any:
+        return jax.ShapeDtypeStruct(
+            (config.execution.steps_per_dispatch, train.global_batch_size, *shape), dtype, sharding=where
+        )
+
+    ids, weights = array(jnp.int32, length), array(jnp.float32, length)
+    pairs = (ids, array(jnp.int32)) if config.data.pairs else (None, None)
+    return Batch(ids, ids, weights, ids, ids, *pairs)
+
+
+def compile_step(config: Config, topology: Topology) -> CompiledStep:
+    """Compiles the train step that `training.loop` would dispatch, with its own shardings and donation.
+
+    Raises:
+      ConfigError: the mesh does not match the topology, or the batch or a parameter does not divide over it.
+    """
+    try:
+        mesh = make_mesh(config.mesh, list(topology.devices))
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("the number of devices is", f"{topology.name} has")) from None
+    config = target_config(config, topology, mesh)
+    check_context(config.model.context_length, mesh)
+    check_mesh(config.execution, mesh)
+    model = make_model(config.model, config.loss, config.execution)
+    optimizer = make_optimizer(config.optimizer, config.train.steps, model.specs)
+    steps = compile_steps(model, optimizer, mesh, config)
+    began = time.perf_counter()
+    with jax.set_mesh(mesh):
+        program: Any = steps.train
+        lowered = program.lower(steps.abstract_state, abstract_chunk(config, mesh), jax.ShapeDtypeStruct((), jnp.int32))
+        try:
+            compiled = lowered.compile()
+        except jax.errors.JaxRuntimeError as error:
+            needed = re.search(r"\(([\d.]+)([KMGT])\) exceeds available HBM", str(error))
+            if needed is None:
+                raise
+            amount = float(needed[1]) * 2.0 ** {"K": 10, "M": 20, "G": 30, "T": 40}[needed[2]]
+            return CompiledStep(
+                config, model, mesh, steps.abstract_state, "", None, amount, time.perf_counter() - began
+            )
+    seconds = time.perf_counter() - began
+    text, memory = compiled.as_text(), compiled.memory_analysis()
+    return CompiledStep(config, model, mesh, steps.abstract_state, text, memory, None, seconds, compiled)

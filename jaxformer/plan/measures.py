@@ -1,0 +1,177 @@
+"""A plan: what one compiled step needs, computes and sends, as plain JSON values."""
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxformer.config import Config, to_dict
+from jaxformer.kernels.attention import splash
+from jaxformer.models.flops import count_parameters, training_flops
+from jaxformer.parallel.mesh import LARGE
+from jaxformer.plan import collectives, communication_bound, costs, hlo
+from jaxformer.plan.compiled_step import CompiledStep, compile_step
+from jaxformer.plan.roofline import roofline
+from jaxformer.plan.topology import Topology
+
+Plan = dict[str, Any]
+LISTED = 12  # collectives named one by one
+
+
+def make_plan(config: Config, topology: Topology) -> Plan:
+    """Compiles the train step and measures it, see `describe`.
+
+    Raises:
+      ConfigError: as in `compile_step`.
+    """
+    return describe(compile_step(config, topology), topology)
+
+
+def describe(step: CompiledStep, topology: Topology) -> Plan:
+    """The plan of a compiled step. What is in it, bytes and operations being those of one device in one update:
+
+      topology, mesh, devices, seconds, parameters (of the model, all devices together), config
+      memory       parameters, optimizer, other_state, batch, gradients, activations (an estimate, see
+                   `saved_activations`), temporaries (XLA's, gradients and activations among them), total, limit, fits
+      flops        model (ours, over all devices), program (of one device), useful: model / (program * devices)
+      traffic      bytes to and from main memory
+      collectives  [kind, axes, count, bytes] summed up; `largest` one by one; `minimum` by axes
+      replicated   large arrays of the state that every device along an axis holds alike
+      roofline     see `roofline.roofline`
+
+    Where a TPU's compiler gives up because the program does not fit, only what needs no program is there.
+    """
+    config = step.config
+    memory = state_memory(step)
+    limit = topology.chip.memory
+    sizes = {name: int(size) for name, size in step.mesh.shape.items()}
+    tokens = config.train.global_batch_size * config.model.context_length
+    model_flops = training_flops(config.model, config.data) * tokens
+    plan: Plan = {
+        "topology": topology.name,
+        "devices": len(topology.devices),
+        "mesh": sizes,
+        "parameters": count_parameters(config.model).total,
+        "tokens": tokens,
+        "seconds": round(step.seconds, 1),
+        "memory": memory,
+        "flops": {"model": model_flops},
+        "replicated": replicated(step),
+        "config": to_dict(config),
+    }
+    if step.memory is None:
+        memory |= {
+            "temporaries": step.needed,
+            "total": memory["state"] + (step.needed or 0),
+            "limit": limit,
+            "fits": False,
+        }
+        return plan
+    found = step.memory
+    temporaries = int(found.temp_size_in_bytes)
+    outputs = int(found.output_size_in_bytes - found.alias_size_in_bytes)
+    total = int(found.argument_size_in_bytes) + outputs + temporaries
+    fits = None if limit is None else total <= limit
+    memory |= {"temporaries": temporaries, "total": total, "limit": limit, "fits": fits}
+
+    program = hlo.read(step.text)
+    sent = collectives.find(program, sizes)
+    flops, traffic = costs.flops(program, _visited(config)), costs.traffic(program)
+    plan["flops"] |= {"program": flops, "useful": model_flops / (flops * len(topology.devices)) if flops else None}
+    plan["traffic"] = traffic
+    plan["collectives"] = _summed(sent)
+    plan["largest"] = [
+        {"kind": c.kind, "axes": c.axes, "times": c.times, "bytes": c.total, "shape": c.shape, "source": c.source}
+        for c in sent[:LISTED]
+    ]
+    plan["minimum"] = communication_bound.communication_bound(config, step.model.specs, step.mesh)
+    plan["roofline"] = roofline(topology, step.mesh, flops, traffic, plan["collectives"], model_flops)
+    return plan
+
+
+def _visited(config: Config) -> float:
+    """Share of the scores that the TPU's attention kernel visits; of other implementations every product is counted."""
+    if config.execution.attention != "splash":
+        return 1.0
+    model = config.model
+    return splash.visited(model.context_length, model.causal, model.attention.window)
+
+
+def by_axes(plan: Plan) -> dict[str, float]:
+    """Bytes that one device sends in one update, by mesh axes."""
+    out: dict[str, float] = {}
+    for row in plan.get("collectives", ()):
+        out[row["axes"]] = out.get(row["axes"], 0.0) + row["bytes"]
+    return out
+
+
+def local_bytes(tree: Any) -> int:
+    """Bytes of one device's part of arrays that are described by shape and sharding."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * np.dtype(leaf.dtype).itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def state_memory(step: CompiledStep) -> dict[str, Any]:
+    """Bytes of one device that follow from specs and shardings alone."""
+    state = step.state
+    parameters, optimizer = local_bytes(state.params), local_bytes(state.opt_state)
+    whole = local_bytes(state)
+    return {
+        "parameters": parameters,
+        "optimizer": optimizer,
+        "other_state": whole - parameters - optimizer,
+        "state": whole,
+        "gradients": parameters,  # float32 and split as they are
+        "activations": saved_activations(step),
+    }
+
+
+def saved_activations(step: CompiledStep) -> int:
+    """Bytes of activations that the blocks keep for the backward pass of one micro-batch, on one device.
+
+    "full" keeps what enters a block; "dots" also the products with weights; "none" about all that is computed, which
+    is estimated as the products, the attention weights (where attention keeps them) and two norms.
+    """
+    model, execution, sizes = step.config.model, step.config.execution, dict(step.mesh.shape)
+    each = 2 if model.dtype == "bfloat16" else 4
+    tokens = communication_bound.tokens_per_device(step.config, {k: v for k, v in sizes.items() if v > 1})
+    tensor = sizes.get("tensor", 1)
+    heads, feed = model.attention, model.feed_forward
+    products = (heads.num_heads + 2 * heads.kv_heads) * model.head_size
+    products += feed.hidden_width(model.width) * (2 if feed.gated else 1)
+    split = products / tensor + 2 * model.width
+    numbers = {
+        "full": float(model.width),
+        "dots": model.width + split,
+        "none": 3 * model.width + 2 * split,
+    }[execution.remat]
+    if execution.remat == "none" and execution.attention == "xla":
+        keys = model.context_length if not model.causal else (model.context_length + 128) / 2
+        numbers += 2 * heads.num_heads / tensor * keys
+    return int(model.num_layers * tokens * each * numbers)
+
+
+def replicated(step: CompiledStep) -> list[dict[str, Any]]:
+    """Large parameters, and what mirrors them, that a mesh axis does not split though it splits others."""
+    found = []
+    axes = [a for a in ("fsdp", "tensor") if step.mesh.shape.get(a, 1) > 1]
+    for path, leaf in jax.tree_util.tree_leaves_with_path((step.state.params, step.state.opt_state)):
+        used = {a for entry in leaf.sharding.spec if entry for a in (entry if isinstance(entry, tuple) else (entry,))}
+        missing = [a for a in axes if a not in used]
+        if missing and math.prod(leaf.shape) > LARGE:
+            name = jax.tree_util.keystr(path[1:], simple=True, separator=".")
+            kind = "parameters" if path[0].idx == 0 else "optimizer"
+            found.append({"name": name, "in": kind, "along": "+".join(missing), "bytes": local_bytes(leaf)})
+    return sorted(found, key=lambda row: -row["bytes"])
+
+
+def _summed(sent: list[collectives.Collective]) -> list[dict[str, Any]]:
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for one in sent:
+        row = rows.setdefault((one.kind, one.axes), {"kind": one.kind, "axes": one.axes, "count": 0, "bytes": 0.0})
+        row["count"] += one.times
+        row["bytes"] += one.total
+    return sorted(rows.values(), key=lambda row: -row["bytes"])

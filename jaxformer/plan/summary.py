@@ -1,0 +1,157 @@
+"""A plan for people: what fits, what it sends beside the least it could, how fast it can be; and two plans compared."""
+
+from typing import Any
+
+from jaxformer.config import diff
+from jaxformer.plan.measures import Plan, by_axes
+
+UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def size(number: float | None) -> str:
+    """Bytes in three digits.
+
+    >>> size(8632745984), size(12), size(None)
+    ('8.04 GiB', '12 B', 'unknown')
+    """
+    if number is None:
+        return "unknown"
+    for unit, name in UNITS:
+        if abs(number) >= unit:
+            return f"{number / unit:.3g} {name}" if number < 1000 * unit else f"{number / unit:.0f} {name}"
+    return f"{number:.0f} B"
+
+
+def lines(plan: Plan) -> list[str]:
+    """The whole plan as lines of text."""
+    mesh = " x ".join(f"{name} {n}" for name, n in plan["mesh"].items())
+    memory = plan["memory"]
+    out = [
+        f"{plan['topology']}: {plan['devices']} devices, mesh {mesh}; {plan['parameters'] / 1e9:.3f}e9 parameters, "
+        f"{plan['tokens']} tokens an update; compiled in {plan['seconds']:.0f} s",
+        "",
+        "memory of one device",
+    ]
+    names = (
+        ("parameters", "parameters, float32"),
+        ("optimizer", "optimizer"),
+        ("temporaries", "temporaries, at their peak"),
+        ("gradients", "  of them gradients, float32"),
+        ("activations", "  of them activations kept, about"),
+        ("total", "all, with the batch"),
+        ("limit", "what the device has"),
+    )
+    out += [f"  {label:34} {size(memory.get(name)):>12}" for name, label in names]
+    out.append(f"  {'fits':34} {verdict(plan):>12}")
+    out += [f"  replicated along {r['along']}: {r['in']} {r['name']}, {size(r['bytes'])}" for r in plan["replicated"]]
+    if "collectives" in plan:
+        out += ["", *_work(plan), "", *_sent(plan)]
+    if plan.get("roofline"):
+        out += ["", *_roofline(plan["roofline"])]
+    return out
+
+
+def verdict(plan: Plan) -> str:
+    """yes, no or unknown."""
+    return {True: "yes", False: "no", None: "unknown"}[plan["memory"]["fits"]]
+
+
+def _work(plan: Plan) -> list[str]:
+    flops = plan["flops"]
+    return [
+        "work of one update",
+        f"  {'model, all devices':34} {flops['model']:>12.4g} FLOP",
+        f"  {'program, one device':34} {flops['program']:>12.4g} FLOP, of which the model's {flops['useful'] or 0:.1%}",
+        f"  {'main memory, one device':34} {size(plan['traffic']):>12} read and written",
+    ]
+
+
+def _sent(plan: Plan) -> list[str]:
+    out = ["sent by one device in one update"]
+    out += [
+        f"  {row['kind']:20} {row['axes']:14} {size(row['bytes']):>12} in {row['count']:.0f}"
+        for row in plan["collectives"]
+        if row["bytes"] >= 2**10
+    ]
+    sent = by_axes(plan)
+    for axes in sorted(sent.keys() | plan["minimum"].keys(), key=lambda a: -sent.get(a, 0.0)):
+        least = plan["minimum"].get(axes)
+        if max(sent.get(axes, 0.0), least or 0.0) < 2**20:
+            continue
+        ratio = f"{sent.get(axes, 0.0) / least:.2f} of the least, {size(least)}" if least else "the least is 0"
+        out.append(f"  {'all':20} {axes:14} {size(sent.get(axes, 0.0)):>12}: {ratio}")
+    out.append("  largest")
+    out += [
+        f"    {size(row['bytes']):>9} {row['kind']:18} {row['axes']:9} {row['times']:5.0f} x {row['shape']:24} "
+        f"{row['source'][-72:]}"
+        for row in plan["largest"]
+    ]
+    return out
+
+
+def _roofline(times: dict[str, Any]) -> list[str]:
+    return [
+        "least time of one update",
+        *(f"  {name:34} {times[name] * 1e3:>10.1f} ms" for name in ("compute", "memory", "links")),
+        f"  {'all three at once: ' + times['bound'] + ' bound':34} {times['step'] * 1e3:>10.1f} ms, "
+        f"utilisation {times['utilisation']:.1%}",
+        f"  {'links after the rest':34} {times['no_overlap'] * 1e3:>10.1f} ms, "
+        f"utilisation {times['utilisation_no_overlap']:.1%}",
+    ]
+
+
+def remedy(plan: Plan) -> str:
+    """One line of what to change where a plan does not fit."""
+    memory, mesh = plan["memory"], plan["mesh"]
+    rows, execution = plan["config"]["train"]["global_batch_size"], plan["config"]["execution"]
+    line = (
+        f"config does not fit {plan['topology']}: {size(memory['total'])} of {size(memory['limit'])} on each device "
+        f"({size(memory['state'])} parameters and optimizer, {size(memory['temporaries'])} temporaries)"
+    )
+    ideas = []
+    if memory["state"] + memory["gradients"] > 0.8 * memory["limit"]:
+        ideas.append(f"more devices, or a larger mesh.fsdp (now {mesh.get('fsdp', 1)})")
+    else:
+        if execution["remat"] != "full":
+            ideas.append(f"execution.remat=full (now {execution['remat']})")
+        rows //= mesh.get("data", 1) * mesh.get("fsdp", 1)
+        if rows > (parts := execution["gradient_accumulation_steps"]):
+            ideas.append(f"execution.gradient_accumulation_steps={rows} (now {parts})")
+        ideas.append(f"a larger mesh.tensor (now {mesh.get('tensor', 1)})")
+        if execution["layers"] == "unroll":
+            ideas.append("execution.layers=scan")
+        if execution["attention"] != "chunked":
+            ideas.append("execution.attention=chunked")
+    return f"{line}; try {', '.join(ideas)}, or --search"
+
+
+def compare(old: Plan, new: Plan) -> list[str]:
+    """What differs between two plans, settings first, then numbers with their ratio."""
+    names = ("topology", "devices", "mesh", "config")
+    out = diff({n: old.get(n) for n in names}, {n: new.get(n) for n in names})
+    for label, a, b in _numbers(old, new):
+        if a != b:
+            ratio = f" ({b / a:.3f})" if a and b else ""
+            out.append(f"{label}: {a:.6g} -> {b:.6g}{ratio}")
+    return out or ["no difference"]
+
+
+def _numbers(old: Plan, new: Plan) -> list[tuple[str, float, float]]:
+    pairs = []
+    for section in ("memory", "flops", "roofline"):
+        a, b = old.get(section) or {}, new.get(section) or {}
+        for name in a.keys() | b.keys():
+            pairs.append((f"{section}.{name}", a.get(name), b.get(name)))
+    pairs.append(("traffic", old.get("traffic"), new.get("traffic")))
+
+    def rows(plan: Plan) -> dict[str, float]:
+        return {f"sent.{r['kind']}.{r['axes']}": r["bytes"] for r in plan.get("collectives", ())}
+
+    a, b = rows(old), rows(new)
+    pairs += [(name, a.get(name, 0.0), b.get(name, 0.0)) for name in a.keys() | b.keys()]
+    pairs.append(("seconds", old["seconds"], new["seconds"]))
+    return sorted(
+        (name, float(x or 0), float(y or 0))
+        for name, x, y in pairs
+        if not isinstance(x, str) and not isinstance(y, str)
+    )

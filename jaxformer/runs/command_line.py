@@ -1,0 +1,305 @@
+"""`--config=FILE[:argument]` and `--config.section.field=value`: from a command line to a Config.
+
+argparse reads the program's own flags. The overrides are read by the type their field has (`config.from_mapping`);
+ml_collections' own flag parser is not used because it cannot set a field to None, splits no tuples, and answers a
+misspelt field with a traceback.
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import logging
+import math
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from jaxformer.config import Config, diff, from_mapping, plain, to_dict
+from jaxformer.config.fields import MOST_INTEGER, at_home, from_text, nearest, shown
+from jaxformer.errors import ConfigError
+
+FIELD = r"--config\.[\w.]+"
+CONFIG_HELP = """fields of the config:
+  --config.section.field=VALUE   none: absent; 1e6, 1_000_000: integers; ~/a: in the home folder
+  --config.data.files=a.txt,'b/*.gz'   lists are separated by commas
+  --config.data.files='"a,b.txt",c'    what holds a comma or begins with ( [ " or ' in quotation marks, as in CSV
+"""
+
+
+class Parsed(NamedTuple):
+    """What a command line asked for.
+
+    Attributes:
+      config: the whole config, overrides applied.
+      overrides: lines "field: old -> new", what the overrides changed against the config file.
+      source: the config file and its argument, as given.
+      given: field -> text of every override, as given.
+      options: the program's own flags.
+    """
+
+    config: Config
+    overrides: list[str]
+    source: str
+    given: dict[str, str]
+    options: argparse.Namespace
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's, whose errors are one line: ConfigError with the flag, the value and what is accepted."""
+
+    def __init__(self, **settings: Any):
+        self.flags: list[str] = []
+        super().__init__(**settings)
+
+    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
+        """As argparse's; flags are remembered, to name the nearest of a misspelt one."""
+        action = super().add_argument(*names, **settings)
+        self.flags += action.option_strings
+        return action
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
+        """As argparse's, but only fields of a config may be unknown. Raises ConfigError."""
+        words = list(sys.argv[1:] if args is None else args)
+        for word in words[: words.index("--") if "--" in words else None]:
+            name = word.split("=")[0]
+            field = "--config" in self.flags and re.fullmatch(FIELD, name)
+            if word.startswith("--") and name not in self.flags and not field:
+                self._unknown(name)
+        return super().parse_known_args(words, namespace)
+
+    def parse_args(self, args=None, namespace=None):  # type: ignore[override]
+        """As argparse's. Raises ConfigError."""
+        found, rest = self.parse_known_args(args, namespace)
+        if rest:
+            self._unknown(rest[0])
+        return found
+
+    def error(self, message: str) -> NoReturn:
+        """Raises ConfigError, instead of printing the usage and leaving."""
+        message = re.sub(r"^argument (-[^:/ ]*)[^:]*: ", r"\1: ", " ".join(message.split()))
+        message = re.sub(r": expected (one|at least one) argument$", ": needs a value", message)
+        message = re.sub(r": ignored explicit argument .*$", ": takes no value", message)
+        message = re.sub(r": invalid int value: (.*)$", r": \1 is not an integer", message)
+        message = re.sub(r": invalid float value: (.*)$", r": \1 is not a number", message)
+        message = re.sub(r"^the following arguments are required: ([^ ,]+).*$", r"\1: is needed; see --help", message)
+        choice = re.search(r": invalid choice: '?(.*?)'? \(choose from (.*)\)$", message)
+        if choice is not None:
+            accepted = [each.strip("' ") for each in choice[2].split(",")]
+            near = nearest(choice[1], accepted, 0.6)
+            hint = f"; did you mean {near}?" if near else ""
+            message = f"{message[: choice.start()]}: {choice[1]!r}; accepted: {', '.join(accepted)}{hint}"
+        raise ConfigError(message)
+
+    def _unknown(self, name: str) -> NoReturn:
+        near = nearest(name, self.flags, 0.6) if name.startswith("-") else ""
+        first, dot, rest = name.partition(".")
+        if dot and first.startswith("--") and "--config" in self.flags:  # a field of the config
+            near = f"--config.{rest if nearest(first, ['--config'], 0.7) else name[2:]}"
+        hint = f"did you mean {near}?" if near else "see --help"
+        if not near and "--config" in self.flags:
+            hint += ", and --config.section.field=value for config fields"
+        raise ConfigError(f"{shown(name)[1:-1]}: no such flag; {hint}")
+
+
+def parser(doc: str | None, name: str) -> Parser:
+    """A parser of `python -m experiments.NAME` whose help is its own docstring, with `--log` and `--debug`."""
+    made = Parser(
+        prog=f"python -m experiments.{name}",
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    made.add_argument("--log", action=_Log, nargs=0, help="say on standard error what it chooses by itself, and why")
+    # Read by `process.program`, which must know where nothing could be parsed.
+    made.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return made
+
+
+def integer(low: int, high: int | None = None) -> Callable[[str], int]:
+    """Reads a flag's integer; says what is accepted where it is less than `low`, or more than `high` (None: as counters
+    hold). For `add_argument(type=...)`."""
+    accepted = f"{low} to {high}" if high is not None else ""
+
+    def read(text: str) -> int:
+        try:
+            value = from_text(text, int, "")
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error).removeprefix(": ")) from None
+        if value < low or value > (MOST_INTEGER if high is None else high):
+            bound = f"at least {low}" if value < low else f"at most {MOST_INTEGER}"
+            raise argparse.ArgumentTypeError(f"{shown(value)}; accepted: {accepted or bound}")
+        return value
+
+    return read
+
+
+def finite(text: str) -> float:
+    """Reads a flag's number, which is finite. For `add_argument(type=...)`."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a number") from None
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text}; accepted: a finite number")
+    return value
+
+
+def path_text(text: str) -> str:
+    """Reads a flag's path: not empty, ~ is the home folder. For `add_argument(type=...)`."""
+    if not text:
+        raise argparse.ArgumentTypeError("'' is empty (an unset variable?); accepted: a path")
+    try:
+        return at_home(text, "")
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix(": ")) from None
+
+
+def _config_text(text: str) -> str:
+    """As `path_text`, with an argument after a colon that may be anything."""
+    file, colon, argument = text.partition(":")
+    return path_text(file) + colon + argument if colon and file else path_text(text)
+
+
+class _Log(argparse.Action):
+    """Sends what the logger "jaxformer" is told to standard error, every line once."""
+
+    def __call__(self, parser, namespace, values, option_string=None) -> None:
+        seen: set[str] = set()
+
+        def new(record: logging.LogRecord) -> bool:  # what is traced twice says the same twice
+            line = record.getMessage()
+            told = line in seen
+            seen.add(line)
+            return not told
+
+        handler = logging.StreamHandler()
+        handler.addFilter(new)
+        logger = logging.getLogger("jaxformer")
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+
+
+def file_path(text: str) -> Path:
+    """As `path_text`, a Path."""
+    return Path(path_text(text))
+
+
+def add_verify(arguments: argparse.ArgumentParser) -> None:
+    """Gives a program that opens a corpus the flag --verify."""
+    arguments.add_argument(
+        "--verify",
+        action="store_true",
+        help="hash the text again, even if no file looks changed, and check every block of the kept corpus",
+    )
+
+
+def parse_config(parser: Parser, argv: Sequence[str] | None = None, cls: type[Config] = Config) -> Parsed:
+    """Reads the config file and the overrides of a command line into a `cls`.
+
+    Raises:
+      ConfigError: no such file, no get_config in it, or anything `config.from_mapping` refuses.
+    """
+    parser.add_argument(
+        "--config",
+        required=True,
+        type=_config_text,
+        metavar="FILE[:ARGUMENT]",
+        help="a file with get_config(); override its fields with --config.section.field=value",
+    )
+    parser.epilog = CONFIG_HELP
+    known, rest = parser.parse_known_args(_joined(sys.argv[1:] if argv is None else argv))
+    overrides = {}
+    for word in rest:
+        match = re.fullmatch(rf"({FIELD})(?:=(.*))?", word, re.DOTALL)
+        if match is None:
+            raise ConfigError(f"{word}: no such flag; see --help, and --config.section.field=value for config fields")
+        if match[2] is None:
+            raise ConfigError(f"{word}: needs a value, as in {word}=VALUE")
+        overrides[match[1].removeprefix("--config.")] = match[2]
+    mapping = load_file(known.config)
+    base = from_mapping(mapping, cls=cls)
+    config = from_mapping(mapping, overrides, cls)
+    if "workdir" not in mapping:
+        base = replace(base, workdir=f"runs/{_split(known.config)[0].stem}")
+        config = config if "workdir" in overrides else replace(config, workdir=base.workdir)
+    return Parsed(config, diff(to_dict(base), to_dict(config)), known.config, overrides, known)
+
+
+def _joined(argv: Sequence[str]) -> list[str]:
+    """`--config.a.b VALUE` as `--config.a.b=VALUE`."""
+    words: list[str] = []
+    for word in argv:
+        if words and re.fullmatch(FIELD, words[-1]) and not word.startswith("--"):
+            words[-1] += f"={word}"
+        else:
+            words.append(word)
+    return words
+
+
+def load_file(source: str) -> dict[str, Any]:
+    """What get_config of "FILE" or "FILE:ARGUMENT" returns, as plain nested dicts.
+
+    Raises:
+      ConfigError: no such file, or it defines no get_config, or anything that happens in it; with the line.
+    """
+    file, argument = _split(source)
+    if not os.path.isfile(file):  # of a name that no file can have, too
+        found = file.parent.glob("*.py") if os.path.isdir(file.parent) else []
+        others = sorted(str(p) for p in found if p.name != "__init__.py")
+        near = nearest(str(file), others, 0.6)
+        hint = f"; did you mean {near}?" if near else f"; there are {', '.join(others)}" if others else ""
+        looked = "" if hint or file.is_absolute() else f" (looked in {Path.cwd()})"
+        raise ConfigError(f"--config: no file {file}{looked}{hint}")
+    if file.suffix != ".py":
+        raise ConfigError(f"--config: {file}; accepted: a Python file with get_config(), FILE.py or FILE.py:ARGUMENT")
+    spec = importlib.util.spec_from_file_location(f"config_file_{file.stem}", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with _blamed(file):
+        spec.loader.exec_module(module)
+    if not callable(getattr(module, "get_config", None)):
+        raise ConfigError(f"--config: {file} defines no get_config()")
+    with _blamed(file, f" get_config({argument!r}):" if argument else " get_config():"):
+        mapping = module.get_config(argument) if argument else module.get_config()
+        if not hasattr(mapping, "items"):
+            raise TypeError(f"returned {type(mapping).__name__}; accepted: a ConfigDict or a dict")
+        return plain(mapping)
+
+
+def _split(source: str) -> tuple[Path, str]:
+    """The file and the argument of "FILE:ARGUMENT"; a file may have a colon in its name."""
+    name, _, argument = source.partition(":")
+    return (Path(source), "") if os.path.isfile(source) else (Path(name), argument)
+
+
+@contextlib.contextmanager
+def _blamed(file: Path, call: str = "") -> Iterator[None]:
+    """Turns whatever a config file does wrong, leaving the program included, into a ConfigError of one line.
+
+    The line number is that of the file's own code; where none of it has run, `call` says what was tried.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        where, reason = f"{file}:{call}", f"{type(error).__name__}: {error}"
+        lines = [
+            f.lineno
+            for f in traceback.extract_tb(error.__traceback__)
+            if Path(f.filename).absolute() == file.absolute()
+        ]
+        if isinstance(error, SyntaxError):
+            where, reason = f"{error.filename or file}:{error.lineno or ''}", error.msg
+        elif lines:
+            where = f"{file}:{lines[-1]}:"
+        elif isinstance(error, TypeError | ValueError | KeyError):
+            reason = str(error)
+        if isinstance(error, SystemExit):
+            reason = f"leaves the program (exit code {error.code}); accepted: a file that defines get_config()"
+        raise ConfigError(f"--config: {where.rstrip(':')}: {' '.join(reason.split())[:300]}") from error

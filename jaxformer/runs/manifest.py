@@ -1,0 +1,361 @@
+"""What a run's directory says about it, and whether it may be gone on with.
+
+`manifest.json` is written once, before the first step: the whole config, what the command line changed, versions,
+devices, data fingerprint, git commit, seed, and a checksum of all that. A directory whose manifest names another config
+is refused with a diff, unless that run left nothing worth keeping: no checkpoint, and no record but of its start.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+
+from jaxformer.config import Config, DistributedConfig, diff, from_mapping, to_dict
+from jaxformer.errors import ConfigError
+from jaxformer.storage import credentials, files, json_checksum
+
+C = TypeVar("C", bound=Config)
+
+FILE_NAME = "manifest.json"
+# May change between two starts of one run: they decide where and how it runs, not what it computes.
+OPERATIONAL = (
+    "workdir", "execution", "mesh", "distributed", "checkpoint", "tensorboard", "compilation_cache", "data.cache_dir",
+)  # fmt: skip
+# Version of the rule by which a config and a seed give batches; 2: random spans of data.pairs are cut as true ones.
+BATCHES = 2
+# What a run or a study writes into its directory, and what may lie in it; none of it is ever a link.
+OWN_FILES = (FILE_NAME, "records.jsonl", "records.damaged.jsonl", "tokenizer.json", "fit.json", "report.html")
+OWN_FOLDERS = ("checkpoints", "tensorboard", "runs", "trunks", "figures")
+VERSIONS = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers")
+
+
+def describe(
+    config: Config, overrides: list[str], source: str, fingerprint: str, tokenizer: str | None = None
+) -> dict[str, Any]:
+    """The manifest of a run that starts now, what looks like a credential masked.
+
+    Args:
+      config: resolved, vocabulary size filled in.
+      overrides: lines of what the command line changed.
+      source: the config file.
+      fingerprint: of the corpus.
+      tokenizer: `json_checksum.digest` of the content of tokenizer.json; None where a run keeps none.
+    """
+    devices = jax.devices()
+    told = credentials.mask(to_dict(config))
+    about = json.dumps([_essential(told, ()), fingerprint], sort_keys=True)
+    return {
+        "config": told,
+        "config_file": credentials.mask_text(source),
+        "overrides": [credentials.mask_change(line) for line in overrides],
+        "command": credentials.mask_command([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "fingerprint": json_checksum.digest(about.encode()),
+        "tokenizer": tokenizer,
+        "seed": config.seed,
+        "data_fingerprint": fingerprint,
+        "batches": BATCHES,
+        "git_commit": _git_commit(),
+        "versions": {"jaxformer": _version("jaxformer"), "python": platform.python_version()}
+        | {name: _version(name) for name in VERSIONS},
+        "devices": {"count": len(devices), "kind": devices[0].device_kind, "platform": devices[0].platform},
+        "processes": jax.process_count(),
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def read(workdir: str | Path) -> dict[str, Any]:
+    """The manifest of a run.
+
+    Raises:
+      ConfigError: there is no run in `workdir`, or its manifest is damaged or was changed.
+    """
+    path = Path(workdir) / FILE_NAME
+    try:
+        found = json_checksum.read(path)
+    except FileNotFoundError:
+        raise ConfigError(f"workdir {workdir}: holds no run (no {FILE_NAME})") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"workdir {workdir}: {FILE_NAME} cannot be read ({reason})") from None
+    # Those of earlier versions have neither a checksum nor a fingerprint.
+    earlier = isinstance(found, dict) and json_checksum.FIELD not in found and "fingerprint" not in found
+    manifest = found if earlier else json_checksum.verified(found)
+    if manifest is None:
+        raise ConfigError(
+            f"workdir {workdir}: {FILE_NAME} is damaged or was edited (its checksum does not match); accepted: the "
+            "file as it was written"
+        )
+    for name, kind in (("config", dict), ("data_fingerprint", str), ("fingerprint", str)):
+        if not isinstance(manifest.get(name, "" if name == "fingerprint" else None), kind):
+            raise ConfigError(f"workdir {workdir}: {FILE_NAME} cannot be read ({name}: {_short(manifest.get(name))})")
+    return manifest
+
+
+def read_config(workdir: str | Path, cls: type[C] = Config) -> C:  # type: ignore[assignment]
+    """The config of the run in `workdir`, which may come from elsewhere: where this machine writes, and whom it talks
+    to, is not taken from it. Raises ConfigError as `read`, or if it is not one of a `cls`."""
+    config = _config_of(workdir, read(workdir), cls)
+    return replace(
+        config,
+        workdir=str(workdir),
+        data=replace(config.data, cache_dir=None),
+        distributed=DistributedConfig(),
+        tensorboard=False,
+    )
+
+
+def _config_of(workdir: str | Path, manifest: Mapping[str, Any], cls: type[C]) -> C:
+    """The manifest's config; fields that this version has and that one had not take their defaults."""
+    try:
+        config = from_mapping(manifest["config"], cls=cls)
+    except ConfigError as error:
+        raise ConfigError(f"workdir {workdir}: {FILE_NAME}: {error}") from None
+    if config.model.vocab_size is None:
+        raise ConfigError(f"workdir {workdir}: {FILE_NAME}: config.model.vocab_size: None; a run that started has one")
+    return config
+
+
+def fingerprints(workdir: str | Path, config: Config | None = None) -> tuple[str, list[str]]:
+    """What the checkpoints of the run in `workdir` carry: the manifest's fingerprint, and others that stand for it.
+
+    The fingerprint is of the config without what may change between two starts (`OPERATIONAL`), and of the text. It is
+    read from the manifest, not computed again, so that it stays the same when later versions know more fields. Earlier
+    versions kept none; there it was a hash of the whole config at that start.
+
+    Args:
+      workdir: of the run.
+      config: as the run is started now, if it is.
+    """
+    manifest = read(workdir)
+    if "fingerprint" in manifest:
+        return manifest["fingerprint"], []
+    moved = {**manifest["config"], "workdir": str(workdir)}
+    return _whole(manifest["config"]), [_whole(moved), *([] if config is None else [_whole(to_dict(config))])]
+
+
+def _whole(config: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(config, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def tokenizer_is_kept(workdir: str | Path) -> bool:
+    """Whether tokenizer.json is there and as the manifest says; an earlier version's says nothing of it.
+
+    Raises:
+      ConfigError: it is there and cannot be read.
+    """
+    told = read(workdir).get("tokenizer")
+    path = Path(workdir) / "tokenizer.json"
+    try:
+        found = json_checksum.digest(files.read_bytes(path, json_checksum.MOST_BYTES, follow=True))
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise ConfigError(f"workdir {workdir}: tokenizer.json cannot be read ({error.strerror})") from None
+    return told in (None, found)
+
+
+def nothing_kept(workdir: str | Path) -> bool:
+    """Whether the run in `workdir` left nothing worth keeping: no checkpoint, and no record but of its start.
+
+    What cannot be read counts as worth keeping.
+    """
+    workdir = Path(workdir)
+    for pattern in ("checkpoints/*", "trunks/*/*", "runs/*"):
+        if any(".orbax-checkpoint-tmp" not in path.name and path.name[0] != "." for path in workdir.glob(pattern)):
+            return False
+    try:
+        lines = files.read_bytes(workdir / "records.jsonl", 2**16).split(b"\n")
+        return all(not line or json_checksum.parse(line)["kind"] == "event" for line in lines[:-1])
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def check_own_files(workdir: str | Path) -> None:
+    """Checks, before anything is written into a directory that may come from elsewhere, that no link leads out of it.
+
+    Raises:
+      ConfigError: what a run writes is a symbolic link, or a folder where a file should be, or the other way round.
+    """
+    workdir = Path(workdir)
+    inside = [f"{folder}/*" for folder in OWN_FOLDERS] + ["trunks/*/*"]
+    for path in (workdir / name for name in (*OWN_FILES, *OWN_FOLDERS)):
+        if not path.is_symlink() and path.exists() and path.is_dir() != (path.name in OWN_FOLDERS):
+            kind = "a folder" if path.name in OWN_FOLDERS else "a file"
+            raise ConfigError(f"config.workdir: {path} is not {kind}; accepted: what a run of ours writes there")
+    for path in [*(workdir / name for name in (*OWN_FILES, *OWN_FOLDERS)), *_inside(workdir, inside)]:
+        if path.is_symlink():
+            raise ConfigError(
+                f"config.workdir: {path} is a symbolic link, which is not followed; accepted: what a run of ours "
+                "writes there"
+            )
+
+
+def _inside(workdir: Path, patterns: Sequence[str]) -> list[Path]:
+    return [path for pattern in patterns for path in sorted(workdir.glob(pattern))]
+
+
+def check_workdir(config: Config, free: Sequence[str] = ()) -> None:
+    """Checks, before anything is computed, that `config.workdir` can be written and is free or holds this run.
+
+    Writes nothing but the empty directory.
+
+    Args:
+      config: of the run that is to start.
+      free: sections and fields, beside OPERATIONAL, in which it may differ from the one found.
+
+    Raises:
+      ConfigError: not a directory, not writable, not empty and not a run, or a run of another config (with a diff).
+    """
+    workdir = Path(config.workdir)
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        found = [path.name for path in workdir.iterdir()]
+    except OSError as error:
+        raise ConfigError(f"config.workdir: {workdir} cannot be used ({error.strerror})") from None
+    if not os.access(workdir, os.W_OK | os.X_OK):
+        raise ConfigError(f"config.workdir: {workdir} cannot be written to")
+    check_own_files(workdir)
+    if FILE_NAME in found and nothing_kept(workdir):
+        read(workdir)
+    elif FILE_NAME in found:
+        stored = credentials.mask(to_dict(_config_of(workdir, read(workdir), type(config))))
+        new = credentials.mask(to_dict(config))
+        if config.model.vocab_size is None:  # filled in from the tokenizer later
+            new["model"]["vocab_size"] = stored["model"]["vocab_size"]
+        if changes := diff(_essential(stored, free), _essential(new, free)):
+            raise ConfigError(
+                f"config.workdir: {workdir} holds a run of another config ({'; '.join(changes)}); "
+                "give this one a --config.workdir of its own"
+            )
+    elif foreign := [name for name in found if not name.startswith(".")]:
+        raise ConfigError(
+            f"config.workdir: {workdir} is not empty and holds no run of ours ({', '.join(sorted(foreign)[:3])}); "
+            "accepted: a new or empty directory, or one of a run to go on with"
+        )
+
+
+def execution_changes(config: Config) -> str | None:
+    """A line that says what of `execution` differs from the start of the run in `config.workdir`; None: nothing."""
+    stored = _config_of(config.workdir, read(config.workdir), type(config))
+    changes = diff(to_dict(stored.execution), to_dict(config.execution), "execution.")
+    if not changes:
+        return None
+    return f"note: {'; '.join(changes)} since this run began; its results agree to rounding, not bit for bit"
+
+
+def write_or_check(manifest: Mapping[str, Any], config: Config, free: Sequence[str] = ()) -> None:
+    """Writes the manifest of a new run; of one that goes on, checks that the data are still the same.
+
+    Called while the directory is locked (`workdir_lock`), so it looks again whether it is still free. A run that left
+    nothing worth keeping makes way.
+
+    Raises:
+      ConfigError: as `check_workdir`; the corpus is another one, this version would cut other batches from it, or the
+        manifest cannot be written.
+    """
+    check_workdir(config, free)
+    workdir = Path(config.workdir)
+    path = workdir / FILE_NAME
+    if path.exists() and not nothing_kept(workdir):
+        stored = read(workdir)
+        if stored["data_fingerprint"] != manifest["data_fingerprint"]:
+            raise ConfigError(
+                f"config.workdir: {workdir} was trained on other text (corpus {stored['data_fingerprint']}, now "
+                f"{manifest['data_fingerprint']}); give this run a --config.workdir of its own"
+            )
+        if config.data.pairs and stored.get("batches", 1) != BATCHES:
+            raise ConfigError(
+                f"config.data.pairs: True; {workdir} holds a run of a version that made other pairs (batches "
+                f"{stored.get('batches', 1)}, now {BATCHES}); accepted: that version, or a --config.workdir of its own"
+            )
+        if stored["config"]["model"]["vocab_size"] != config.model.vocab_size:
+            raise ConfigError(
+                f"config.model.vocab_size: {config.model.vocab_size}; {workdir} holds a run with "
+                f"{stored['config']['model']['vocab_size']}"
+            )
+        return
+    try:
+        (workdir / "records.jsonl").unlink(missing_ok=True)
+        files.write_atomically(path, json.dumps(json_checksum.add_checksum(manifest), indent=1) + "\n")
+    except OSError as error:
+        raise ConfigError(f"config.workdir: {path} cannot be written ({error.strerror})") from None
+
+
+def identity(config: Config, fingerprint: str) -> dict[str, str]:
+    """What all processes of one run must agree on: text, versions, and config except where each keeps its cache."""
+    told = to_dict(config)
+    told["distributed"] = told["data"]["cache_dir"] = told["data"]["tfds_dir"] = None
+    lines = json.dumps(told, sort_keys=True)
+    return {
+        "text": f"corpus {fingerprint}",
+        "config": hashlib.blake2b(lines.encode(), digest_size=8).hexdigest(),
+        "version of jax": str(_version("jax")),
+    }
+
+
+def check_shared(config: Config, seconds: float = 30.0) -> None:
+    """Checks that this process sees the manifest that process 0 has written; a network file system gets some time.
+
+    Raises:
+      ConfigError: it does not.
+    """
+    path, until = Path(config.workdir) / FILE_NAME, time.monotonic() + seconds
+    while FILE_NAME not in os.listdir(path.parent):
+        if time.monotonic() > until:
+            raise ConfigError(
+                f"config.workdir: {path.absolute()} is not there, though process 0 wrote it; accepted: a directory "
+                "that all processes share"
+            )
+        time.sleep(0.1)
+
+
+def _essential(config: dict[str, Any], free: Sequence[str]) -> dict[str, Any]:
+    """The config without its operational fields."""
+    kept = {k: dict(v) if isinstance(v, dict) else v for k, v in config.items()}
+    for name in (*OPERATIONAL, *free):
+        section, _, field = name.partition(".")
+        if field:
+            kept[section].pop(field, None)
+        else:
+            kept.pop(section, None)
+    return kept
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 80 else f"{text[:77]}..."
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    """Commit of the checkout this file lies in, "+changes" if it is not clean; None outside git."""
+    here = Path(__file__).parent
+    try:
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
+        status = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no"],
+            cwd=here, capture_output=True, text=True, timeout=10, check=True,
+        ).stdout  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit + ("+changes" if status.strip() else "")

@@ -1,0 +1,110 @@
+"""What cannot fit the memory that is here, said with its numbers before anything compiles.
+
+Only what is certain counts: parameters, their gradients, the optimizer's moments and the batches of one dispatch, or a
+decoder's keys and values. Activations come on top; `experiments.plan` knows those.
+"""
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from jaxformer.config import Config, ModelConfig
+from jaxformer.errors import ConfigError
+from jaxformer.parallel.mesh import param_shardings
+from jaxformer.specs import count_params, is_spec
+
+# Where a container's limit stands: cgroups v2, v1.
+LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+MOMENTS = {"adamw": 2, "lion": 1, "muon": 1, "adafactor": 0}  # of each parameter, at least
+TOKEN_BYTES = 20  # of a batch: token, target, weight, position, segment
+
+
+def machine_bytes() -> int:
+    """Memory that this process may have: the machine's, and no more than its container's."""
+    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for limit in LIMITS:
+        try:
+            most = min(most, int(limit.read_text()))
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+    return most
+
+
+def limit_of(devices: Any) -> tuple[float, int, str]:
+    """(bytes of memory, how many of this process's devices share it, whose it is, in words)."""
+    mine = [device for device in devices if device.process_index == jax.process_index()] or list(devices)
+    stats = {} if mine[0].platform == "cpu" else mine[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        return stats["bytes_limit"], 1, "each device"
+    if mine[0].platform == "cpu":
+        return machine_bytes(), len(mine), "this machine"
+    return math.inf, 1, "each device"
+
+
+def check_training(config: Config, specs: Any, mesh: Mesh) -> None:
+    """Refuses a model whose training cannot fit.
+
+    Args:
+      config: vocabulary size filled in.
+      specs: of the model.
+      mesh: what the parameters are laid over.
+
+    Raises:
+      ConfigError: with what it needs at least, and what there is; or a parameter that does not divide over the mesh.
+    """
+    limit, sharing, where = limit_of(mesh.devices.flat)
+    shardings = jax.tree.leaves(param_shardings(specs, mesh))
+    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
+    each = sum(math.prod(s.shard_shape(leaf.shape)) for leaf, s in zip(leaves, shardings, strict=True))
+    moments = MOMENTS[config.optimizer.name] + (config.optimizer.ema_decay is not None)
+    state = 4 * each * sharing * (2 + moments)
+    train = config.train
+    steps = min(x for x in (config.execution.steps_per_dispatch, train.steps, train.eval_every_steps,
+                            config.checkpoint.save_every_steps) if x is not None)  # fmt: skip
+    tokens = steps * train.global_batch_size * config.model.context_length
+    batches = TOKEN_BYTES * tokens * sharing // mesh.devices.size
+    if state + batches > limit:
+        larger = (
+            "model"
+            if state > batches
+            else f"train.global_batch_size ({train.global_batch_size}) x steps_per_dispatch ({steps})"
+        )
+        raise ConfigError(
+            f"config.{larger}: {_size(state)} for {count_params(specs):.3g} parameters, their gradients and {moments} "
+            f"moments, and {_size(batches)} for the batches of {steps} steps, on {where}, which has {_size(limit)}; "
+            "accepted: what fits (a smaller model or batch, more devices with mesh.fsdp; experiments.plan says more)"
+        )
+
+
+def check_decoding(cfg: ModelConfig, rows: int, tokens: int, flags: str) -> None:
+    """Refuses to decode what cannot fit.
+
+    Args:
+      cfg: the model.
+      rows: sequences at once.
+      tokens: of each, prompt and new ones.
+      flags: those that the error blames.
+
+    Raises:
+      ConfigError: keys and values alone need more than there is.
+    """
+    limit, _, where = limit_of(jax.devices()[:1])
+    heads = cfg.attention
+    kept = tokens if heads.window is None else min(tokens, heads.window)
+    width = 2 if cfg.dtype == "bfloat16" else 4
+    needed = rows * (2 * width * cfg.num_layers * heads.kv_heads * cfg.head_size * kept + 4 * tokens)
+    if needed > limit:
+        raise ConfigError(
+            f"{flags}: {rows} x {tokens} tokens need {_size(needed)} for their keys and values, on {where}, which has "
+            f"{_size(limit)}; accepted: what fits"
+        )
+
+
+def _size(number: float) -> str:
+    """Bytes in three digits: 8632745984 -> "8.04 GiB"."""
+    power = max(0, min(5, int(math.log2(max(number, 1)) // 10)))
+    return f"{number / 1024**power:.3g} {('B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB')[power]}"

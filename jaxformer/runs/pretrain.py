@@ -1,0 +1,342 @@
+"""The only file that knows both wings: config -> data + model + training -> run.
+
+Everything that can be refused is refused before anything compiles and before anything is written.
+"""
+
+import math
+import shlex
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import jax
+from jax.sharding import Mesh
+
+from jaxformer.config import Config, MeshConfig
+from jaxformer.data import languages, sample_prompt
+from jaxformer.data.batches import Batches, eval_batches
+from jaxformer.data.corpus import Corpus, Split, open_corpus
+from jaxformer.data.progress_bars import say
+from jaxformer.data.tokenizers import Tokenizer
+from jaxformer.errors import ConfigError, ProgramError
+from jaxformer.models.attention_support import check_available, check_mesh, fallback_to_auto
+from jaxformer.models.flops import count_parameters, six_n, training_flops
+from jaxformer.modules import make_model
+from jaxformer.parallel.mesh import check_batch, check_context, host_rows, make_mesh, replicated
+from jaxformer.runs import manifest, memory_check
+from jaxformer.runs.command_line import Parsed
+from jaxformer.runs.workdir_lock import WorkdirLock
+from jaxformer.runtime import cluster, coordination
+from jaxformer.runtime.program import keep_compiled_programs
+from jaxformer.specs import abstract_params
+from jaxformer.storage import json_checksum
+from jaxformer.training import loop, metrics
+from jaxformer.training.checkpoint.manager import restore_params
+from jaxformer.training.reporter import describe
+from jaxformer.training.step import compile_eval, device_put_batch
+from jaxformer.types import Batch, Model, Params
+
+C = TypeVar("C", bound=Config)
+
+
+class Run(NamedTuple):
+    """A finished or running run, opened to be used.
+
+    Attributes:
+      config: as in its manifest; attention "auto" where the kernel it names is not here.
+      params: of the newest valid checkpoint (the moving average where there is one), on one device.
+      tokenizer: the run's own.
+      step: updates made.
+    """
+
+    config: Config
+    params: Params
+    tokenizer: Tokenizer
+    step: int
+
+
+def pretrain(parsed: Parsed) -> loop.Result:
+    """Trains what a command line asked for, or goes on with it; prints what it is, how it ended and what to do next.
+
+    Raises:
+      ConfigError, CheckpointError: one line each, nothing written over; TrainingDiverged.
+      ProgramError: the run ended below the floor of its language, which only a leak can do.
+    """
+    with ExitStack() as stack:
+        return _pretrain(parsed, stack)
+
+
+def _pretrain(parsed: Parsed, stack: ExitStack) -> loop.Result:
+    cluster.initialize(parsed.config.distributed)
+    if parsed.config.compilation_cache:
+        keep_compiled_programs()
+    chief = jax.process_index() == 0
+    log = print if chief else lambda _: None
+    # What one process finds wrong ends all of them here, before the others wait for it in a step.
+    verify = getattr(parsed.options, "verify", False)
+    ready = coordination.raise_together(lambda: _prepare(parsed.config, chief, stack, verify), "its text")
+    config, corpus, mesh, model, batches, held_out = ready
+    coordination.assert_same(manifest.identity(config, corpus.fingerprint), "its config and text")
+    floor = languages.floor(config.data, config.model.context_length)
+
+    def write() -> tuple[str, list[str]]:
+        if not chief:
+            return "", []
+        tokenizer = json_checksum.digest(corpus.tokenizer.content())
+        about = manifest.describe(config, parsed.overrides, parsed.source, corpus.fingerprint, tokenizer)
+        manifest.write_or_check(about, config)
+        if not manifest.tokenizer_is_kept(config.workdir):
+            try:
+                corpus.tokenizer.save(config.workdir)
+            except OSError as error:
+                raise ConfigError(f"config.workdir: {config.workdir}: tokenizer.json: {error.strerror}") from None
+        return manifest.fingerprints(config.workdir, config)
+
+    written = coordination.raise_together(write, "the manifest")
+    fingerprint, also = coordination.broadcast_from_0(written, "the manifest")
+    coordination.raise_together(lambda: manifest.check_shared(config), "the manifest")
+    print_overview(config, corpus, batches, mesh, parsed.overrides, log)
+    if chief and (changed := manifest.execution_changes(config)):
+        log(changed)
+
+    counts = count_parameters(config.model)
+    flops = training_flops(config.model, config.data)
+    result = loop.train(
+        model,
+        batches,
+        held_out,
+        config,
+        workdir=config.workdir,
+        mesh=mesh,
+        flops_per_token=flops,
+        bytes_per_token=bytes_per_token(config, corpus.validation),
+        final_fields={
+            "params_non_embedding": counts.non_embedding,
+            "flops_6nd_per_token": six_n(config.model),
+            "compressed_bits_per_byte": compressed(corpus.validation),
+            **({} if config.data.on_error == "stop" else {"num_skipped": corpus.num_skipped}),
+            **({} if floor is None else {"floor": floor.nats, "floor_stderr": floor.standard_error}),
+        },
+        fingerprint=fingerprint,
+        also_of_this_run=also,
+        resume_command=resume_command(parsed),
+        log=log,
+    )
+    if result.evaluation is not None:
+        print_result(config, corpus, result, log)
+        found = result.evaluation["loss"], result.evaluation["loss_stderr"]
+        leak = None if floor is None else languages.below_floor(floor, *found)
+        if leak is not None:
+            raise ProgramError(f"{config.workdir}: {leak}")
+    return result
+
+
+def _prepare(
+    config: Config, chief: bool, stack: ExitStack, verify: bool = False
+) -> tuple[Config, Corpus, Mesh, Model, Batches, Sequence[Batch]]:
+    """Opens everything that a run needs and can be refused for; writes nothing but the corpus and, into `stack`, the
+    lock of the working directory."""
+    mesh = make_mesh(config.mesh)
+    check_available(config.execution)
+    check_batch(config.train.global_batch_size, config.execution.gradient_accumulation_steps, mesh)
+    check_context(config.model.context_length, mesh)
+    check_mesh(config.execution, mesh)
+    manifest.check_workdir(config)
+    if chief:
+        stack.enter_context(WorkdirLock(config.workdir))
+    corpus = open_corpus(config.data, progress=chief, verify=verify)
+    config = fit_vocabulary(config, corpus.tokenizer)
+    model = make_model(config.model, config.loss, config.execution)
+    memory_check.check_training(config, model.specs, mesh)  # refuses what does not divide as well
+    own = host_rows(config.train.global_batch_size, mesh)
+    shape = {"rows": config.train.global_batch_size, "context_length": config.model.context_length}
+    batches = Batches(corpus.train, corpus.tokenizer, config.data, **shape, host_row_indices=own, seed=config.seed)
+    held_out = eval_batches(corpus.validation, corpus.tokenizer, config.data, **shape, host_row_indices=own)
+    return config, corpus, mesh, model, batches, held_out
+
+
+def fit_vocabulary(config: C, tokenizer: Tokenizer) -> C:
+    """`config` with the vocabulary size filled in: the tokenizer's, rounded up to a multiple of 64.
+
+    Raises:
+      ConfigError: the config asks for a vocabulary smaller than the tokenizer's.
+    """
+    size = config.model.vocab_size
+    if size is None:
+        size = -(-tokenizer.vocab_size // 64) * 64
+    elif size < tokenizer.vocab_size:
+        raise ConfigError(
+            f"config.model.vocab_size: {size} is less than the tokenizer's {tokenizer.vocab_size}; "
+            f"accepted: none, or at least {tokenizer.vocab_size}"
+        )
+    return replace(config, model=replace(config.model, vocab_size=size))
+
+
+def bytes_per_token(config: Config, split: Split) -> float | None:
+    """Bytes of text each predicted token of a held-out split stands for; None for masked tokens, whose loss is not
+    the length of any code."""
+    if config.data.objective != "next_token":
+        return None
+    return split.num_bytes / max(split.num_tokens - 1, 1)
+
+
+def open_run(workdir: str | Path) -> Run:
+    """Config, parameters and tokenizer of the run in `workdir`.
+
+    Raises:
+      ConfigError: there is no run; CheckpointError: it has no valid checkpoint.
+    """
+    config: Config = manifest.read_config(workdir)
+    if not manifest.tokenizer_is_kept(workdir):
+        raise ConfigError(
+            f"workdir {workdir}: tokenizer.json is gone, damaged or another (its checksum is not the manifest's); "
+            "going on with the run writes it again"
+        )
+    tokenizer = Tokenizer.load(workdir)
+    specs = make_model(config.model, config.loss).specs
+    params, step = _params(workdir, abstract_params(specs))
+    return Run(config, params, tokenizer, step)
+
+
+def _params(workdir: str | Path, abstract: Params) -> tuple[Params, int]:
+    """The weights of the newest valid checkpoint of the run in `workdir`, and their step."""
+    fingerprint, also = manifest.fingerprints(workdir)
+    return restore_params(Path(workdir) / "checkpoints", abstract, fingerprint=fingerprint, also=also)
+
+
+def evaluate(workdir: str | Path, *, cache_dir: str | None = None, verify: bool = False, log=print) -> dict[str, float]:
+    """Evaluates the newest valid checkpoint of a run on its whole held-out split, on one device.
+
+    The run's text is needed, under the names that it had: of relative names, seen from the current folder.
+
+    Args:
+      workdir: of the run.
+      cache_dir: where corpora are kept; None: this user's cache folder, whatever the run's own was.
+      verify: hash the text again and compare all that is kept of it, see `open_corpus`.
+      log: takes the lines.
+
+    Raises:
+      ConfigError: there is no run, or its text has changed since; CheckpointError: no valid checkpoint.
+    """
+    config: Config = manifest.read_config(workdir)
+    if config.compilation_cache:
+        keep_compiled_programs()
+    about = manifest.read(workdir)
+    kept_in = about["config"].get("data", {}).get("cache_dir")
+    if kept_in is not None and cache_dir is None:
+        say(f"note: this run kept its corpus in {kept_in!r}; to use a cache there, give --cache-dir")
+    corpus = open_corpus(replace(config.data, cache_dir=cache_dir), verify=verify)
+    stored = about["data_fingerprint"]
+    if corpus.fingerprint != stored:
+        raise ConfigError(f"workdir {workdir}: was trained on other text (corpus {stored}, now {corpus.fingerprint})")
+    mesh = make_mesh(MeshConfig(1), jax.devices()[:1])
+    model = make_model(config.model, config.loss, fallback_to_auto(config.execution))
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(mesh)), abstract_params(model.specs)
+    )
+    params, step = _params(workdir, abstract)
+    held_out = eval_batches(
+        corpus.validation,
+        corpus.tokenizer,
+        config.data,
+        rows=config.train.global_batch_size,
+        context_length=config.model.context_length,
+    )
+    with jax.set_mesh(mesh):
+        found = loop.evaluate(compile_eval(model, mesh), lambda b: device_put_batch(b, mesh), params, held_out)
+    values = metrics.evaluation(found, bytes_per_token(config, corpus.validation))
+    log(f"{workdir} at step {step}, held out: {describe(values)}")
+    print_floor(config, values, log)
+    print_codes(corpus.validation, values, log)
+    return {"step": step, **values}
+
+
+def print_overview(config: Config, corpus: Corpus, batches: Batches, mesh, overrides: list[str], log) -> None:
+    """What is about to be trained, on what, and where."""
+    counts = count_parameters(config.model)
+    model, train = config.model, config.train
+    tokens = train.steps * train.global_batch_size * model.context_length
+    epochs = batches.epochs(train.steps)
+    log(
+        f"{model.family}: {model.num_layers} layers, width {model.width}, {model.attention.num_heads} heads, "
+        f"context {model.context_length}, vocabulary {model.vocab_size}: {_short(counts.total)} parameters "
+        f"({_short(counts.non_embedding)} without embeddings), {model.dtype}"
+    )
+    log(
+        f"data: {_short(corpus.train.num_tokens)} training tokens ({_short(corpus.train.num_bytes)}B), "
+        f"{_short(corpus.validation.num_tokens)} held out ({_short(corpus.validation.num_bytes)}B), "
+        f"corpus {corpus.fingerprint} of {config.data.source}"
+    )
+    log(
+        f"run: {train.steps} steps of {train.global_batch_size} x {model.context_length} tokens = {_short(tokens)} "
+        f"tokens, {epochs:.2f} epochs, {_short(training_flops(config.model, config.data) * tokens)}FLOP, on "
+        f"{mesh.devices.size} x {mesh.devices.flat[0].device_kind}, into {config.workdir}"
+    )
+    for line in corpus.notes() + batches.notes():
+        log(f"note: {line}")
+    for line in overrides:
+        log(f"override: {line}")
+
+
+def print_result(config: Config, corpus: Corpus, result: loop.Result, log) -> None:
+    """How it ended, beside what general compressors make of the same bytes, and what to do next."""
+    assert result.evaluation is not None
+    log(f"\n{result.status} at step {result.step} after {result.seconds:.0f} s")
+    log(f"held out: {describe(result.evaluation)}")
+    print_floor(config, result.evaluation, log)
+    print_codes(corpus.validation, result.evaluation, log)
+    workdir, text = shlex.quote(config.workdir), shlex.quote(something_to_try(config, corpus))
+    if config.model.family == "gpt":
+        log(f"sample:  python -m experiments.generate --workdir={workdir} --prompt={text}")
+    else:
+        log(f"fill in: python -m experiments.fill_mask --workdir={workdir} --text={text}")
+    log(f"measure: python -m experiments.evaluate --workdir={workdir}")
+
+
+def something_to_try(config: Config, corpus: Corpus) -> str:
+    """A prompt for a GPT, or a text with [MASK] for a BERT, such as the corpus could hold."""
+    if config.model.family == "gpt":
+        return "def " if config.data.source == "stdlib" else sample_prompt.prompt(corpus.validation, corpus.tokenizer)
+    if config.data.source == "stdlib":
+        return "import [MASK]"
+    room = max(1, min(12, config.model.context_length - 2))  # what else stands in a row: [CLS], [SEP]
+    return sample_prompt.with_mask(corpus.validation, corpus.tokenizer, room)
+
+
+def print_floor(config: Config, values: dict[str, float], log) -> None:
+    """What the best possible model would lose on a generated language, and how far this one is from it."""
+    floor = languages.floor(config.data, config.model.context_length)
+    if floor is None:
+        return
+    error = f" ± {floor.standard_error:.4f}" if floor.standard_error else ""
+    what = "the best possible model loses" if floor.attained else "no model loses less than"
+    log(f"floor: {what} {floor.nats:.4f}{error} nats per token, this one {values['loss'] - floor.nats:+.4f} from that")
+
+
+def print_codes(split: Split, values: dict[str, float], log) -> None:
+    """Bits per byte of the model beside gzip's and xz's on the same held-out bytes."""
+    if "bits_per_byte" not in values or not split.compressed:
+        return
+    others = ", ".join(f"{name} {bits:.3f}" for name, bits in compressed(split).items())
+    log(f"bits per byte on {split.num_bytes} held-out bytes: this model {values['bits_per_byte']:.3f}, {others}")
+
+
+def compressed(split: Split) -> dict[str, float]:
+    """Bits per byte that general compressors need for the split's text."""
+    return {name: 8 * size / split.num_bytes for name, size in split.compressed.items()}
+
+
+def resume_command(parsed: Parsed) -> str:
+    """The command line that goes on with a run: the one that started it."""
+    overrides = "".join(f" --config.{name}={shlex.quote(text)}" for name, text in parsed.given.items())
+    return f"python -m experiments.pretrain --config={shlex.quote(parsed.source)}{overrides}"
+
+
+def _short(number: float) -> str:
+    """A number in three digits: 1234567 -> "1.23M"."""
+    if number < 1000:
+        return f"{number:.0f}"
+    power = min(int(math.log10(number) // 3), 8)
+    return f"{number / 1000**power:.3g}{' kMGTPEZY'[power]}"

@@ -1,0 +1,259 @@
+"""A scaling study: ladder -> sweep -> fits -> report. Beside `main`, the only file that knows both wings.
+
+A study's directory holds `manifest.json`, `runs/` (a file for each finished run), and, made from those, `records.jsonl`
+(all of them), `fit.json`, `figures/` and `report.html`. The last four and the manifest are all that fits and report
+need, and what is worth keeping.
+"""
+
+import functools
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxformer import records
+from jaxformer.config import Config
+from jaxformer.data import languages
+from jaxformer.data.batches import Batches, eval_batches
+from jaxformer.data.corpus import Corpus, open_corpus
+from jaxformer.errors import ConfigError
+from jaxformer.models.attention_support import check_available
+from jaxformer.models.flops import count_parameters, training_flops
+from jaxformer.modules import make_model
+from jaxformer.runs import manifest
+from jaxformer.runs.pretrain import bytes_per_token, fit_vocabulary
+from jaxformer.runtime import cluster
+from jaxformer.runtime.program import keep_compiled_programs
+from jaxformer.scaling import ladder
+from jaxformer.scaling.ladder import LadderConfig, StudyConfig
+from jaxformer.training.progress import duration
+from jaxformer.training.sweep import run_files, scheduler
+from jaxformer.training.sweep.trunks import Member, gflop_per_step, shapes, trunks
+
+RECORDS = "records.jsonl"
+# May change between two starts of one study: all of the ladder that the name of a run tells. What a width stands for
+# must not, because then finished runs would be taken for those of other models.
+MAY_CHANGE = tuple(
+    f"ladder.{each.name}"
+    for each in fields(LadderConfig)
+    if each.name not in ("head_width", "layer_width", "min_layers")
+)
+# Share of a large product's speed that training reaches, for the estimate of time alone.
+USUAL_SHARE, COMPILE_SECONDS = 0.45, 12.0
+
+
+class Study(NamedTuple):
+    """A study, its text opened.
+
+    Attributes:
+      config: vocabulary size filled in.
+      corpus: the text.
+      available: training tokens of one epoch.
+    """
+
+    config: StudyConfig
+    corpus: Corpus
+    available: int
+
+
+def open_study(config: StudyConfig, *, verify: bool = False) -> Study:
+    """Opens the text and looks whether the ladder fits it; `verify` as of `open_corpus`.
+
+    Raises:
+      ConfigError: any fault of text, ladder or working directory; nothing has been compiled or written.
+    """
+    found = cluster.detect(os.environ, config.distributed)
+    if found is not None and found.processes is not None:  # a TPU VM by itself says nothing of others
+        raise ConfigError(
+            f"config.distributed: {found.found} says {found.processes} processes, and each would train the whole "
+            "study; accepted: one process"
+        )
+    if config.optimizer.schedule != "wsd" and len(config.ladder.budgets) + len(config.ladder.tokens) > 1:
+        print(f"note: under optimizer.schedule={config.optimizer.schedule} every run starts anew; wsd shares trunks")
+    check_available(config.execution)
+    manifest.check_workdir(config, free=MAY_CHANGE)
+    corpus = open_corpus(config.data, verify=verify)
+    config = fit_vocabulary(config, corpus.tokenizer)
+    epoch = _batches(config, corpus).tokens_per_epoch
+    ladder.planned(config, {}, epoch)
+    return Study(config, corpus, epoch)
+
+
+def members(study: Study, finals: Mapping[str, Mapping[str, Any]]) -> list[Member]:
+    """The runs wanted as far as finished ones decide."""
+    losses = {name: float(record["loss"]) for name, record in finals.items()}
+    return [_member(study, run) for run in ladder.runs(study.config, losses, study.available)]
+
+
+def print_plan(study: Study, log: Callable[[str], None] = print) -> float:
+    """Says what would be run and how long that takes here; returns the GFLOP still to do."""
+    config = study.config
+    found = _finished(study)
+    losses = {name: float(record["loss"]) for name, record in found.items()}
+    wanted = [_member(study, run) for run in ladder.planned(config, losses, study.available)]
+    todo = [member for member in wanted if member.name not in found]
+    log(
+        f"{len(wanted)} runs on {len(trunks(wanted))} trunks, {len(shapes(wanted))} programs to compile; "
+        f"{len(found)} finished"
+    )
+    log(f"{'width':>6} {'layers':>6} {'parameters':>10} {'rates from':>10}  steps (tokens per parameter)")
+    grid = ladder.cells(config, study.available)
+    for width in config.ladder.widths:
+        model = ladder.size_model(config.model, width, config.ladder)
+        size = count_parameters(model).total
+        cells = ", ".join(f"{c.steps} ({c.tokens / size:.0f})" for c in grid if c.width == width) or "none"
+        log(f"{width:>6} {model.num_layers:>6} {size:>10} {ladder.starting_rate(config, width):>10.2g}  {cells}")
+    most = max(cell.tokens for cell in grid) / study.available
+    if most > 1:
+        log(f"warning: the longest run reads its text {most:.2f} times; the laws are about fresh text")
+    for line in study.corpus.notes() + _batches(config, study.corpus).notes():
+        log(f"note: {line}")
+    gflop = sum(trunk.steps * gflop_per_step(trunk.members[0]) for trunk in trunks(todo))
+    seconds = 1e9 * gflop / (USUAL_SHARE * product_speed(config)) + COMPILE_SECONDS * len(shapes(todo))
+    log(f"to do: {gflop / 1e3:.4g} TFLOP, here about {duration(seconds)}, judged by the speed of a large product")
+    return gflop
+
+
+def start(study: Study, overrides: list[str], source: str, log: Callable[[str], None] = print) -> None:
+    """Writes the manifest of a new study; of one that goes on, checks that its text is the same. The caller has locked
+    the directory.
+
+    Runs that only `records.jsonl` has get their files again, those whose files are damaged among them.
+    """
+    about = manifest.describe(study.config, overrides, source, study.corpus.fingerprint)
+    manifest.write_or_check(about, study.config, free=MAY_CHANGE)
+    workdir = Path(study.config.workdir)
+    (workdir / "runs").mkdir(exist_ok=True)
+    run_files.set_aside_damaged(workdir, log, _fingerprint(workdir))
+    if said := records.set_aside(workdir / RECORDS, records.STUDY):
+        log(f"note: {said}")
+    for name, mine in _kept(workdir).items():
+        path = run_files.run_path(workdir, name)
+        if not path.exists():
+            records.write(path, mine)
+
+
+def run(study: Study, *, at_once: int | None = None, log: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
+    """Trains what is not trained yet, and gathers all records. `start` comes first.
+
+    Raises:
+      sweep.Interrupted: a signal; start again to go on.
+      ConfigError: a run ended below the entropy of its language, which only a leak can do.
+    """
+    config, workdir = study.config, Path(study.config.workdir)
+    gflop = print_plan(study, log)
+    if config.compilation_cache:
+        keep_compiled_programs()
+    sources = scheduler.Sources(
+        model=lambda c: make_model(c.model, c.loss, c.execution),
+        batches=functools.lru_cache(64)(lambda c: _batches(c, study.corpus)),
+        held_out=functools.lru_cache(1)(lambda c: _held_out(c, study.corpus)),
+        bytes_per_token=bytes_per_token(config, study.corpus.validation),
+    )
+    try:
+        found = scheduler.run(
+            functools.partial(members, study), workdir, sources, at_once=at_once, expected_gflop=gflop,
+            fingerprint=_fingerprint(workdir), log=log,
+        )  # fmt: skip
+    finally:
+        _gather(study)
+    check_floor(study.config, found)
+    return found
+
+
+def check_floor(config: StudyConfig, found: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raises ConfigError if a run ended below the entropy of its generated language."""
+    floor = languages.floor(config.data, config.model.context_length)
+    for name, record in found.items():
+        line = None if floor is None else languages.below_floor(floor, record["loss"], record["loss_stderr"])
+        if line is not None:
+            raise ConfigError(f"{name}: {line}")
+
+
+def product_speed(config: StudyConfig) -> float:
+    """FLOP/s of all devices on products of the study's largest width, measured now."""
+    width = max(config.ladder.widths)
+    tokens = config.train.global_batch_size * config.model.context_length
+    x, w = jnp.ones((tokens, width), config.model.dtype), jnp.ones((width, 4 * width), config.model.dtype)
+    product = jax.jit(lambda x, w: jnp.matmul(x, w, preferred_element_type=jnp.float32))
+    jax.block_until_ready(product(x, w))
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        jax.block_until_ready(product(x, w))
+        times.append(time.perf_counter() - began)
+    return len(jax.devices()) * 2 * tokens * width * 4 * width / min(times)
+
+
+def _member(study: Study, run: ladder.LadderRun) -> Member:
+    config = ladder.run_config(study.config, run)
+    tokens = run.steps * config.train.global_batch_size * config.model.context_length
+    counts = count_parameters(config.model)
+    fields = {
+        "role": run.role,
+        "width": run.width,
+        "num_layers": config.model.num_layers,
+        "params": counts.total,
+        "params_non_embedding": counts.non_embedding,
+        "flops": training_flops(config.model, config.data) * tokens,
+        "epochs": tokens / study.available,
+        **({} if config.data.on_error == "stop" else {"num_skipped": study.corpus.num_skipped}),
+    }
+    return Member(run.name, config, fields)
+
+
+def _batches(config: Config, corpus: Corpus) -> Batches:
+    rows, length = config.train.global_batch_size, config.model.context_length
+    return Batches(corpus.train, corpus.tokenizer, config.data, rows=rows, context_length=length, seed=config.seed)
+
+
+def _held_out(config: Config, corpus: Corpus) -> Any:
+    return eval_batches(
+        corpus.validation,
+        corpus.tokenizer,
+        config.data,
+        rows=config.train.global_batch_size,
+        context_length=config.model.context_length,
+        max_rows=config.train.eval_rows,
+    )
+
+
+def _fingerprint(workdir: Path) -> str:
+    """Of the study; "" before it has begun."""
+    return manifest.fingerprints(workdir)[0] if (workdir / manifest.FILE_NAME).exists() else ""
+
+
+def _kept(workdir: Path) -> dict[str, list[dict[str, Any]]]:
+    """Name -> records of the runs in `records.jsonl`, as far as they have a final one."""
+    path = workdir / RECORDS
+    out: dict[str, list[dict[str, Any]]] = {}
+    found = records.load(path, more=records.STUDY) if path.exists() else []
+    records.check_run(path, found, _fingerprint(workdir))
+    for record in found:
+        out.setdefault(record["run"], []).append(record)
+    return {name: mine for name, mine in out.items() if mine[-1]["kind"] == "final"}
+
+
+def _finished(study: Study) -> dict[str, dict[str, Any]]:
+    """Final records of the finished runs, from their files or from `records.jsonl`; writes nothing."""
+    workdir = Path(study.config.workdir)
+    kept = {name: mine[-1] for name, mine in _kept(workdir).items()}
+    return kept | run_files.settled(lambda found: members(study, kept | dict(found)), workdir, _fingerprint(workdir))[1]
+
+
+def _gather(study: Study) -> None:
+    """Writes the records of all finished runs into one file; a run's role is what is known of it now."""
+    workdir = Path(study.config.workdir)
+    wanted, found = run_files.settled(functools.partial(members, study), workdir, _fingerprint(workdir))
+    lines: list[dict[str, Any]] = []
+    for member in wanted:
+        if member.name in found:
+            mine = records.load(run_files.run_path(workdir, member.name))
+            lines += [*mine[:-1], {**mine[-1], "role": member.fields["role"]}]
+    if lines:
+        records.write(workdir / RECORDS, lines)

@@ -1,0 +1,271 @@
+"""One run at a time in a working directory, on a network file system too.
+
+The lock is the file `.lock` in the directory: who holds it (host, process, since when), touched every 10 s. A run that
+finds one there takes it over or is refused:
+
+  by a process of this machine          taken over at once if that process has ended, otherwise refused at once
+  by the same SLURM job, queued again   taken over at once: SLURM has ended the processes of the earlier start
+  by another machine or container       refused once it is seen to be touched; taken over if it was not for 60 s
+
+So after `kill -9` the next start waits for nothing, and one on another machine for at most a minute. A holder that was
+stopped for longer than that and wakes up finds the lock in other hands and ends without another word to the directory.
+The age of a lock is read by the file system's clock, because the clocks of two machines differ.
+
+Where a file system has `flock`, the holder keeps that as well: it tells whether a process in another container of this
+machine is alive. Those who only read (evaluate, generate, curves) lock nothing.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import platform
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from jaxformer.errors import ConfigError
+from jaxformer.runtime import console, coordination
+from jaxformer.storage import files, json_checksum
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+FILE_NAME = ".lock"
+TOUCH_SECONDS, DEAD_SECONDS = 10.0, 60.0
+
+
+class WorkdirLock:
+    """While entered, the working directory is this process's.
+
+    Args:
+      workdir: exists and can be written to.
+      environment: where a SLURM job stands.
+      touch_seconds, dead_seconds: how often a holder touches its lock; after how long without it is dead.
+
+    Raises:
+      ConfigError: on entering; another run holds it, or it cannot be made.
+    """
+
+    def __init__(
+        self,
+        workdir: str | Path,
+        environment: Mapping[str, str] = os.environ,
+        touch_seconds: float = TOUCH_SECONDS,
+        dead_seconds: float = DEAD_SECONDS,
+    ):
+        self._path = Path(workdir) / FILE_NAME
+        self._touch, self._dead = touch_seconds, dead_seconds
+        self._mine = {**_whoami(environment), "token": secrets.token_hex(8)}
+        self._handle = -1
+        self._stop = threading.Event()
+
+    def __enter__(self) -> "WorkdirLock":
+        half = self._path.with_name(f"{FILE_NAME}.{self._mine['token']}")
+        try:
+            self._handle = os.open(half, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+            self._mine["flock"] = _flock(self._handle)
+            os.write(self._handle, json.dumps(self._mine).encode())
+            self._take(half)
+        except OSError as error:
+            self._close()
+            raise ConfigError(f"config.workdir: {self._path} cannot be written ({error.strerror or error})") from None
+        except BaseException:
+            self._close()
+            raise
+        finally:
+            half.unlink(missing_ok=True)
+        threading.Thread(target=self._keep, daemon=True, name="workdir lock").start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        with contextlib.suppress(OSError):
+            if self._holder().get("token") == self._mine["token"]:
+                self._path.unlink()
+        self._close()
+
+    def _take(self, half: Path) -> None:
+        """Puts the file `half`, which is this process's, where the lock belongs. Raises ConfigError: it is held."""
+        told, seen, began = False, None, time.monotonic()
+        while True:
+            try:
+                _link(half, self._path)
+                return
+            except FileExistsError:
+                pass
+            try:
+                old = _open(self._path)
+            except FileNotFoundError:
+                continue  # let go of just now
+            try:
+                holder, about = self._holder(), os.fstat(old)
+                os.utime(half)  # now, by the clock of the file system
+                age = os.stat(half).st_mtime - about.st_mtime
+                touched = seen is not None and seen != (about.st_ino, about.st_mtime_ns)
+                waited = time.monotonic() - began
+                verdict = _verdict(holder, self._mine, old, age > self._dead or waited > self._dead)
+                if verdict == "ended" and _flock(old) is None and waited < 1.0:
+                    verdict = "unknown"  # another start is taking it over at this moment
+                if verdict == "ended":
+                    if os.stat(self._path).st_ino == about.st_ino:  # not taken over by another start meanwhile
+                        os.replace(half, self._path)
+                        return
+                    continue
+                if verdict == "alive" or touched:
+                    raise ConfigError(f"config.workdir: {self._path.parent} is in use by {_said(holder)}")
+                seen = seen or (about.st_ino, about.st_mtime_ns)
+            except FileNotFoundError:
+                continue
+            finally:
+                os.close(old)
+            if not told and waited > 1.0:
+                told = True
+                print(
+                    f"note: {self._path.parent} was in use by {_said(holder)} {age:.0f} s ago; waiting up to "
+                    f"{max(0.0, self._dead - age):.0f} s to see whether that process still lives",
+                    file=sys.stderr, flush=True,
+                )  # fmt: skip
+            time.sleep(min(0.2, self._dead / 10))
+
+    def _keep(self) -> None:
+        """Touches the lock as long as it is held; ends this process if another has taken it over."""
+        while not self._stop.wait(self._touch):
+            with contextlib.suppress(OSError):
+                holder = self._holder()
+                if holder and holder.get("token") != self._mine["token"] and not self._stop.is_set():
+                    print(
+                        f"error: config.workdir: {self._path.parent} was taken over by {_said(holder)}, because this "
+                        f"process gave no sign of life for {self._dead:g} s; it ends here",
+                        file=sys.stderr, flush=True,
+                    )  # fmt: skip
+                    coordination.leave(2)
+                os.utime(self._path)
+
+    def _holder(self) -> dict[str, Any]:
+        """What the lock says of who holds it; nothing where it cannot be read."""
+        try:
+            found = json_checksum.parse(files.read_bytes(self._path, 2**16))
+        except ValueError:
+            return {}
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ESTALE):
+                return {}
+            raise
+        return found if isinstance(found, dict) else {}
+
+    def _close(self) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+
+def _verdict(holder: Mapping[str, Any], mine: Mapping[str, Any], handle: int, silent: bool) -> str:
+    """ "alive", "ended" or "unknown" of the holder of a lock, open as `handle` and `silent` for long or not."""
+    if holder.get("machine") == mine["machine"] and mine["machine"]:
+        if holder.get("processes") == mine["processes"]:  # it can be looked up
+            started = _started(holder.get("process"))
+            if started is None or started != holder.get("started"):  # gone, or its number is another's now
+                return "ended"
+            return "alive" if started else "ended" if silent else "unknown"
+        if holder.get("flock") and mine["flock"]:  # in another container
+            return "alive" if _flock(handle) is None else "ended"
+    if mine["slurm_job"] and holder.get("slurm_job") == mine["slurm_job"]:
+        starts = holder.get("slurm_start")
+        if isinstance(starts, int) and starts < mine["slurm_start"]:
+            return "ended"
+    return "ended" if silent else "unknown"
+
+
+def _said(holder: Mapping[str, Any]) -> str:
+    if not holder:
+        return "another run, whose lock cannot be read"
+    said = (str(holder.get(name))[:80] for name in ("process", "host", "since"))  # whoever wrote it
+    return console.one_line("process {} on {} since {}".format(*said))
+
+
+def _whoami(environment: Mapping[str, str]) -> dict[str, Any]:
+    """This process, so that it is known again: its machine as it was booted, its number, and when it started."""
+    machine, processes = "", ""
+    with contextlib.suppress(OSError):
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        processes = os.readlink("/proc/self/ns/pid")
+    restarts = environment.get("SLURM_RESTART_COUNT", "0")
+    return {
+        "host": platform.node(),
+        "process": os.getpid(),
+        "since": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+        "machine": machine or platform.node(),
+        "processes": processes,
+        "started": _started(os.getpid()),
+        "slurm_job": environment.get("SLURM_JOB_ID"),
+        "slurm_start": int(restarts) if restarts.isdecimal() else 0,
+    }
+
+
+def _started(process: Any) -> str | None:
+    """When a process of this machine started, as the kernel counts; None if there is none such; "" if unknown."""
+    if not isinstance(process, int) or process <= 0:
+        return None
+    try:
+        # After the name, in brackets, which may hold anything: state, ..., start time (the 22nd field).
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] in ("Z", "X") else fields[19]
+    except FileNotFoundError:
+        if Path("/proc/self/stat").exists():
+            return None
+    except (OSError, IndexError):
+        pass
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return None
+    except (OSError, OverflowError):
+        pass
+    return ""
+
+
+def _open(path: Path) -> int:
+    """A lock that is there; of another user it may be readable only."""
+    flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        return os.open(path, os.O_RDWR | flags)
+    except PermissionError:
+        return os.open(path, os.O_RDONLY | flags)
+
+
+def _flock(handle: int) -> bool | None:
+    """Takes the file's flock without waiting: True, None if another has it, False where there is no such thing."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return False
+    return True
+
+
+def _link(half: Path, path: Path) -> None:
+    """Gives a file its final name if that is free; on a file system without hard links, by a copy.
+
+    Raises:
+      FileExistsError: it is not free.
+    """
+    try:
+        os.link(half, path, follow_symlinks=False)
+    except FileExistsError:
+        raise
+    except OSError:
+        with open(path, "xb") as file:
+            file.write(half.read_bytes())

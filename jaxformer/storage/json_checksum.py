@@ -1,0 +1,64 @@
+"""JSON objects that carry a checksum of themselves, and JSON files that may hold anything.
+
+>>> made = add_checksum({"step": 110})
+>>> verified(made), verified({**made, "step": 115}), verified({"step": 110})
+({'step': 110}, None, None)
+"""
+
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+from jaxformer.storage import files
+
+FIELD = "seal"  # stands in files of earlier versions, so it keeps its name
+MOST_BYTES = 2**30
+
+
+def add_checksum(body: Mapping[str, Any]) -> dict[str, Any]:
+    """`body` with a checksum of itself, whatever the order of its fields and the spaces of its file."""
+    return {**body, FIELD: zlib.crc32(json.dumps(body, sort_keys=True).encode())}
+
+
+def verified(value: Any) -> dict[str, Any] | None:
+    """The inverse of `add_checksum`; None where the checksum is absent or does not match."""
+    if not isinstance(value, dict):
+        return None
+    body = {name: item for name, item in value.items() if name != FIELD}
+    try:
+        return body if add_checksum(body) == value else None
+    except RecursionError:
+        return None
+
+
+def read(path: str | os.PathLike) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+      OSError: it cannot be read, or is no regular file; ValueError: it is not JSON, or nested too deeply.
+    """
+    return parse(files.read_bytes(path, MOST_BYTES, follow=True))
+
+
+def read_verified(path: str | os.PathLike, most_bytes: int) -> dict[str, Any] | None:
+    """The object that `add_checksum` made, from a file that is no link; None if anything else is there, or nothing."""
+    try:
+        return verified(parse(files.read_bytes(path, most_bytes)))
+    except (OSError, ValueError):
+        return None
+
+
+def digest(content: bytes) -> str:
+    """32 hexadecimal digits that tell this content of a file from others."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def parse(text: str | bytes) -> Any:
+    """What a JSON text says. Raises ValueError: it is not JSON, or nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None

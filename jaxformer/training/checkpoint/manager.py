@@ -1,0 +1,332 @@
+"""Checkpoints: saved in the background, verified when read, never trusted. The only file that imports orbax.
+
+A step's directory holds four items:
+
+  params   the parameters, as the nested dict they are
+  ema      their moving average, if there is one
+  state    the rest of the state, flat: path -> array
+  meta     JSON: step, fingerprint of the config, and shape, dtype and checksum of every leaf
+
+Orbax itself neither verifies what it reads nor falls back: a flipped byte restores silently wrong.
+"""
+
+import errno
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxformer.config import CheckpointConfig
+from jaxformer.errors import CheckpointError, InvalidCheckpointError
+from jaxformer.runtime import coordination
+from jaxformer.storage import files, json_checksum
+from jaxformer.training.checkpoint.checksum import checksums
+from jaxformer.training.checkpoint.failures import reason_of, refused_here
+from jaxformer.training.checkpoint.layout import (
+    check_compatible,
+    check_fingerprint,
+    describe,
+    items_of,
+    links,
+    list_steps,
+    read_meta,
+    state_of,
+)
+from jaxformer.training.checkpoint.orbax_logging import Quiet, quiet_call, settle
+from jaxformer.training.state import TrainState, state_bytes
+from jaxformer.types import Params
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+      directory: made when first saved to.
+      cfg: how many are kept.
+      fingerprint: of the run, stored with each and compared; "" compares nothing.
+      warn: prints a line; standard error by default.
+      also: other fingerprints that stand for this run, see `check_fingerprint`.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        cfg: CheckpointConfig,
+        fingerprint: str = "",
+        warn: Callable[[str], None] | None = None,
+        also: Sequence[str] = (),
+    ):
+        self.directory = Path(directory).absolute()
+        self._also = tuple(also)
+        self._cfg, self._fingerprint = cfg, fingerprint
+        self._warn = warn or (lambda text: print(text, file=sys.stderr, flush=True))
+        self._invalid: list[int] = []
+        self._saved: int | None = None  # newest step known to be valid
+        self._writing: int | None = None
+        self._manager: Any = None
+        self._starting: threading.Thread | None = None
+        self._quiet = ExitStack()
+        self._broken = False  # a save has failed
+
+    def steps(self) -> list[int]:
+        """Steps that have a directory, valid or not, ascending."""
+        return list_steps(self.directory)
+
+    def start(self) -> None:
+        """Begins to load orbax on a thread, so that neither the start of the run nor the first save waits for it."""
+        self._starting = threading.Thread(target=_orbax, daemon=True)
+        self._starting.start()
+
+    def save(self, step: int, state: TrainState) -> None:
+        """Saves; returns when the arrays are copied out of the devices, so that the state may be donated.
+
+        Does nothing if `step` is the one saved or restored last. Waits for the previous save first.
+
+        Raises:
+          CheckpointError: this or the previous save failed (a full disk); the older checkpoints are as they were.
+        """
+        if step in (self._saved, self._writing):
+            return
+        self.wait()
+        self._remove_unsound()
+        ocp = _orbax()
+        items = items_of(state)
+        meta = json_checksum.add_checksum({"step": step, "fingerprint": self._fingerprint, "leaves": describe(items)})
+        args = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
+        self._writing = step
+        self._quiet.enter_context(Quiet())  # until it is written
+        self._agreed(lambda: _check_space(self._open().directory, state))
+        self._agreed(
+            lambda: self._manager.save(step, args=ocp.args.Composite(**args, meta=ocp.args.JsonSave(meta)), force=True)
+        )
+
+    def wait(self) -> None:
+        """Waits until the last save is on disk. Raises CheckpointError if it failed."""
+        if self._writing is None:
+            return
+        self._agreed(lambda: self._manager.wait_until_finished())
+        self._quiet.close()
+        self._saved, self._writing = self._writing, None
+
+    def _agreed(self, work: Callable[[], Any]) -> None:
+        """Does a part of a save; if it fails in one process, it has failed in all: CheckpointError."""
+
+        def told() -> None:
+            failed = None
+            with quiet_call():
+                try:
+                    work()
+                except Exception as error:
+                    failed = self._failed(error)
+                if failed is not None:
+                    settle()
+            if failed is not None:
+                raise failed
+
+        try:
+            coordination.raise_together(told, f"its part of the checkpoint of step {self._writing}", CheckpointError)
+        except CheckpointError:
+            self._writing, self._broken = None, True
+            self._quiet.close()
+            raise
+
+    def restore(self, abstract: TrainState) -> tuple[TrainState, int] | None:
+        """The newest valid checkpoint and its step; None if there is no checkpoint at all.
+
+        An invalid one (a byte flipped, a file gone or cut short, an empty directory, a copy of another step's) is
+        named in one line on standard error, and the next older one is tried. Nothing is deleted: that waits for the
+        next save.
+
+        Args:
+          abstract: shapes, dtypes and shardings, as `state.abstract_state` gives them; any mesh will do.
+
+        Raises:
+          CheckpointError: none is valid, a valid one is of another run or holds arrays of other shapes or dtypes, or
+            this process may not read it.
+        """
+        wanted = items_of(abstract)
+        for step in reversed(self.steps()):
+            try:
+                said, found = _read(self.directory / str(step), wanted, self._fingerprint, self._also)
+            except InvalidCheckpointError as reason:
+                self._invalid.append(step)
+                self._warn(f"checkpoint {self.directory / str(step)} is not valid: {reason}; trying an older one")
+                continue
+            if said:
+                self._warn(said)
+            self._saved = step
+            return state_of(found, abstract), step
+        if self._invalid:
+            raise CheckpointError(f"no checkpoint in {self.directory} is valid; {len(self._invalid)} were tried")
+        return None
+
+    def close(self, failed: bool = False) -> None:
+        """Waits for the last save, lets go of orbax. Raises as `wait`. Of a `failed` run the others are not asked."""
+        try:
+            if not failed:
+                self.wait()
+            elif self._writing is not None:
+                self._manager.wait_until_finished()
+        finally:
+            self._let_go(failed or self._broken)
+            self._quiet.close()
+
+    def _let_go(self, failed: bool) -> None:
+        """Ends orbax's threads; where something has failed, without a word more of it."""
+        manager, self._manager = self._manager, None
+        with quiet_call():
+            try:
+                if manager is not None:
+                    manager.close()
+            except Exception:
+                if not failed:
+                    raise
+            manager = None
+            if failed:
+                settle()
+
+    def _open(self) -> Any:
+        if self._manager is None:
+            ocp = _orbax()
+            from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
+
+            # max_to_keep with best_fn would delete the newest checkpoint where it is not among the best.
+            policies: list[Any] = [keep.LatestN(self._cfg.keep)]
+            if self._cfg.keep_every_steps is not None:
+                policies.append(keep.EveryNSteps(self._cfg.keep_every_steps))
+            options = ocp.CheckpointManagerOptions(
+                preservation_policy=keep.AnyPreservationPolicy(policies), cleanup_tmp_directories=True
+            )
+            self._manager = ocp.CheckpointManager(self.directory, options=options)
+        return self._manager
+
+    def _remove_unsound(self) -> None:
+        """Clears the way for newer saves; only once a valid state exists in memory to be saved."""
+        for step in self._invalid:
+            if jax.process_index() == 0:
+                self._warn(f"deleting the invalid checkpoint {self.directory / str(step)}")
+                files.remove_folder(self.directory / str(step), self.directory)
+        if self._invalid and jax.process_count() > 1:
+            from jax.experimental import multihost_utils
+
+            multihost_utils.sync_global_devices("jaxformer: invalid checkpoints deleted")
+        if self._invalid and self._manager is not None:
+            self._manager.reload()
+        self._invalid = []
+
+    def _failed(self, error: BaseException) -> CheckpointError:
+        step = self._writing
+        intact = [s for s in self.steps() if s != step]
+        rest = f"older checkpoints are intact: {', '.join(map(str, intact))}" if intact else "there is no older one"
+        return CheckpointError(f"checkpoint of step {step} in {self.directory} not written: {reason_of(error)}; {rest}")
+
+
+def restore_params(
+    directory: str | Path,
+    abstract: Params,
+    *,
+    average: bool | None = None,
+    step: int | None = None,
+    fingerprint: str = "",
+    also: Sequence[str] = (),
+) -> tuple[Params, int]:
+    """The parameters alone, of the newest valid checkpoint, verified; safe while the run is still writing.
+
+    Args:
+      directory: of the checkpoints.
+      abstract: tree of ShapeDtypeStruct; leaves without a sharding go to the first device.
+      average: True for the moving average, False for the parameters, None for the average where there is one.
+      step: that step only.
+      fingerprint, also: of the run, as for `Checkpoints`.
+
+    Raises:
+      CheckpointError: no valid checkpoint, one of another run, other shapes or dtypes, or no average.
+    """
+    directory = Path(directory).absolute()
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    abstract = jax.tree.map(
+        lambda x: x if x.sharding is not None else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), abstract
+    )
+    reasons = []
+    for path in links(directory):
+        print(f"checkpoint {path} is a symbolic link, which is not followed", file=sys.stderr, flush=True)
+    for found in reversed(list_steps(directory) if step is None else [step]):
+        path = directory / str(found)
+        try:
+            has_average = any(name.startswith("ema.") for name in read_meta(path)["leaves"])
+            if average and not has_average:
+                raise CheckpointError(f"checkpoint {path} has no moving average of the weights")
+            item = "ema" if has_average and average is not False else "params"
+            said, values = _read(path, {item: abstract}, fingerprint, also)
+            if said:
+                print(said, file=sys.stderr, flush=True)
+            return values[item], found
+        except InvalidCheckpointError as reason:
+            reasons.append(str(reason))
+            print(f"checkpoint {path} is not valid: {reason}", file=sys.stderr, flush=True)
+    raise CheckpointError(
+        f"no checkpoint in {directory} is valid; {len(reasons)} were tried"
+        if reasons
+        else f"no checkpoint in {directory}"
+    )
+
+
+def _orbax() -> Any:
+    import orbax.checkpoint as ocp
+
+    return ocp
+
+
+def _check_space(directory: Path, state: TrainState) -> None:
+    """Raises OSError where the state would not fit, before anything is written: the clean way to fill a disk.
+
+    Numbers compress by a tenth or so, hence the 0.8. Someone else may still fill the disk in mid-save.
+    """
+    free = shutil.disk_usage(directory).free
+    if jax.process_index() == 0 and free < 0.8 * state_bytes(state):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _read(
+    path: Path, wanted: dict[str, Any], fingerprint: str, also: Sequence[str]
+) -> tuple[str | None, dict[str, Any]]:
+    """A line to print, and the `wanted` items of one step, verified; valid in all processes, or in none."""
+    said: list[str | None] = []
+
+    def meta_of() -> dict[str, Any]:
+        meta = read_meta(path)
+        said.append(check_fingerprint(path, meta, fingerprint, also))
+        check_compatible(path, meta["leaves"], wanted)
+        return meta
+
+    meta = coordination.raise_together(meta_of, f"checkpoint {path}", InvalidCheckpointError)
+    found = coordination.raise_together(lambda: _restored(path, wanted), f"checkpoint {path}", InvalidCheckpointError)
+    wrong = [name for name, value in checksums(found).items() if value != meta["leaves"][name][2]]
+    if wrong:
+        raise InvalidCheckpointError(
+            f"checksum of {wrong[0]} differs" + (f" (and of {len(wrong) - 1} more)" if wrong[1:] else "")
+        )
+    return said[0], found
+
+
+def _restored(path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
+    """What orbax reads of this process's parts. By its handler: its checkpointer would wait for the other processes."""
+    with quiet_call():
+        handler, args = _orbax().StandardCheckpointHandler(), _orbax().args.StandardRestore
+        try:
+            found = {name: handler.restore(path / name, args=args(abstract)) for name, abstract in wanted.items()}
+            return jax.block_until_ready(found)
+        except Exception as error:  # a damaged file surfaces as any of a dozen types
+            reason, refused = reason_of(error), refused_here(error)
+        finally:
+            handler.close()
+        settle()
+    if refused:
+        raise CheckpointError(f"checkpoint {path} cannot be read: {reason}")
+    raise InvalidCheckpointError(f"cannot be read ({reason})")

@@ -1,0 +1,103 @@
+"""What a sweep leaves behind: a file of records for each finished member, written whole or not at all."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxformer import records
+from jaxformer.errors import RecordError
+from jaxformer.storage import files
+from jaxformer.training.step import StepMetrics
+from jaxformer.training.sweep.trunks import Member
+
+
+def run_path(workdir: str | Path, name: str) -> Path:
+    """The file of a run."""
+    return Path(workdir) / "runs" / f"{name}.jsonl"
+
+
+def finals(workdir: str | Path, members: Iterable[Member], fingerprint: str = "") -> dict[str, dict[str, Any]]:
+    """Name -> final record of the members that have finished (or diverged)."""
+    found = {member.name: final_of(run_path(workdir, member.name), fingerprint) for member in members}
+    return {name: record for name, record in found.items() if record is not None}
+
+
+def final_of(path: Path, fingerprint: str = "") -> dict[str, Any] | None:
+    """The final record of a finished run's file; None if it is not there, damaged, does not end with one, or is of
+    another run or (where it says so) of another sweep than that of `fingerprint`."""
+    try:
+        found = records.load(path)
+        records.check_run(path, found, fingerprint)
+    except (FileNotFoundError, RecordError):
+        return None
+    mine = bool(found) and all(record.get("run") == path.stem for record in found)
+    return found[-1] if mine and found[-1]["kind"] == "final" else None
+
+
+def set_aside_damaged(workdir: str | Path, log: Callable[[str], None], fingerprint: str = "") -> None:
+    """Renames the files of runs for which `final_of` finds none, so that those count as not yet run.
+
+    Raises:
+      RecordError: one of them cannot be renamed.
+    """
+    for path in sorted((Path(workdir) / "runs").glob("*.jsonl")):
+        if path.name[0] == "." or final_of(path, fingerprint) is not None:
+            continue
+        aside = path.with_suffix(".damaged")
+        try:
+            path.replace(aside)
+        except OSError as error:
+            raise RecordError(f"{path}: damaged, and cannot be renamed ({error.strerror})") from None
+        files.sync_folder(path.parent)
+        log(f"note: {path} is damaged, has no final record or is another run's; set aside as {aside.name}")
+
+
+def settled(
+    ask: Callable[[Mapping[str, dict[str, Any]]], Sequence[Member]], workdir: str | Path, fingerprint: str = ""
+) -> tuple[Sequence[Member], dict[str, dict[str, Any]]]:
+    """All members that `ask` wants as far as finished ones decide, and the final records of those.
+
+    What has finished may make more be asked for, some of which has finished as well: so it asks until nothing is new.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    while True:
+        members = ask(found)
+        now = finals(workdir, members, fingerprint)
+        if now.keys() == found.keys():
+            return members, found
+        found = now
+
+
+def curve(found: StepMetrics, first: int, every: int, tokens: int) -> list[dict[str, Any]]:
+    """Train records of one run.
+
+    Args:
+      found: metrics [n] of the updates after `first`.
+      first: updates before them.
+      every: a record ends at each multiple of this, and at the end.
+      tokens: of a batch.
+    """
+    out = []
+    end = first + len(found.loss)
+    edges = sorted({first, end, *range(first - first % every + every, end, every)})
+    for start, step in itertools.pairwise(edges):
+        window: StepMetrics = jax.tree.map(lambda x, a=start - first, b=step - first: x[a:b], found)
+        good = window.bad_steps == 0
+        sums, weights = window.sums["loss"]
+        weight = float(weights[good].sum(dtype=np.float64))
+        out.append({
+            "kind": "train",
+            "step": step,
+            "tokens": step * tokens,
+            "loss": float(sums[good].sum(dtype=np.float64)) / weight if weight else math.nan,
+            "grad_norm": float(window.grad_norm[good].mean()) if good.any() else math.nan,
+            "learning_rate": float(window.learning_rate[-1]),
+            "skipped": int(window.skipped[-1]),
+            "seconds": 0.0,
+        })  # fmt: skip
+    return out

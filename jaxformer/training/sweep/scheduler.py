@@ -1,0 +1,305 @@
+"""A sweep: many runs in one process, those of one shape in one compiled program.
+
+Under the warmup-stable-decay schedule members that differ in nothing but their length share a trunk: the constant part
+is trained once, each member is its own decay, branched off. That is the same as each run alone, because `batches[step]`
+and the step's randomness depend on seed and step only.
+
+A finished member is one file, `runs/NAME.jsonl`, written whole: its stretch of the trunk, its decay, and the final
+record. A sweep that was killed goes on with what has no file, from the trunk's state at the last branch.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxformer import records
+from jaxformer.config import CheckpointConfig, Config
+from jaxformer.errors import CheckpointError, ConfigError
+from jaxformer.runtime.host_memory import settle_heap
+from jaxformer.training import metrics
+from jaxformer.training.checkpoint.layout import OLD_DIGITS
+from jaxformer.training.checkpoint.manager import Checkpoints
+from jaxformer.training.evaluate import SPLIT, EvalBatches, TrainBatches, evaluate
+from jaxformer.training.interrupt import StopSignal
+from jaxformer.training.progress import Progress
+from jaxformer.training.state import TrainState, averaged
+from jaxformer.training.step import StepMetrics
+from jaxformer.training.sweep.run_files import curve, run_path, set_aside_damaged, settled
+from jaxformer.training.sweep.stacked_program import ExecutionPlan, StackedProgram, choose
+from jaxformer.training.sweep.trunks import Member, Trunk, branches, gflop_per_step, shape_of, shapes, trunks
+from jaxformer.types import Model
+
+
+class Sources(NamedTuple):
+    """What a member is made of.
+
+    Attributes:
+      model: config -> Model; equal for configs of one shape.
+      batches: config -> training batches, by seed.
+      held_out: config -> the held-out batches.
+      bytes_per_token: as in `loop.train`.
+    """
+
+    model: Callable[[Config], Model]
+    batches: Callable[[Config], TrainBatches]
+    held_out: Callable[[Config], EvalBatches]
+    bytes_per_token: float | None = None
+
+
+class Interrupted(Exception):  # noqa: N818 (what happened, as in KeyboardInterrupt)
+    """A signal came; the message says which."""
+
+
+def run(
+    ask: Callable[[Mapping[str, dict[str, Any]]], Sequence[Member]],
+    workdir: str | Path,
+    sources: Sources,
+    *,
+    at_once: int | None = None,
+    expected_gflop: float | None = None,
+    fingerprint: str = "",
+    log: Callable[[str], None] = print,
+    bar: bool | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Trains members until no more are asked for.
+
+    Args:
+      ask: final records by name -> all members wanted as far as these decide; called again when they have finished.
+        Names are unique.
+      workdir: exists; the caller has made sure that it belongs to this sweep.
+      sources: of models and batches.
+      at_once: members of one shape that train together; None: what a short trial finds faster.
+      expected_gflop: of all that is likely to be asked for, for the time left; None: of what is asked for first.
+      fingerprint: of the sweep, kept with the name of each trunk in its states and compared when one is read.
+      log: prints a line.
+      bar: as in `loop.train`.
+
+    Returns:
+      Name -> final record of every member. One that diverged has the status "diverged" and the loss nan.
+
+    Raises:
+      Interrupted: SIGTERM or Ctrl-C; call again to go on.
+      ConfigError: two members of one name, or more than one process (every process would train the whole sweep).
+    """
+    if jax.process_count() > 1:
+        raise ConfigError("sweep: runs in one process; start one per host with a part of the members each")
+    with ExitStack() as stack:
+        progress = Progress(round(expected_gflop or 0), log, bar=bar, unit="GFLOP")
+        stack.callback(progress.close)
+        stop = stack.enter_context(StopSignal(progress.line))
+        sweep = _Sweep(Path(workdir), sources, progress, stop, at_once, fingerprint)
+        stack.callback(sweep.feed.shutdown, wait=True, cancel_futures=True)
+        set_aside_damaged(workdir, progress.line, fingerprint)
+        while True:
+            members, found = settled(ask, workdir, fingerprint)
+            if len({member.name for member in members}) < len(members):
+                raise ConfigError("sweep: two members have the same name")
+            todo = [member for member in members if member.name not in found]
+            if not todo:
+                return found
+            asked = sum(trunk.steps * gflop_per_step(trunk.members[0]) for trunk in trunks(todo))
+            progress.expect(round(max(expected_gflop or 0, sweep.done + asked)))
+            for of_one_shape in shapes(members):
+                unfinished = [t for t in of_one_shape if any(m.name not in found for m in t.members)]
+                if unfinished:
+                    sweep.train_shape(unfinished)
+
+
+class _Sweep:
+    """The moving parts of one call of `run`."""
+
+    def __init__(
+        self,
+        workdir: Path,
+        sources: Sources,
+        progress: Progress,
+        stop: StopSignal,
+        at_once: int | None,
+        fingerprint: str,
+    ):
+        self.fingerprint = fingerprint
+        self.workdir, self.sources, self.progress, self.stop = workdir, sources, progress, stop
+        self.at_once = at_once
+        self.ways: dict[Config, ExecutionPlan] = {}
+        self.feed = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        self.done = 0.0  # GFLOP
+        (workdir / "runs").mkdir(exist_ok=True)
+
+    def train_shape(self, found: list[Trunk]) -> None:
+        """Trains the trunks of one shape, those of equal branches together."""
+        config = found[0].members[-1].config
+        alike: dict[Any, list[Trunk]] = {}
+        for trunk in found:
+            key = trunk.branches, tuple(m.config.train.steps for m in trunk.members)
+            alike.setdefault(key, []).append(trunk)
+        shape = shape_of(config)
+        if shape not in self.ways:
+            model, batch = self.sources.model(config), self.sources.batches(config)[0]
+            most, steps = max(map(len, alike.values())), max(trunk.steps for trunk in found)
+            self.ways[shape] = choose(model, config, most, steps, batch, at_once=self.at_once)
+            self.progress.line(f"{_about(config)}: {self.ways[shape].why}")
+            settle_heap()
+        way = self.ways[shape]
+        for group in alike.values():
+            left = iter(group)
+            for program, count in way.split(len(group)):
+                self.train_group(program, list(islice(left, count)))
+
+    def train_group(self, program: StackedProgram, group: list[Trunk]) -> None:
+        """Trains trunks of equal branches in step, and every member that has no file yet."""
+        whole = group + group[-1:] * (program.count - len(group))  # what fills up is trained and thrown away
+        last = [trunk.members[-1] for trunk in whole]
+        missing = [
+            i for i in range(len(group[0].members)) if any(not self.path(trunk.members[i]).exists() for trunk in group)
+        ]
+        step, states = self.restore(program, whole, group[0].branches[missing[0]])
+        for i in range(missing[-1] + 1):
+            branch = group[0].branches[i]
+            if branch < step or (branch == step and i not in missing):
+                continue
+            began, first = time.perf_counter(), step
+            states, stretch = self.advance(program, states, last, step, branch)
+            step = branch
+            if i in missing:
+                mine = [trunk.members[i] for trunk in whole]
+                ended, decay = self.advance(program, program.copy(states), mine, step, mine[0].config.train.steps)
+                seconds = (time.perf_counter() - began) / len(group)
+                for place, trunk in enumerate(group):
+                    self.finish(program, trunk, i, ended, place, first, [*stretch, *decay], seconds)
+            if branches(group[0].members[0]):
+                self.save(program, group, states, step)
+
+    def advance(
+        self, program: StackedProgram, states: TrainState, members: list[Member], step: int, end: int
+    ) -> tuple[TrainState, list[StepMetrics]]:
+        """The states at update `end`, and the metrics [M, n] of each dispatch on the way. Consumes `states`."""
+        configs = [member.config for member in members]
+        sources = [self.sources.batches(config) for config in configs]
+        size = program.config.execution.steps_per_dispatch
+
+        def coming(start: int) -> Any:
+            stretch = range(start, min(start + size, end))
+            return self.feed.submit(lambda: program.place([[source[i] for i in stretch] for source in sources]))
+
+        def diverged(found: StepMetrics) -> bool:
+            return bool(np.all(found.bad_steps[:, -1] >= program.config.train.max_bad_steps))
+
+        out: list[StepMetrics] = []
+        chunk = coming(step) if step < end else None
+        while step < end and not (len(out) > 1 and diverged(out[-2])):
+            if self.stop.requested is not None:
+                raise Interrupted(self.stop.requested)
+            assert chunk is not None
+            batches = chunk.result()
+            count = min(size, end - step)
+            chunk = coming(step + count) if step + count < end else None
+            states, found = program.train(states, configs, batches)
+            if out:  # one behind, so that the device never waits
+                out[-1] = self.heard(out[-1], members)
+            out.append(jax.tree.map(lambda x, n=count: x[:, :n], found))
+            step += count
+        if out:
+            out[-1] = self.heard(out[-1], members)
+        return states, out
+
+    def heard(self, found: StepMetrics, members: list[Member]) -> StepMetrics:
+        """Fetches a dispatch's metrics and shows them."""
+        found = jax.device_get(found)
+        asked = len({member.name for member in members})  # without those that only fill up the program
+        self.done += asked * found.loss.shape[1] * gflop_per_step(members[0])
+        self.progress.update(round(self.done), float(found.loss[0, -1]), None, None, label=members[0].name)
+        return found
+
+    def finish(
+        self,
+        program: StackedProgram,
+        trunk: Trunk,
+        i: int,
+        ended: TrainState,
+        place: int,
+        first: int,
+        heard: Sequence[StepMetrics],
+        seconds: float,
+    ) -> None:
+        """Evaluates member `i` of a trunk, at `place` in its group, and writes its file."""
+        member, path = trunk.members[i], self.path(trunk.members[i])
+        if path.exists():
+            return
+        config, state = member.config, program.member(ended, place)
+        tokens = config.train.global_batch_size * config.model.context_length
+        diverged = int(state.bad_steps) >= config.train.max_bad_steps
+        values: dict[str, float] = {"loss": math.nan, "loss_stderr": math.nan}
+        if not diverged:
+            found = evaluate(program.evaluate, jax.device_put, averaged(state), self.sources.held_out(config))
+            values = metrics.evaluation(found, self.sources.bytes_per_token)
+        final = {
+            "kind": "final",
+            "step": config.train.steps,
+            "tokens": config.train.steps * tokens,
+            **values,
+            "status": "diverged" if diverged else "finished",
+            "skipped": int(state.skipped),
+            "split": SPLIT,
+            "learning_rate": config.optimizer.learning_rate,
+            "seed": config.seed,
+            "branched_at": trunk.branches[i],
+            "seconds": seconds,
+            **member.fields,
+            **({"fingerprint": self.fingerprint} if self.fingerprint else {}),
+        }
+        mine: StepMetrics = jax.tree.map(lambda *xs: np.concatenate([x[place] for x in xs]), *heard)
+        lines = [*curve(mine, first, config.train.log_every_steps, tokens), final]
+        records.write(path, [{**record, "run": member.name, "trunk": trunk.name} for record in lines])
+        ending = "diverged" if diverged else f"loss {values['loss']:.4f} ± {values['loss_stderr']:.4f}"
+        self.progress.line(f"{member.name}: {ending}")
+
+    def restore(self, program: StackedProgram, group: list[Trunk], before: int) -> tuple[int, TrainState]:
+        """The kept states of the trunks of a group, all of one update not beyond `before`; else fresh ones."""
+        found = [self.kept(program, trunk) if branches(trunk.members[0]) else None for trunk in group]
+        steps = {None if one is None else one[1] for one in found}
+        step = steps.pop() if len(steps) == 1 else None
+        if step is None or step > before:
+            return 0, program.init([trunk.members[0].config for trunk in group])
+        return step, program.stack([one[0] for one in found if one is not None])
+
+    def kept(self, program: StackedProgram, trunk: Trunk) -> tuple[TrainState, int] | None:
+        """A trunk's newest valid state and its update."""
+        try:
+            return self.store(trunk).restore(program.abstract_member())
+        except CheckpointError as error:
+            self.progress.line(f"note: {error}; the trunk begins anew")
+            return None
+
+    def save(self, program: StackedProgram, group: list[Trunk], states: TrainState, step: int) -> None:
+        """Keeps the states of the trunks at a branch, and forgets those at the branches before."""
+        for place, trunk in enumerate(group):
+            store = self.store(trunk)
+            if step > max(store.steps(), default=0):
+                store.save(step, program.member(states, place))
+                store.close()
+
+    def store(self, trunk: Trunk) -> Checkpoints:
+        """Where a trunk's state is kept."""
+        keep = CheckpointConfig(save_every_minutes=None, keep=1)
+        directory = self.workdir / "trunks" / trunk.name
+        mine = f"{self.fingerprint} {trunk.name}".strip()
+        # Studies that earlier versions began kept the name alone.
+        also = (trunk.name,) if len(self.fingerprint) == OLD_DIGITS else ()
+        return Checkpoints(directory, keep, mine, warn=self.progress.line, also=also)
+
+    def path(self, member: Member) -> Path:
+        """A member's file."""
+        return run_path(self.workdir, member.name)
+
+
+def _about(config: Config) -> str:
+    model = config.model
+    return f"{model.family}, width {model.width}, {model.num_layers} layers"

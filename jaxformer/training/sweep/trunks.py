@@ -1,0 +1,110 @@
+"""Which members of a sweep share what: a trunk, a compiled program.
+
+>>> def member(steps, rate):
+...     config = from_mapping({"train": {"steps": steps}, "optimizer": {"schedule": "wsd", "learning_rate": rate}})
+...     return Member(f"{rate:g}, {steps}", config, {"flops": 1e9 * steps})
+>>> [group] = shapes([member(400, 1e-3), member(200, 1e-3), member(200, 2e-3)])
+>>> [([m.name for m in trunk.members], trunk.branches, trunk.steps) for trunk in group]
+[(['0.001, 200', '0.001, 400'], (160, 320), 440), (['0.002, 200'], (160,), 200)]
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from jaxformer.config import Config, OptimizerConfig, from_mapping, to_dict
+from jaxformer.training.optim import TracedHyperparameters
+
+__all__ = ["Member", "Trunk", "branches", "from_mapping", "gflop_per_step", "shape_of", "shapes", "trunks"]
+
+
+class Member(NamedTuple):
+    """One run of a sweep.
+
+    Attributes:
+      name: unique; names its file.
+      config: whole, as that of the run alone; workdir and mesh are not read.
+      fields: put into its final record; "flops" (of the whole run), "params", "params_non_embedding" must be there.
+    """
+
+    name: str
+    config: Config
+    fields: Mapping[str, Any]
+
+
+class Trunk(NamedTuple):
+    """Members that share all but their decay, shortest first.
+
+    Attributes:
+      name: of the config they share.
+      members: at least one.
+      branches: update at which each leaves the trunk.
+    """
+
+    name: str
+    members: tuple[Member, ...]
+    branches: tuple[int, ...]
+
+    @property
+    def steps(self) -> int:
+        """Updates of trunk and decays."""
+        return self.branches[-1] + sum(
+            m.config.train.steps - b for m, b in zip(self.members, self.branches, strict=True)
+        )
+
+
+def branches(member: Member) -> bool:
+    """Whether a member may be the branch of a trunk."""
+    return member.config.optimizer.schedule == "wsd"
+
+
+def trunks(members: Iterable[Member]) -> list[Trunk]:
+    """Members sorted into trunks, in the order of their first members."""
+    found: dict[str, list[Member]] = {}
+    for member in members:
+        found.setdefault(_trunk_name(member), []).append(member)
+    out = []
+    for name, mine in found.items():
+        mine.sort(key=lambda m: m.config.train.steps)
+        places = []
+        for member in mine:
+            steps, optimizer = member.config.train.steps, member.config.optimizer
+            decay = TracedHyperparameters.of(optimizer, steps).decay_steps if branches(member) else 0
+            places.append(steps - decay)
+        out.append(Trunk(name, tuple(mine), tuple(places)))
+    return out
+
+
+def shapes(members: Iterable[Member]) -> list[list[Trunk]]:
+    """Trunks sorted by shape, one compiled program each."""
+    found: dict[str, list[Trunk]] = {}
+    for trunk in trunks(members):
+        key = json.dumps(to_dict(shape_of(trunk.members[0].config)), sort_keys=True)
+        found.setdefault(key, []).append(trunk)
+    return list(found.values())
+
+
+def shape_of(config: Config) -> Config:
+    """The config without what members of one compiled program may differ in; equal for those that share one."""
+    usual = OptimizerConfig()
+    names = ("learning_rate", "final_fraction", "weight_decay", "warmup_steps", "decay_steps")
+    optimizer = replace(config.optimizer, **{name: getattr(usual, name) for name in names})
+    train = replace(config.train, steps=usual.warmup_steps)
+    return replace(config, workdir="none", seed=0, optimizer=optimizer, train=train)
+
+
+def gflop_per_step(member: Member) -> float:
+    """GFLOP of one update."""
+    return member.fields["flops"] / member.config.train.steps / 1e9
+
+
+def _trunk_name(member: Member) -> str:
+    """The same for members that differ in nothing but their decay."""
+    config = replace(member.config, compilation_cache=True, tensorboard=False)
+    if branches(member):
+        optimizer = replace(config.optimizer, decay_steps=None)
+        config = replace(config, optimizer=optimizer, train=replace(config.train, steps=optimizer.warmup_steps + 1))
+    text = json.dumps({**to_dict(config), "workdir": "", "execution": None}, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()

@@ -1,0 +1,126 @@
+"""What stays with a process on CPU when it is freed, and what goes back."""
+
+import os
+import platform
+import subprocess
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxformer.runtime import host_memory
+
+REPORT = """
+import os, pathlib, sys
+from jaxformer import allocator
+allocator.ACCELERATORS = tuple(sys.argv[1:])
+allocator.keep_freed_memory()
+memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+for line in pathlib.Path("/proc/self/maps").read_text().splitlines():
+    if line.endswith("[heap]"):
+        start, end = (int(x, 16) for x in line.split()[0].split("-"))
+        print((end - start) / memory)
+"""
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the allocator is glibc's")
+
+
+def heap(*accelerators: str, **environment: str) -> float:
+    """Size of the heap of a process that asked to keep freed memory, as a fraction of the machine's memory."""
+    chosen = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_", "JAX_PLATFORMS"))}
+    done = subprocess.run(
+        [sys.executable, "-c", REPORT, *accelerators],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=chosen | environment,
+    )
+    return float(done.stdout)
+
+
+@glibc
+def test_the_heap_is_reserved_where_the_work_is_done_on_cpu():
+    assert heap() > 0.7
+    assert heap("null", JAX_PLATFORMS="cpu") > 0.7
+
+
+@glibc
+@pytest.mark.parametrize("chosen", ["MALLOC_ARENA_MAX=4", "GLIBC_TUNABLES=glibc.malloc.arena_max=4"])
+def test_the_allocator_is_the_users_where_they_chose(chosen):
+    assert heap(**dict([chosen.split("=", 1)])) < 0.1
+
+
+@glibc
+def test_with_an_accelerator_memory_goes_back():
+    """/dev/null stands for its device file."""
+    assert heap("null") < 0.1
+
+
+SETTLED = """
+import ctypes, pathlib
+from jaxformer import allocator
+allocator.ACCELERATORS = ()
+allocator.keep_freed_memory()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+def resident():
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+"""
+GOES_BACK = """
+blocks = [libc.malloc(50 * 2**20) for _ in range(4)]
+for block in blocks:
+    ctypes.memset(block, 1, 50 * 2**20)
+full = resident()
+for block in blocks[:3]:  # the last one keeps the heap from shrinking at its end
+    libc.free(block)
+kept = resident()
+allocator.settle_heap()
+print(full - kept, kept - resident())
+"""
+
+
+def settled(script):
+    chosen = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_", "JAX_PLATFORMS"))}
+    command = [sys.executable, "-c", SETTLED + script]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=chosen).stdout
+
+
+@glibc
+def test_freed_memory_is_kept_until_the_heap_is_settled():
+    before, after = (float(x) for x in settled(GOES_BACK).split())
+    assert before < 5 and 120 < after < 160  # of 150 MiB; whole huge pages go
+
+
+class Program:
+    """Stands for a compiled one: what it returns takes a while, and at each call it says whether that was there."""
+
+    def __init__(self, temporaries):
+        self.temporaries, self.last, self.was_ready = temporaries, None, []
+        self.slow = jax.jit(lambda x: jax.lax.fori_loop(0, 100, lambda _, y: jnp.sin(y @ x), x).sum())
+
+    def memory_analysis(self):
+        return types.SimpleNamespace(temp_size_in_bytes=self.temporaries)
+
+    def __call__(self, state):
+        if self.last is not None:
+            self.was_ready.append(self.last.is_ready())
+        self.last = self.slow(jnp.ones((500, 500)))
+        return state, self.last
+
+
+def test_calls_with_large_temporaries_are_made_one_at_a_time(monkeypatch):
+    program, small = Program(2**30), Program(2**20)
+    monkeypatch.setattr(host_memory, "_kept", [])
+    assert host_memory.one_at_a_time(program) is program
+    monkeypatch.setattr(host_memory, "_kept", [None])
+    assert host_memory.one_at_a_time(small) is small
+    call = host_memory.one_at_a_time(program)
+    assert [call(n)[0] for n in range(4)] == [0, 1, 2, 3]
+    assert program.was_ready == [True] * 3
+
+
+def test_another_c_library_is_left_alone(monkeypatch):
+    monkeypatch.setattr(host_memory, "ACCELERATORS", ())
+    monkeypatch.setattr(host_memory.ctypes, "CDLL", lambda name: object())
+    host_memory.keep_freed_memory()
