@@ -14,9 +14,9 @@ from jaxformer.runtime import host_memory
 
 REPORT = """
 import os, pathlib, sys
-from jaxformer import allocator
-allocator.ACCELERATORS = tuple(sys.argv[1:])
-allocator.keep_freed_memory()
+from jaxformer.runtime import host_memory
+host_memory.ACCELERATORS = tuple(sys.argv[1:])
+host_memory.keep_freed_memory()
 memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 for line in pathlib.Path("/proc/self/maps").read_text().splitlines():
     if line.endswith("[heap]"):
@@ -59,9 +59,9 @@ def test_with_an_accelerator_memory_goes_back():
 
 SETTLED = """
 import ctypes, pathlib
-from jaxformer import allocator
-allocator.ACCELERATORS = ()
-allocator.keep_freed_memory()
+from jaxformer.runtime import host_memory
+host_memory.ACCELERATORS = ()
+host_memory.keep_freed_memory()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 def resident():
@@ -75,7 +75,7 @@ full = resident()
 for block in blocks[:3]:  # the last one keeps the heap from shrinking at its end
     libc.free(block)
 kept = resident()
-allocator.settle_heap()
+host_memory.settle_heap()
 print(full - kept, kept - resident())
 """
 
