@@ -1,6 +1,7 @@
 """No config object exists that its annotations deny: every field of every section, made in Python or read from text."""
 
 import dataclasses
+import inspect
 import re
 import typing
 from typing import Literal
@@ -117,8 +118,8 @@ def test_no_text_is_empty(cls, name, kind):
 @pytest.mark.parametrize("cls, name, kind", EVERY)
 def test_every_field_says_what_it_means(cls, name, kind):
     docs = [each.__doc__ or "" for each in cls.__mro__ if name in getattr(each, "__annotations__", {})]
-    _, _, attributes = docs[0].partition("    Attributes:\n")
-    assert re.search(rf"^      {name}: \S.*\S", attributes, re.MULTILINE)
+    _, _, attributes = inspect.cleandoc(docs[0]).partition("\nAttributes:\n")
+    assert re.search(rf"^  {name}: \S.*\S", attributes, re.MULTILINE)
 
 
 def test_choices_that_do_not_exist_make_no_model():

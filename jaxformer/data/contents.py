@@ -86,9 +86,10 @@ class _Compared(io.RawIOBase):
     """A file whose every block is compared with its hash before it is handed out."""
 
     def __init__(self, path: Path, blocks: list[bytes]):
-        self._path, self._blocks, self._number = path, blocks, 0
+        self._path, self._blocks, self._number, self._left = path, blocks, 0, memoryview(b"")
+        self._close = lambda: None  # `close` is called even if this fails
         self._file = files.open_to_read(path, follow=True)
-        self._left = memoryview(b"")
+        self._close = self._file.close
 
     def readable(self) -> bool:
         """True."""
@@ -109,7 +110,7 @@ class _Compared(io.RawIOBase):
 
     def close(self) -> None:
         """Closes the file."""
-        self._file.close()
+        self._close()
         super().close()
 
 
