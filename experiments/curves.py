@@ -13,6 +13,7 @@ from jaxformer.errors import ConfigError
 from jaxformer.runs import manifest
 from jaxformer.runs.command_line import parser, path_text
 from jaxformer.runtime.program import program
+from jaxformer.scaling import plotting
 from jaxformer.storage import files
 
 # Okabe and Ito's colours, told apart by colour-blind readers; the markers tell them apart in black and white.
@@ -37,7 +38,10 @@ def main() -> None:
     for workdir in options.workdir:
         if not (Path(workdir) / "records.jsonl").is_file():
             raise ConfigError(f"--workdir: {workdir} has no records.jsonl")
-    import matplotlib
+    for label in options.label or []:
+        if not label.isprintable():
+            raise ConfigError(f"--label: {label!r}; accepted: text that can be printed")
+    matplotlib = plotting.matplotlib()
 
     out = Path(options.out)
     if out.suffix not in ENDINGS:

@@ -35,8 +35,9 @@ class Mask:
       query_segments, key_segments: [B, T], [B, S] int; equal numbers see each other.
       query_index, key_index: [T] or [B, T], [S] or [B, S] int.
       dense: bool, broadcastable to [B, H, T, S].
-      parts: into how many parts the rows of a self-attention are folded (`parts.Cut`): its arrays are then
-        [parts * B, T / parts, ...], while all the fields here are about whole rows, in the order of the parts.
+      parts: into how many parts the rows of a self-attention are folded (`parallel.context.SequenceSharding`): its
+        arrays are then [parts * B, T / parts, ...], while all the fields here are about whole rows, in the order of
+        the parts.
     """
 
     causal: bool = field(default=False, metadata={"static": True})

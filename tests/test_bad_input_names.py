@@ -147,6 +147,31 @@ def test_an_older_figure_survives_a_full_disk(place, monkeypatch):  # noqa: F811
     assert (code, line) == (2, "error: --out: DIR/pipe.png is not a file; accepted: a figure to write")
 
 
+def test_a_label_that_is_no_text(place):  # noqa: F811
+    (place.folder / "records.jsonl").touch()
+    flags = [f"--workdir={place.folder}", f"--out={place.folder / 'c.png'}", "--label=\udcff"]
+    assert place.run("curves", *flags) == (2, expected()["a label that is no text"])
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "value", "program"),
+    [
+        ("a backend that matplotlib has not", "MPLBACKEND", "nonsense", ["curves", "--out=c.png"]),
+        ("no CPU devices", "JAX_NUM_CPU_DEVICES", "0", ["pretrain"]),
+    ],
+)
+def test_an_environment_that_cannot_be(place, case, name, value, program):  # noqa: F811
+    """Read when a package is imported, so in a process of its own."""
+    (place.folder / "records.jsonl").touch()
+    which, *flags = program
+    flags += [f"--workdir={place.folder}"] if which == "curves" else [f"--config={place.config}"]
+    command = [sys.executable, "-m", f"experiments.{which}", *flags]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", name: value}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.strip()) == (2, expected()[case])
+    assert not (place.folder / "c.png").exists()
+
+
 @pytest.mark.parametrize("name", ["JAX_NUM_CPU_DEVICES", "JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION"])
 def test_what_jax_cannot_read_of_the_environment(name):
     command = [sys.executable, "-m", "experiments.evaluate", "--workdir=none"]

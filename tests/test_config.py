@@ -10,7 +10,7 @@ from flat_config import model_config
 
 from jaxformer import config as configs
 from jaxformer.config import Config, Dense, Execution, from_mapping
-from jaxformer.config.fields import is_section, kinds, options
+from jaxformer.config.fields import field_types, is_section, options
 from jaxformer.errors import ConfigError
 from jaxformer.functional.attention import IMPLEMENTATIONS
 from jaxformer.functional.layers import ACTIVATIONS
@@ -454,10 +454,10 @@ UNBOUNDED = {"tokenizer_vocab"}
 
 def sections(cls, where="config"):
     """(where, class) of every section in a section, each kind of a choice for itself."""
-    for name, kind in kinds(cls).items():
+    for name, kind in field_types(cls).items():
         for option in options(kind):
             if is_section(option):
-                for each in option.kinds.values() if issubclass(option, configs.Choice) else [option]:
+                for each in option.registered.values() if issubclass(option, configs.Choice) else [option]:
                     yield f"{where}.{name}", each
                     yield from sections(each, f"{where}.{name}")
 
@@ -465,7 +465,7 @@ def sections(cls, where="config"):
 def test_every_number_has_a_wrong_value_in_the_table():
     messages = [message for _, message in WRONG]
     for where, cls in sections(Config):
-        for name, kind in kinds(cls).items():
+        for name, kind in field_types(cls).items():
             if kind in (int, float, int | None, float | None) and name not in UNBOUNDED:
                 accepted = [line for line in messages if line.startswith(f"{where}.{name}: ")]
                 assert any("; accepted: " in line for line in accepted), f"{where}.{name}"

@@ -22,7 +22,7 @@ from jaxformer.config import (
     TrainConfig,
     fields,
 )
-from jaxformer.config.fields import MOST_INTEGER, at_home, from_text, kinds
+from jaxformer.config.fields import MOST_INTEGER, at_home, field_types, from_text
 from jaxformer.errors import ConfigError
 from jaxformer.scaling.ladder import LadderConfig, StudyConfig
 
@@ -63,7 +63,7 @@ def allowed(value, kind):
 EVERY = [
     pytest.param(cls, name, kind, id=f"{where}{name}")
     for cls, where in SECTIONS.items()
-    for name, kind in kinds(cls).items()
+    for name, kind in field_types(cls).items()
 ]
 
 
@@ -130,7 +130,7 @@ def test_choices_that_do_not_exist_make_no_model():
         "initializer": ("xavier", ""),
     }  # fmt: skip
     for name, (value, near) in wrong.items():
-        choices = ", ".join(typing.get_args(kinds(ModelConfig)[name]))
+        choices = ", ".join(typing.get_args(field_types(ModelConfig)[name]))
         with pytest.raises(ConfigError) as caught:
             ModelConfig(**{name: value})
         assert str(caught.value) == f"config.model.{name}: {value!r} is not one of {choices}{near}"

@@ -28,7 +28,7 @@ jaxformer.errors.ConfigError: config.tea.kind: 'blue' is not one of green, black
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from jaxformer.config.fields import Section, kinds, nearest, refuse_unknown, shown
+from jaxformer.config.fields import Section, field_types, nearest, refuse_unknown, shown
 from jaxformer.errors import ConfigError
 
 
@@ -47,7 +47,7 @@ class Choice(Section):
     """
 
     kind: ClassVar[str]
-    kinds: ClassVar[dict[str, Any]]
+    registered: ClassVar[dict[str, Any]]  # kind -> class
     default: ClassVar[str]
 
     if TYPE_CHECKING:  # a kind has fields that its group has not
@@ -57,27 +57,27 @@ class Choice(Section):
     def __init_subclass__(cls, group: str | None = None, default: str = "", kind: str | None = None, **rest: Any):
         super().__init_subclass__(name=group, **rest)
         if group is not None:
-            cls.kinds, cls.default = {}, default
+            cls.registered, cls.default = {}, default
         if kind is not None:
-            known = cls.kinds.get(kind)
+            known = cls.registered.get(kind)
             if known is not None and known.__qualname__ != cls.__qualname__:  # a file that is read twice is no conflict
                 raise ConfigError(f"{cls._where}.kind: {kind!r} is taken by {known.__module__}.{known.__qualname__}")
             cls.kind = kind
-            cls.kinds[kind] = cls
+            cls.registered[kind] = cls
 
     @classmethod
     def find(cls, kind: Any) -> Any:
         """The class of a kind. Raises ConfigError: there is none of that name."""
-        if not isinstance(kind, str) or kind not in cls.kinds:
-            near = nearest(kind, list(cls.kinds), 0.6) if isinstance(kind, str) else ""
+        if not isinstance(kind, str) or kind not in cls.registered:
+            near = nearest(kind, list(cls.registered), 0.6) if isinstance(kind, str) else ""
             hint = f"; did you mean {near}?" if near else ""
-            raise ConfigError(f"{cls._where}.kind: {shown(kind)} is not one of {', '.join(cls.kinds)}{hint}")
-        return cls.kinds[kind]
+            raise ConfigError(f"{cls._where}.kind: {shown(kind)} is not one of {', '.join(cls.registered)}{hint}")
+        return cls.registered[kind]
 
     @classmethod
     def described(cls) -> str:
         """What is accepted for this section, in words."""
-        return f"one of {', '.join(cls.kinds)}, or a section with its fields"
+        return f"one of {', '.join(cls.registered)}, or a section with its fields"
 
     @classmethod
     def accept(cls, value: Any, where: str) -> Any:
@@ -89,14 +89,14 @@ class Choice(Section):
         found = cls.find(value.get("kind", cls.default))
         fields = {name: each for name, each in value.items() if name != "kind"}
         for name in fields:
-            if name not in kinds(found):
+            if name not in field_types(found):
                 found.refuse(name, where)
         return found(**fields)
 
     @classmethod
     def refuse(cls, name: str, where: str) -> NoReturn:
         """Raises ConfigError: this kind has no field `name`; says which kinds have."""
-        others = [each for each, other in cls.kinds.items() if name in kinds(other)]
+        others = [each for each, other in cls.registered.items() if name in field_types(other)]
         hint = f"accepted with {cls._where}.kind={' or '.join(others)}" if others else ""
         refuse_unknown(cls, name, where, hint)
 

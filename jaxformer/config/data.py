@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from jaxformer.config.checks import at_least, between, up_to
-from jaxformer.config.fields import Section, convert, kinds, shown
+from jaxformer.config.fields import Section, convert, field_types, shown
 from jaxformer.errors import ConfigError
 
 # Fields that choose the source where nothing else does, and the sources that read a field, where not all do.
@@ -178,7 +178,7 @@ def settle_source(data: dict[str, Any], given: list[str]) -> None:
     for name, source in SELECTS.items():  # what the config file chose by
         if wanted and source not in wanted and name not in given:
             data.pop(name, None)
-    convert(data.get("source"), kinds(DataConfig)["source"], "config.data.source")
+    convert(data.get("source"), field_types(DataConfig)["source"], "config.data.source")
     chosen = {data["source"]} if data.get("source") else {kind for name, kind in SELECTS.items() if data.get(name)}
     if len(chosen) > 1:
         return  # refused by the section itself

@@ -71,7 +71,7 @@ class Section:
 
     def __post_init__(self):
         where, cls = self._where, typing.cast(Any, type(self))
-        for name, kind in kinds(cls).items():
+        for name, kind in field_types(cls).items():
             value = getattr(self, name)
             made = convert(value, kind, f"{where}.{name}")
             if name in self._paths and made is not None:
@@ -80,7 +80,7 @@ class Section:
                 object.__setattr__(self, name, made)
             _bounded(made, f"{where}.{name}", self._most.get(name))
         self._check()
-        for name, kind in kinds(cls).items():
+        for name, kind in field_types(cls).items():
             _meaningful(getattr(self, name), kind, f"{where}.{name}")
 
     def _check(self) -> None:
@@ -105,14 +105,14 @@ class Section:
         """
         if isinstance(value, Mapping):
             for name in value:
-                if name not in kinds(typing.cast(Any, cls)):
+                if name not in field_types(typing.cast(Any, cls)):
                     cls.refuse(name, where)
             return cls(**value)
         return value if isinstance(value, cls) else None
 
 
 @functools.cache
-def kinds(cls: Any) -> dict[str, Any]:
+def field_types(cls: Any) -> dict[str, Any]:
     """Field -> type of a dataclass."""
     hints = typing.get_type_hints(cls)
     return {each.name: hints[each.name] for each in dataclasses.fields(cls)}
@@ -248,11 +248,11 @@ def describe(kind: Any) -> str:
 
 def refuse_unknown(cls: Any, name: str, where: str, hint: str = "") -> typing.NoReturn:
     """Raises ConfigError: the section `cls` has no field `name`; says `hint`, or names the nearest."""
-    known = list(kinds(cls))
+    known = list(field_types(cls))
     near = nearest(name, known)
     if where == "config" and not near:  # a field without its section
-        inside = ((each, kind) for each, kind in kinds(cls).items() if is_section(kind) and name in kinds(kind))
-        near = next((f"{each}.{name}" for each, _ in inside), "")
+        sections = {each: kind for each, kind in field_types(cls).items() if is_section(kind)}
+        near = next((f"{each}.{name}" for each, kind in sections.items() if name in field_types(kind)), "")
     hint = hint or (f"did you mean {near}?" if near else f"accepted: {', '.join(known) or 'none'}")
     raise ConfigError(f"{where}.{name}: no such field; {hint}")
 

@@ -9,7 +9,7 @@ from typing import Any
 from jaxformer.config import aliases
 from jaxformer.config.choice import Choice
 from jaxformer.config.data import settle_source
-from jaxformer.config.fields import Section, from_text, is_section, kinds, options, shown
+from jaxformer.config.fields import Section, field_types, from_text, is_section, options, shown
 from jaxformer.config.run import Config
 from jaxformer.errors import ConfigError
 
@@ -93,7 +93,7 @@ def _kind_named(dotted: str, cls: Any) -> tuple[bool, str]:
     for number, name in enumerate(names):
         if inside is not None and issubclass(inside, Choice):
             return names[number:] == ["kind"], dotted
-        inside = None if inside is None else _section_of(kinds(inside).get(name))
+        inside = None if inside is None else _section_of(field_types(inside).get(name))
     return (True, f"{dotted}.kind") if inside is not None and issubclass(inside, Choice) else (False, dotted)
 
 
@@ -102,7 +102,7 @@ def _place(tree: dict[str, Any], dotted: str, text: str, cls: Any) -> None:
     *sections, name = dotted.split(".")
     where = "config"
     for section in sections:
-        kind = kinds(cls).get(section) or cls.refuse(section, where)
+        kind = field_types(cls).get(section) or cls.refuse(section, where)
         where += f".{section}"
         inside = _section_of(kind)
         if inside is None:
@@ -118,21 +118,21 @@ def _place(tree: dict[str, Any], dotted: str, text: str, cls: Any) -> None:
         tree = tree[section]
         if not isinstance(tree, dict):
             raise ConfigError(f"{where}: {shown(tree)} is not a section of fields")
-    if name not in kinds(cls):
+    if name not in field_types(cls):
         cls.refuse(name, where)
-    kind = kinds(cls)[name]
+    kind = field_types(cls)[name]
     section = _section_of(kind)
     if section is None:
         tree[name] = from_text(text, kind, f"{where}.{name}")
     elif type(None) in options(kind) and text.lower() in ("none", "null"):
         tree[name] = None
     else:
-        raise ConfigError(f"{where}.{name}: is a section; set one of {', '.join(kinds(section))} inside it")
+        raise ConfigError(f"{where}.{name}: is a section; set one of {', '.join(field_types(section))} inside it")
 
 
 def _choose(tree: dict[str, Any], text: str, group: Any) -> None:
     """Gives a section of fields another kind; fields that it lacks are dropped."""
-    known = kinds(group.find(text))
+    known = field_types(group.find(text))
     for name in [name for name in tree if name not in known]:
         del tree[name]
     tree["kind"] = text

@@ -19,7 +19,7 @@ import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from jaxformer.data.sources import Input
 from jaxformer.errors import ConfigError
@@ -85,11 +85,11 @@ class Contents:
 class _Compared(io.RawIOBase):
     """A file whose every block is compared with its hash before it is handed out."""
 
+    _file: Any = None  # where it could not be opened, `close` is called all the same
+
     def __init__(self, path: Path, blocks: list[bytes]):
         self._path, self._blocks, self._number, self._left = path, blocks, 0, memoryview(b"")
-        self._close = lambda: None  # `close` is called even if this fails
         self._file = files.open_to_read(path, follow=True)
-        self._close = self._file.close
 
     def readable(self) -> bool:
         """True."""
@@ -110,7 +110,8 @@ class _Compared(io.RawIOBase):
 
     def close(self) -> None:
         """Closes the file."""
-        self._close()
+        if self._file is not None:
+            self._file.close()
         super().close()
 
 

@@ -44,7 +44,7 @@ class Shapes(NamedTuple):
       slots: of the cache.
       buffer: N, new tokens at most.
       cache_dtype: as in `cache.prefill`.
-      by_columns: as in `cache.ready`.
+      by_columns: as in `cache.prepare_decode_params`.
     """
 
     slots: int

@@ -63,7 +63,7 @@ def attention(
     What the mask hides has no influence, whatever stands there. With "xla" and "chunked" a key, value or bias that is
     NaN, infinite or huge changes no bit of the outputs and of the gradients by query of those queries that may not see
     it; where no query may (padding, empty slots), of no output and no gradient, and its own gradients are exactly 0.
-    What is seen shows: a NaN, or a value beyond `kernels.unseen.largest` (2^62 for float32 and bfloat16), makes the
+    What is seen shows: a NaN, or a value beyond `nonfinite.largest` (2^62 for float32 and bfloat16), makes the
     output of every query that may see it NaN. Not promised: a query that is not finite itself, or sees what is not, may
     make the gradients by all keys and values of its row NaN, also by those it does not see, even if its own output is
     not used; `jnp.nan_to_num` of such rows helps. "splash" and "cudnn" promise this for padding and empty slots alone.

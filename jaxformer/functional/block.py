@@ -190,7 +190,7 @@ def block(
     cache: LayerCache | None = None,
     execution: Execution = AS_USUAL,
 ) -> tuple[Array, LayerCache | None]:
-    """One Transformer block; what lies between its layers is laid out as `layout.ACTIVATION_RULES` says.
+    """One Transformer block; what lies between its layers is laid out as `constraints.ACTIVATION_RULES` says.
 
     pre_norm:  x + attention(norm(x)), then x + mlp(norm(x))         (Radford et al. 2019, section 2.3)
     post_norm: norm(x + attention(x)), then norm(x + mlp(x))         (Vaswani et al. 2017, section 3.1)

@@ -23,11 +23,11 @@ _Axes = tuple[str, ...] | None
 def look_up(tokens: Array, table: Array, axis: str) -> Array:
     """Rows of a table for tokens, positions or types; every device takes what its part of the table has.
 
-    On a mesh the result is laid out as `layout.ACTIVATION_RULES` says of "looked_up_rows" and "looked_up_width".
+    On a mesh the result is laid out as `constraints.ACTIVATION_RULES` says of "looked_up_rows" and "looked_up_width".
 
     Args:
       tokens: [B, T] int, below V.
-      table: [V, D], as `layout.RULES` lays out (`axis`, "embed").
+      table: [V, D], as `constraints.RULES` lays out (`axis`, "embed").
       axis: logical axis of the table's rows, "vocab" say.
 
     Returns:

@@ -89,7 +89,7 @@ def flops_per_token(
       cfg: the model, its vocabulary size filled in.
       context_length: tokens of a row; None: the model's. A window limits the keys that count.
       head_fraction: share of the positions whose logits are needed: 1 for next tokens, `mask_rate` for masked ones
-        (the expected share; what is computed is rounded up to whole blocks, see `functional.selected`).
+        (the expected share; what is computed is rounded up to whole blocks, see `functional.masked_loss`).
       remat_policy: what the backward pass computes again, as `execution.remat`.
 
     Returns:

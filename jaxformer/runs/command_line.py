@@ -115,7 +115,7 @@ def parser(doc: str | None, name: str) -> Parser:
         allow_abbrev=False,
     )
     made.add_argument("--log", action=_Log, nargs=0, help="say on standard error what it chooses by itself, and why")
-    # Read by `process.program`, which must know where nothing could be parsed.
+    # Read by `runtime.program.program`, which must know where nothing could be parsed.
     made.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return made
 

@@ -122,6 +122,8 @@ def _known(error: BaseException) -> str | None:
     if isinstance(error, RuntimeError) and "Could not determine home directory" in text:
         return "HOME: is not set, and this user has no home folder; accepted: HOME=FOLDER, or XDG_CACHE_HOME=FOLDER"
     if isinstance(error, RuntimeError) and "Unable to initialize backend" in text:
-        asked = os.environ.get("JAX_PLATFORMS", "")
+        asked, devices = os.environ.get("JAX_PLATFORMS", ""), os.environ.get("JAX_NUM_CPU_DEVICES")
+        if "backend 'cpu'" in text and devices is not None:
+            return f"JAX_NUM_CPU_DEVICES: {devices!r} (JAX's CPU backend does not start); accepted: 1 or more, or unset"
         return f"JAX_PLATFORMS: {asked!r} ({text[:200]}); accepted: cpu, cuda, tpu as installed, or unset"
     return None

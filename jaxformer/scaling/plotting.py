@@ -6,6 +6,7 @@ eyes see in order, and whatever must be told apart also differs in marker or das
 
 import io
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,13 +38,22 @@ STYLE = {
 
 
 def matplotlib() -> Any:
-    """The package, its parts imported; raises ConfigError, saying what to install, if it is not there."""
+    """The package, its parts imported.
+
+    Raises:
+      ConfigError: it is not installed, or MPLBACKEND names none of its backends.
+    """
     try:
         import matplotlib as package
         import matplotlib.figure
         import matplotlib.ticker
     except ImportError:
         raise ConfigError("figures need matplotlib: pip install 'jaxformer[scaling]', or ask for no figures") from None
+    except ValueError as error:
+        if (asked := os.environ.get("MPLBACKEND")) is None:
+            raise
+        line = f"MPLBACKEND: {asked!r}; accepted: a backend of matplotlib's such as agg, or unset"
+        raise ConfigError(line) from error
     return package
 
 

@@ -1,7 +1,7 @@
 """Values that look like credentials, masked before a command line or a config is written down.
 
 What a value is shows in its name: the last word is "token", "key", "auth", or one of the words is "secret",
-"password", ... `data.tokenizer_file`, `model.token_types` and `chunk_tokens` are none of these.
+"password", ... `data.tokenizer_file`, `model.bert.token_types` and `chunk_tokens` are none of these.
 
 >>> mask_command(["pretrain.py", "--hub-token=abc", "--api_key", "xyz", "--config.data.tokenizer_file=t.json"])
 ['pretrain.py', '--hub-token=***', '--api_key', '***', '--config.data.tokenizer_file=t.json']

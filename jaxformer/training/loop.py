@@ -90,11 +90,11 @@ def train(
 
     Args:
       model: specs, init, loss, weights; its metrics hold "loss", nats per token.
-      batches: training batches; batches[step] are this host's rows, see `sharding.host_rows`.
+      batches: training batches; batches[step] are this host's rows, see `parallel.mesh.host_rows`.
       eval_batches: the held-out split, in batches of train.global_batch_size rows.
       config: train, optimizer, checkpoint, seed and tensorboard are read here.
       workdir: exists.
-      mesh: of `sharding.make_mesh`.
+      mesh: of `parallel.mesh.make_mesh`.
       flops_per_token: forward and backward, for the utilisation and the final record.
       bytes_per_token: bytes of the held-out split / tokens predicted in it; None: no bits per byte.
       final_fields: more fields for the final record, and better ones for `params_non_embedding`.

@@ -290,7 +290,7 @@ def compile_eval(model: Model, mesh: Mesh) -> Callable[[Params, Batch], Sums]:
 
 
 def device_put_batch(batch: Batch, mesh: Mesh) -> Batch:
-    """This host's rows of a batch (numpy, [B_local, ...], see `sharding.host_rows`) as part of the global batch."""
+    """This host's rows of a batch (numpy, [B_local, ...], see `parallel.mesh.host_rows`) as its part of the batch."""
     where = batch_sharding(mesh)
     return jax.tree.map(lambda x: jax.make_array_from_process_local_data(where, np.asarray(x)), batch)
 

@@ -1,9 +1,10 @@
 """Attention over rows whose parts lie on different devices: keys and values go round, queries stay.
 
-Every device holds one part of its rows (`parts.Cut.fold`). Its queries visit the keys of their own part, then those
-that come from its neighbour, and so on, with one online softmax over all of them; what comes next travels while the
-present keys are visited. The backward pass goes round again, and the gradients of keys and values travel with them.
-Long parts go round in pieces, one after the other (`ring_part.PIECES`), so that a device holds its own part and little
+Every device holds one part of its rows (`parallel.context.SequenceSharding.shard`). Its queries visit the keys of their
+own part, then those that come from its neighbour, and so on, with one online softmax over all of them; what comes next
+travels while the present keys are visited. The backward pass goes round again, and the gradients of keys and values
+travel with them.
+Long parts go round in pieces, one after the other (`ring_local.PIECES`), so that a device holds its own part and little
 more, and the [T, S] scores never exist. A window ends the round early.
 
 Where rows are not cut (`parts` 1) each device just does its own rows and heads: nothing goes round, and whether a pair

@@ -2,7 +2,7 @@
 
 Members of one shape differ only in what `optim.Knobs` holds and in the seed; `shape_of` tells which do. A member that
 has a device to itself runs the plain step; several on one device run it under `vmap`. Devices have nothing to tell each
-other. On CPU every core is a device (`process.a_device_for_each_core`): two members on a core each are done sooner than
+other. On CPU every core is a device (`program.a_device_for_each_core`): two members on a core each are done sooner than
 one after the other on both.
 """
 
