@@ -110,6 +110,15 @@ def open_to_read(path: str | os.PathLike, *, follow: bool = False) -> BinaryIO:
     return os.fdopen(handle, "rb")
 
 
+def irregular(folder: Path) -> Path | None:
+    """A pipe, socket or device in a folder, or a link to one, at which other libraries would wait; else None."""
+    for inside, _, names in os.walk(folder):
+        for path in (Path(inside, name) for name in names):
+            if os.path.exists(path) and not os.path.isfile(path):  # which raise nothing
+                return path
+    return None
+
+
 def read_bytes(path: str | os.PathLike, most: int, *, follow: bool = False) -> bytes:
     """The content of a regular file of at most `most` bytes. Raises OSError as `open_to_read`, or if it is longer."""
     with open_to_read(path, follow=follow) as file:

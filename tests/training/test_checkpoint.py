@@ -150,8 +150,16 @@ def damage_empty(directory):
     directory.mkdir()
 
 
+def damage_pipe(directory):
+    """Whoever opens it waits for a writer."""
+    path = max((directory / "state").rglob("d/*"), key=lambda p: p.stat().st_size)
+    path.unlink()
+    os.mkfifo(path)
+
+
 DAMAGES = [
     damage_byte, damage_params_byte, damage_truncate, damage_delete, damage_manifest, damage_meta, damage_empty,
+    damage_pipe,
 ]  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from jaxformer.errors import CheckpointError, InvalidCheckpointError
-from jaxformer.storage import json_checksum
+from jaxformer.storage import files, json_checksum
 from jaxformer.training.checkpoint.checksum import checksums, leaf_name
 from jaxformer.training.checkpoint.failures import REFUSALS
 from jaxformer.training.state import TrainState
@@ -71,7 +71,8 @@ def read_meta(path: Path) -> dict[str, Any]:
     """The meta data of a step's directory, verified: step, fingerprint, leaves.
 
     Raises:
-      InvalidCheckpointError: it is gone or damaged, or the directory is that of another step, copied or renamed.
+      InvalidCheckpointError: it is gone or damaged, or the directory is that of another step, copied or renamed, or
+        holds what is no file.
       CheckpointError: this process may not read it.
     """
     try:
@@ -86,6 +87,8 @@ def read_meta(path: Path) -> dict[str, Any]:
         raise InvalidCheckpointError("meta is damaged")
     if meta.get("step") != int(path.name):
         raise InvalidCheckpointError(f"it holds step {meta.get('step')}: the folder was copied or renamed")
+    if (odd := files.irregular(path)) is not None:
+        raise InvalidCheckpointError(f"{odd.relative_to(path)} is not a regular file")
     return meta
 
 
