@@ -157,6 +157,23 @@ def damage_pipe(directory):
     os.mkfifo(path)
 
 
+def test_a_pipe_in_an_older_checkpoint_does_not_stop_the_next_save(saved, capfd):
+    """Of which orbax reads the metadata of every step, and would wait."""
+    directory, _, state, abstract = saved
+    odd = directory / "1" / "_CHECKPOINT_METADATA"
+    odd.unlink()
+    os.mkfifo(odd)
+    store = Checkpoints(directory, KEEP_ALL)
+    assert store.restore(abstract)[1] == 2
+    store.save(3, state)
+    store.close()
+    assert store.steps() == [2, 3]
+    assert capfd.readouterr().err.splitlines() == [
+        f"checkpoint {directory / '1'} is not valid: {odd} is not a regular file",
+        f"deleting the invalid checkpoint {directory / '1'}",
+    ]
+
+
 DAMAGES = [
     damage_byte, damage_params_byte, damage_truncate, damage_delete, damage_manifest, damage_meta, damage_empty,
     damage_pipe,

@@ -92,6 +92,12 @@ def read_meta(path: Path) -> dict[str, Any]:
     return meta
 
 
+def irregular_steps(directory: Path, steps: Sequence[int]) -> list[tuple[int, str]]:
+    """(step, a path in its directory that is no file, see `files.irregular`) of the steps that have one."""
+    found = ((step, files.irregular(directory / str(step))) for step in steps)
+    return [(step, str(path)) for step, path in found if path is not None]
+
+
 def check_fingerprint(path: Path, meta: dict[str, Any], expected: str, also: Sequence[str] = ()) -> str | None:
     """Looks whether a checkpoint is of this run.
 

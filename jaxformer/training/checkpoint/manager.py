@@ -32,6 +32,7 @@ from jaxformer.training.checkpoint.layout import (
     check_compatible,
     check_fingerprint,
     describe,
+    irregular_steps,
     items_of,
     links,
     list_steps,
@@ -160,6 +161,11 @@ class Checkpoints:
                 continue
             if said:
                 self._warn(said)
+            # Orbax looks into all of them at the next save, and would wait at a pipe for ever.
+            older = [each for each in self.steps() if each < step]
+            for each, path in coordination.broadcast_from_0(irregular_steps(self.directory, older), "steps"):
+                self._invalid.append(each)
+                self._warn(f"checkpoint {self.directory / str(each)} is not valid: {path} is not a regular file")
             self._saved = step
             return state_of(found, abstract), step
         if self._invalid:
