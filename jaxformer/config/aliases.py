@@ -1,12 +1,14 @@
 """Names of fields in earlier versions: what they are called now, in config files, overrides and manifests."""
 
+import typing
 from collections.abc import Mapping
 from typing import Any
 
 from jaxformer.config.attention import AttentionConfig
 from jaxformer.config.choice import Choice
+from jaxformer.config.execution import Execution
 from jaxformer.config.feed_forward import FeedForwardConfig
-from jaxformer.config.fields import shown
+from jaxformer.config.fields import field_types, shown
 from jaxformer.config.positions import PositionsConfig
 from jaxformer.errors import ConfigError
 
@@ -35,7 +37,7 @@ ALIASES = {
     "mesh.shard_norms": "mesh.sequence_parallel",
 }
 # model.attention was the implementation, which is now execution.attention.
-IMPLEMENTATIONS = ("auto", "xla", "chunked", "splash", "cudnn")
+IMPLEMENTATIONS = typing.get_args(field_types(Execution)["attention"])
 GROUPS: dict[str, type[Choice]] = {
     "attention": AttentionConfig, "positions": PositionsConfig, "feed_forward": FeedForwardConfig,
 }  # fmt: skip
