@@ -21,144 +21,133 @@ from jaxformer.config import Execution, LossConfig, ModelConfig
 from jaxformer.errors import ConfigError
 from jaxformer.functional import block as blocks
 from jaxformer.functional.attention import ANY, KERNELS
-from jaxformer.models import bert, gpt
+from jaxformer.functional.layer import NO_CONTEXT, Context
+from jaxformer.functional.sublayers import sublayers_of
 from jaxformer.models.attention_support import unsupported_by
+from jaxformer.models.backbone import DEFAULT_EXECUTION
+from jaxformer.models.families import family_of
 from jaxformer.specs import init_params, stack_specs
 from jaxformer.types import Array, Batch, Model, Params, Sums
 
 
-def _own(module: nn.Module, specs: dict[str, Any]) -> Params:
-    """Declares every top-level entry of `specs` as a parameter (a tree) of `module`, and returns them all."""
-    return {name: module.param(name, lambda rng, s=spec: init_params(s, rng)) for name, spec in specs.items()}
-
-
-class GPT(nn.Module):
-    """Owns the parameters of `models.gpt`."""
+class Shell(nn.Module):
+    """Owns the parameters that `specs` describes: every top-level entry one parameter, a tree."""
 
     config: ModelConfig
-    loss_config: LossConfig = LossConfig()
     execution: Execution = Execution()
 
     def setup(self):
-        self.tree = _own(self, gpt.specs(self.config))
+        self.tree = {n: self.param(n, lambda rng, s=s: init_params(s, rng)) for n, s in self.specs().items()}
 
-    def __call__(self, tokens: Array, positions: Array | None = None, segments: Array | None = None) -> Array:
-        """Logits [B, T, V]; arguments as in `gpt.hidden`. Pass `rngs={"dropout": key}` to drop."""
-        return gpt.apply(
-            self.tree,
-            tokens,
-            self.config,
-            positions=positions,
-            segments=segments,
-            rng=_dropout_rng(self),
-            execution=self.execution,
-        )
+    def specs(self) -> dict[str, Any]:
+        """The specs of the parameters."""
+        raise NotImplementedError
 
-    def loss(self, batch: Batch) -> tuple[Sums, Sums]:
-        """(objective, metrics); see `types.Model`."""
-        return gpt.loss(self.tree, batch, self.config, self.loss_config, _dropout_rng(self), self.execution)
+    def dropout_rng(self) -> Array | None:
+        """The key of `rngs={"dropout": key}`; None: nothing is dropped."""
+        return self.make_rng("dropout") if self.has_rng("dropout") else None
+
+    def context(self, x: Array, mask: masks.Mask | None, positions: Array | None) -> Context:
+        """What sublayers look at; `positions` ([T] or [B, T]; None: 0, 1, 2, ...) turn rotary configs only."""
+        positions = jnp.arange(x.shape[1]) if positions is None else positions
+        rotation = blocks.rotation(self.config, positions)
+        return Context(mask=mask, rotation=rotation, rng=self.dropout_rng(), execution=self.execution)
 
 
-class BERT(nn.Module):
-    """Owns the parameters of `models.bert`."""
+class Transformer(Shell):
+    """Owns the parameters of a model of any family."""
 
-    config: ModelConfig
     loss_config: LossConfig = LossConfig()
-    execution: Execution = Execution()
 
-    def setup(self):
-        self.tree = _own(self, bert.specs(self.config))
+    def specs(self) -> dict[str, Any]:
+        """Those of the family."""
+        return family_of(self.config).specs(self.config)
 
     def __call__(
-        self,
-        tokens: Array,
-        positions: Array | None = None,
-        segments: Array | None = None,
-        token_types: Array | None = None,
+        self, tokens: Array, positions: Array | None = None, segments: Array | None = None, **inputs: Array | None
     ) -> Array:
-        """Logits [B, T, V]; arguments as in `bert.hidden`. Pass `rngs={"dropout": key}` to drop."""
-        return bert.apply(
-            self.tree,
-            tokens,
-            self.config,
-            positions=positions,
-            segments=segments,
-            token_types=token_types,
-            rng=_dropout_rng(self),
-            execution=self.execution,
-        )
+        """Logits [B, T, V]; arguments as in the family's `apply`. Pass `rngs={"dropout": key}` to drop."""
+        fields = {"positions": positions, "segments": segments, "execution": self.execution, **inputs}
+        return family_of(self.config).apply(self.tree, tokens, self.config, rng=self.dropout_rng(), **fields)
 
-    def loss(self, batch: Batch) -> tuple[Sums, Sums]:
+    def loss(self, batch: Batch, frozen: Any = None) -> tuple[Sums, Sums]:
         """(objective, metrics); see `types.Model`."""
-        return bert.loss(self.tree, batch, self.config, self.loss_config, _dropout_rng(self), self.execution)
+        loss, rng = family_of(self.config).loss, self.dropout_rng()
+        return loss(self.tree, batch, self.config, self.loss_config, rng, self.execution, frozen)
 
 
-class Block(nn.Module):
+class GPT(Transformer):
+    """Owns the parameters of `models.gpt`."""
+
+    def specs(self) -> dict[str, Any]:
+        """Those of a GPT. Raises ConfigError: the config is that of another family."""
+        return _of_family("gpt", self.config)
+
+
+class BERT(Transformer):
+    """Owns the parameters of `models.bert`."""
+
+    def specs(self) -> dict[str, Any]:
+        """Those of a BERT. Raises ConfigError: the config is that of another family."""
+        return _of_family("bert", self.config)
+
+
+def _of_family(name: str, config: ModelConfig) -> dict[str, Any]:
+    if config.family != name:
+        raise ConfigError(f"config.model.family: {config.family}; {name.upper()} needs {name}")
+    return family_of(config).specs(config)
+
+
+class Block(Shell):
     """Owns the parameters of one `functional.block.block`."""
 
-    config: ModelConfig
-    execution: Execution = Execution()
-
-    def setup(self):
-        self.tree = _own(self, blocks.block_specs(self.config))
+    def specs(self) -> dict[str, Any]:
+        """Those of one block."""
+        return blocks.block_specs(self.config)
 
     def __call__(self, x: Array, mask: masks.Mask | None = None, positions: Array | None = None) -> Array:
-        """[B, T, D] -> [B, T, D]; `positions` ([T] or [B, T]; None: 0, 1, 2, ...) turn rotary configs only."""
-        rotate = blocks.rotation(self.config, jnp.arange(x.shape[1]) if positions is None else positions)
-        rng, execution = _dropout_rng(self), self.execution
-        return blocks.block(self.tree, x, self.config, mask, rotate=rotate, rng=rng, execution=execution)[0]
+        """[B, T, D] -> [B, T, D]; `positions` as in `context`."""
+        return blocks.block(self.tree, x, self.config, self.context(x, mask, positions))[0]
 
 
-class Stack(nn.Module):
+class Stack(Shell):
     """Owns the parameters of `functional.block.stack`: all blocks, stacked on a leading layer axis."""
 
-    config: ModelConfig
-    execution: Execution = Execution()
-
-    def setup(self):
-        self.tree = _own(self, stack_specs(blocks.block_specs(self.config), self.config.num_layers))
+    def specs(self) -> dict[str, Any]:
+        """Those of all blocks."""
+        return stack_specs(blocks.block_specs(self.config), self.config.num_layers)
 
     def __call__(self, x: Array, mask: masks.Mask | None = None, positions: Array | None = None) -> Array:
-        """[B, T, D] -> [B, T, D]; `positions` ([T] or [B, T]; None: 0, 1, 2, ...) turn rotary configs only."""
-        rotate = blocks.rotation(self.config, jnp.arange(x.shape[1]) if positions is None else positions)
-        rng, execution = _dropout_rng(self), self.execution
-        return blocks.stack(self.tree, x, self.config, mask, rotate=rotate, rng=rng, execution=execution)[0]
+        """[B, T, D] -> [B, T, D]; `positions` as in `context`."""
+        return blocks.stack(self.tree, x, self.config, self.context(x, mask, positions))[0]
 
 
-class Attention(nn.Module):
-    """Owns the parameters of `functional.block.attention_layer`: projections around attention."""
+class Attention(Shell):
+    """Owns the parameters of the sublayer that mixes tokens: softmax attention or what else the config names."""
 
-    config: ModelConfig
-    execution: Execution = Execution()
-
-    def setup(self):
-        self.tree = _own(self, blocks.block_specs(self.config)["attention"])
+    def specs(self) -> dict[str, Any]:
+        """Those of the sublayer."""
+        return sublayers_of(self.config)["attention"].specs(self.config)
 
     def __call__(self, x: Array, mask: masks.Mask | None = None, positions: Array | None = None) -> Array:
-        """[B, T, D] -> [B, T, D]; `positions` as in `Block`."""
-        rotate = blocks.rotation(self.config, jnp.arange(x.shape[1]) if positions is None else positions)
-        rng, execution = _dropout_rng(self), self.execution
-        return blocks.attention_layer(self.tree, x, self.config, mask, rotate=rotate, rng=rng, execution=execution)[0]
+        """[B, T, D] -> [B, T, D]; `positions` as in `context`."""
+        apply = sublayers_of(self.config)["attention"].apply
+        return apply(self.tree, x, self.config, self.context(x, mask, positions))[0]
 
 
-class MLP(nn.Module):
-    """Owns the parameters of `functional.layers.mlp`."""
+class MLP(Shell):
+    """Owns the parameters of the feed-forward sublayer."""
 
-    config: ModelConfig
-
-    def setup(self):
-        self.tree = _own(self, blocks.block_specs(self.config)["mlp"])
+    def specs(self) -> dict[str, Any]:
+        """Those of the sublayer."""
+        return sublayers_of(self.config)["mlp"].specs(self.config)
 
     def __call__(self, x: Array) -> Array:
         """[..., D] -> [..., D]."""
-        return blocks.mlp_layer(self.tree, x, self.config)
+        return sublayers_of(self.config)["mlp"].apply(self.tree, x, self.config, NO_CONTEXT)[0]
 
 
-def _dropout_rng(module: nn.Module) -> Array | None:
-    return module.make_rng("dropout") if module.has_rng("dropout") else None
-
-
-def make_model(config: ModelConfig, loss_config: LossConfig, execution: Execution = blocks.AS_USUAL) -> Model:
+def make_model(config: ModelConfig, loss_config: LossConfig, execution: Execution = DEFAULT_EXECUTION) -> Model:
     """The `Model` that training receives, running through the shell's own `init` and `apply`.
 
     Raises:
@@ -168,15 +157,15 @@ def make_model(config: ModelConfig, loss_config: LossConfig, execution: Executio
     why = unsupported_by(implementation, config) if implementation in KERNELS else None
     if why is not None:
         raise ConfigError(f"config.execution.attention: {implementation} cannot do {why}; accepted here: {ANY}")
-    family = {"gpt": gpt, "bert": bert}[config.family]
-    shell = {"gpt": GPT, "bert": BERT}[config.family](config, loss_config, execution)
+    family, shell = family_of(config), Transformer(config, execution, loss_config)
+    specs, frozen = family.specs(config), family.frozen(config)
 
     def init(rng: Array) -> Params:
         return shell.init({"params": rng}, jnp.zeros((1, config.context_length), jnp.int32))["params"]
 
-    def loss(params: Params, batch: Batch, rng: Array | None) -> tuple[Sums, Sums]:
+    def loss(params: Params, batch: Batch, rng: Array | None, frozen: Any = None) -> tuple[Sums, Sums]:
         rngs = {} if rng is None else {"dropout": rng}
-        out: Any = shell.apply({"params": params}, batch, rngs=rngs, method="loss")
+        out: Any = shell.apply({"params": params}, batch, frozen, rngs=rngs, method="loss")
         return out
 
-    return Model(family.specs(config), init, loss, family.weights)
+    return Model(specs, init, loss, lambda batch: family.weights(batch, config), frozen)

@@ -1,7 +1,10 @@
-"""A parameter is said once: shape, logical axes, initialiser. Everything else derives from that.
+"""A parameter is said once: shape, logical axes, initialiser, role. Everything else derives from that.
 
 >>> import jax
->>> specs = {"w_up": ParamSpec((4, 16), ("embed", "mlp"), normal(0.5)), "b_up": ParamSpec((16,), ("mlp",), zeros)}
+>>> specs = {
+...     "w_up": ParamSpec((4, 16), ("embed", "mlp"), normal(0.5), "hidden"),
+...     "b_up": ParamSpec((16,), ("mlp",), zeros, "bias"),
+... }
 >>> jax.tree.map(lambda p: p.shape, init_params(specs, jax.random.key(0)))
 {'b_up': (16,), 'w_up': (4, 16)}
 >>> count_params(specs)
@@ -11,8 +14,8 @@
 import math
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +23,7 @@ import jax.numpy as jnp
 from jaxformer.types import Array, Params
 
 Initializer = Callable[[Array, tuple[int, ...]], Array]
+Role = Literal["input", "hidden", "output", "norm", "bias"]
 
 
 @dataclass(frozen=True)
@@ -30,21 +34,42 @@ class ParamSpec:
       shape: its shape.
       axes: one logical axis name per dimension (`parallel.mesh` maps names to mesh axes); None is "never split".
       init: ``(rng, shape) -> float32 array``.
-      decay: whether weight decay applies; None: to matrices (two axes or more, "layers" not counted). Said where
-        the shape misleads: a bias of [heads, head_width] is no matrix.
+      role: what it does, by which the optimizer chooses its update. "input": a table that is looked up; "hidden": a
+        matrix between activations; "output": makes logits; "norm": a scale; "bias": is added.
+      num_inputs: of a "hidden" matrix, how many leading dimensions are its input, "layers" not counted; the others
+        are its output: 2 of [heads, head_width, embed].
+      rate, decay, epsilon: multiply the optimizer's learning rate, weight decay and epsilon for this parameter. The
+        decay is 0 for norms and biases where nothing is said.
+      trained: False: the optimizer leaves it as it was initialised or loaded, and no gradient is computed for it.
 
     Raises:
-      ValueError: if there is not one axis name per dimension.
+      ValueError: there is not one axis name per dimension, an unknown role, or a hidden matrix without outputs.
     """
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
     init: Initializer
-    decay: bool | None = None
+    role: Role
+    num_inputs: int = 1
+    rate: float = 1.0
+    decay: float | None = None
+    epsilon: float = 1.0
+    trained: bool = True
 
     def __post_init__(self):
         if len(self.shape) != len(self.axes):
             raise ValueError(f"ParamSpec: shape {self.shape} and axes {self.axes} differ in length")
+        if self.role not in get_args(Role):
+            raise ValueError(f"ParamSpec: role {self.role!r}; accepted: {', '.join(get_args(Role))}")
+        if self.role == "hidden" and not 0 < self.num_inputs < len(self.shape) - self.num_stacked:
+            raise ValueError(f"ParamSpec: num_inputs {self.num_inputs} of the hidden matrix {self.shape}")
+        if self.decay is None:
+            object.__setattr__(self, "decay", 0.0 if self.role in ("norm", "bias") else 1.0)
+
+    @property
+    def num_stacked(self) -> int:
+        """Leading dimensions that number equal parameters, as layers do, and are no side of a matrix."""
+        return int(self.axes[:1] == ("layers",))
 
 
 def normal(std: float) -> Initializer:
@@ -81,7 +106,7 @@ def stack_specs(specs: Any, num_layers: int) -> Any:
         def init(rng, shape):
             return jax.vmap(lambda r: spec.init(r, shape[1:]))(jax.random.split(rng, shape[0]))
 
-        return ParamSpec((num_layers, *spec.shape), ("layers", *spec.axes), init, spec.decay)
+        return replace(spec, shape=(num_layers, *spec.shape), axes=("layers", *spec.axes), init=init)
 
     return jax.tree.map(stacked, specs, is_leaf=is_spec)
 
@@ -107,18 +132,27 @@ def param_axes(specs: Any) -> Any:
     return jax.tree.map(lambda s: s.axes, specs, is_leaf=is_spec)
 
 
-def decay_mask(specs: Any) -> Any:
-    """True where weight decay applies: matrices, not biases or norm scales (see `ParamSpec.decay`)."""
+def only_trained(tree: Any, specs: Any) -> Any:
+    """`tree`, which has a leaf for each of `specs`, with None in place of the parameters that are not trained."""
+    return jax.tree.map(lambda spec, leaf: leaf if spec.trained else None, specs, tree, is_leaf=is_spec)
 
-    def decays(spec: ParamSpec) -> bool:
-        return spec.decay if spec.decay is not None else len([a for a in spec.axes if a != "layers"]) >= 2
 
-    return jax.tree.map(decays, specs, is_leaf=is_spec)
+def with_trained(tree: Any, trained: Any, specs: Any) -> Any:
+    """`tree` with its trained leaves from another: the inverse of `only_trained`."""
+    return jax.tree.map(lambda spec, old, new: new if spec.trained else old, specs, tree, trained, is_leaf=is_spec)
 
 
 def count_params(specs: Any) -> int:
     """Number of parameters, all groups together."""
     return sum(math.prod(s.shape) for s in jax.tree.leaves(specs, is_leaf=is_spec))
+
+
+def count_non_embedding(specs: Any) -> int:
+    """Number of parameters without the tables that tokens, positions and types are looked up in, and without an output
+    table of its own: N of Kaplan et al. 2020, section 1.3."""
+    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
+    tables = [s for s in leaves if s.role == "input" or (s.role == "output" and "vocab" in s.axes)]
+    return count_params(leaves) - count_params(tables)
 
 
 def count_by_group(specs: dict[str, Any]) -> dict[str, int]:

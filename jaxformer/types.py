@@ -10,7 +10,7 @@ Public arguments have plain names; their docstrings give the shape in the same l
 called ``rng``, because ``key`` belongs to attention.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -32,9 +32,12 @@ class Batch(NamedTuple):
       weights: [B, T] float32, how much each position counts in the loss; 0 is "not at all".
       positions: [B, T] int32, position inside the document (restarts at every document).
       segments: [B, T] int32, which document of the row a token belongs to; no token sees another segment.
-      token_types: [B, T] int32 or None; BERT's sentence A (0) or B (1).
-      pair_labels: [B] int32 or None; BERT's next-sentence label: 0 "B follows A", 1 "B is random",
-        -1 "no label" (a row that only fills the last batch, or one for which no other document was drawn).
+      inputs: what only some families have, by name; None: nothing. Every array has the rows first. In rows that only
+        fill the last batch, and at padding, those of [B, T, ...] are 0 and those of [B] are -1. BERT has
+
+          token_types  [B, T] int32, sentence A (0) or B (1)
+          pair_labels  [B] int32, next-sentence label: 0 "B follows A", 1 "B is random", -1 "no label" (a row that
+                       only fills the last batch, or one for which no other document was drawn)
     """
 
     tokens: Array
@@ -42,25 +45,27 @@ class Batch(NamedTuple):
     weights: Array
     positions: Array
     segments: Array
-    token_types: Array | None = None
-    pair_labels: Array | None = None
+    inputs: Mapping[str, Any] | None = None
 
 
 class Model(NamedTuple):
     """What the training loop knows of a model: how to make its parameters, and its loss on a batch.
 
     Attributes:
-      specs: tree of ``ParamSpec``, one per parameter; shardings, counts and decay masks derive from it.
+      specs: tree of ``ParamSpec``, one per parameter; shardings, counts and the optimizer derive from it.
       init: ``rng -> params``.
-      loss: ``(params, batch, rng) -> (objective, metrics)``, both ``Sums``. ``rng`` is None when nothing
-        is dropped (evaluation). The objective to minimise is the sum over ``objective`` of sum / weight, scalars.
-        ``metrics`` hold a sum and a weight for each row, [B]: rows are the sampling unit of a standard error.
-        Always there: "loss" (nats of negative log-likelihood over tokens) and "accuracy".
+      loss: ``(params, batch, rng, frozen) -> (objective, metrics)``, both ``Sums``. ``rng`` is None when nothing
+        is dropped (evaluation); ``frozen`` has the values of the specs below. The objective to minimise is the sum
+        over ``objective`` of sum / weight, scalars. ``metrics`` hold a sum and a weight for each row, [B]: rows are the
+        sampling unit of a standard error. Always there: "loss" (nats of negative log-likelihood over tokens) and
+        "accuracy".
       weights: ``batch -> {name: weight}``: the weights of ``objective`` without running the model, so that
         micro-batches of unequal weight add up to exactly the whole batch.
+      frozen: tree of ``ParamSpec`` of arrays that the loss sees and nobody updates, or None.
     """
 
     specs: Any
     init: Callable[[Array], Params]
-    loss: Callable[[Params, Batch, Array | None], tuple[Sums, Sums]]
+    loss: Callable[[Params, Batch, Array | None, Any], tuple[Sums, Sums]]
     weights: Callable[[Batch], dict[str, Array]]
+    frozen: Any = None

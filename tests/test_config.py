@@ -383,7 +383,7 @@ def test_two_sources_at_once():
     with pytest.raises(ConfigError, match=r"^config.data.files: \('a',\); data.source=stdlib does not read it"):
         dataclasses.replace(configs.DataConfig(), files=("a",))  # the source has been chosen
     with pytest.raises(
-        ConfigError, match=r"^config.data.source: 'file' is not one of .* or none; did you mean files\?$"
+        ConfigError, match=r"^config.data.source: 'file' is not one of stdlib, .*; did you mean files\?$"
     ):
         from_mapping({}, {"data.source": "file", "data.files": "a"})
 

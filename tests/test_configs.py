@@ -5,11 +5,11 @@ from pathlib import Path
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxformer.config import Config, from_mapping
+from jaxformer.models.families import family_of
 from jaxformer.models.flops import count_parameters
 from jaxformer.modules import make_model
 from jaxformer.runs.command_line import load_file, parse_config, parser
@@ -17,7 +17,6 @@ from jaxformer.scaling.ladder import StudyConfig
 from jaxformer.training.optim import make_optimizer, make_schedule
 from jaxformer.training.state import state_shapes
 from jaxformer.training.step import train_step
-from jaxformer.types import Batch
 
 CONFIGS = sorted(p for p in (Path(__file__).parent.parent / "configs").glob("*.py") if p.name != "__init__.py")
 
@@ -48,9 +47,6 @@ def test_builds_and_steps_once(path):
     config = replace(config, model=replace(config.model, vocab_size=config.model.vocab_size or 4096))
     model = make_model(config.model, config.loss)
     optimizer = make_optimizer(config.optimizer, config.train.steps, model.specs)
-    shape = (config.train.global_batch_size, config.model.context_length)
-    ids, weights = jax.ShapeDtypeStruct(shape, jnp.int32), jax.ShapeDtypeStruct(shape, jnp.float32)
-    pair = (ids, jax.ShapeDtypeStruct(shape[:1], jnp.int32)) if config.data.pairs else (None, None)
     state = state_shapes(model, optimizer)
     after, metrics = jax.eval_shape(
         lambda s, b: train_step(
@@ -63,7 +59,7 @@ def test_builds_and_steps_once(path):
             clip_norm=config.optimizer.clip_norm,
         ),
         state,
-        Batch(ids, ids, weights, ids, ids, *pair),
+        family_of(config.model).batch_spec(config.model, config.data, config.train.global_batch_size),
     )
     chex.assert_trees_all_equal_shapes_and_dtypes(after, state)
     assert metrics.loss.shape == ()

@@ -23,6 +23,7 @@ from jaxformer.config import (
     fields,
 )
 from jaxformer.config.fields import MOST_INTEGER, at_home, field_types, from_text
+from jaxformer.config.registry import FAMILIES
 from jaxformer.errors import ConfigError
 from jaxformer.scaling.ladder import LadderConfig, StudyConfig
 
@@ -130,7 +131,7 @@ def test_choices_that_do_not_exist_make_no_model():
         "initializer": ("xavier", ""),
     }  # fmt: skip
     for name, (value, near) in wrong.items():
-        choices = ", ".join(typing.get_args(field_types(ModelConfig)[name]))
+        choices = ", ".join(FAMILIES if name == "family" else typing.get_args(field_types(ModelConfig)[name]))
         with pytest.raises(ConfigError) as caught:
             ModelConfig(**{name: value})
         assert str(caught.value) == f"config.model.{name}: {value!r} is not one of {choices}{near}"

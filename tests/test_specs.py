@@ -16,9 +16,12 @@ from jaxformer.models import bert, gpt
 from jaxformer.specs import ParamSpec, normal, ones, uniform, zeros
 
 TREE = {
-    "a": {"w": ParamSpec((3, 5), ("embed", "mlp"), normal(2.0)), "b": ParamSpec((5,), ("mlp",), zeros)},
-    "norm": {"scale": ParamSpec((3,), ("norm",), ones)},
-    "heads": {"bias": ParamSpec((2, 4), ("heads", "head_width"), zeros, decay=False)},
+    "a": {
+        "w": ParamSpec((3, 5), ("embed", "mlp"), normal(2.0), "hidden"),
+        "b": ParamSpec((5,), ("mlp",), zeros, "bias"),
+    },
+    "norm": {"scale": ParamSpec((3,), ("norm",), ones, "norm")},
+    "heads": {"bias": ParamSpec((2, 4), ("heads", "head_width"), zeros, "bias")},
 }
 
 
@@ -41,7 +44,7 @@ FAMILIES = [
 
 def test_one_axis_name_per_dimension():
     with pytest.raises(ValueError, match=r"ParamSpec: shape \(3, 5\) and axes \('embed',\) differ in length"):
-        ParamSpec((3, 5), ("embed",), zeros)
+        ParamSpec((3, 5), ("embed",), zeros, "bias")
 
 
 def test_everything_follows_from_the_specs():
@@ -63,20 +66,35 @@ def test_everything_follows_from_the_specs():
     np.testing.assert_array_equal(params["a"]["b"], 0)
 
 
-def test_matrices_decay_and_nothing_else():
-    stacked = specs.stack_specs(TREE, 2)
-    for tree in (TREE, stacked):
-        assert specs.decay_mask(tree) == {
-            "a": {"w": True, "b": False}, "norm": {"scale": False}, "heads": {"bias": False},
-        }  # fmt: skip
+def decays(tree):
+    return jax.tree.map(lambda spec: spec.decay > 0, tree, is_leaf=specs.is_spec)
+
+
+def test_the_role_says_what_decays():
+    for tree in (TREE, specs.stack_specs(TREE, 2)):
+        assert decays(tree) == {"a": {"w": True, "b": False}, "norm": {"scale": False}, "heads": {"bias": False}}
+
+
+def test_a_role_that_does_not_exist_and_a_matrix_without_outputs_are_refused():
+    with pytest.raises(ValueError, match="role 'hiden'; accepted: input, hidden, output, norm, bias"):
+        ParamSpec((3, 5), ("embed", "mlp"), zeros, "hiden")
+    for num_inputs in (0, 2):
+        with pytest.raises(ValueError, match=f"num_inputs {num_inputs} of the hidden matrix"):
+            ParamSpec((3, 5), ("embed", "mlp"), zeros, "hidden", num_inputs)
+
+
+def test_only_trained_and_back():
+    tree = {"a": ParamSpec((2,), (None,), ones, "norm", trained=False), "b": ParamSpec((2,), (None,), ones, "norm")}
+    assert specs.only_trained({"a": 1, "b": 2}, tree) == {"a": None, "b": 2}
+    assert specs.with_trained({"a": 1, "b": 2}, {"a": None, "b": 3}, tree) == {"a": 1, "b": 3}
 
 
 @pytest.mark.parametrize("family, cfg", FAMILIES)
 def test_no_bias_and_no_scale_of_a_model_decays(family, cfg):
-    flat, _ = jax.tree_util.tree_flatten_with_path(specs.decay_mask(family.specs(cfg)))
-    for path, decays in flat:
+    flat, _ = jax.tree_util.tree_flatten_with_path(decays(family.specs(cfg)))
+    for path, decayed in flat:
         name = path[-1].key
-        assert decays == (not (name.startswith("b_") or name in ("b", "bias", "scale"))), path
+        assert decayed == (not (name.startswith("b_") or name in ("b", "bias", "scale"))), path
 
 
 @pytest.mark.parametrize("family, cfg", FAMILIES)

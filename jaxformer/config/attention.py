@@ -1,7 +1,7 @@
 """`model.attention`: how tokens exchange information. Its `kind` chooses the mixer of every layer."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxformer.config.checks import above, at_least, between
 from jaxformer.config.choice import Choice
@@ -10,7 +10,19 @@ from jaxformer.errors import ConfigError
 
 @dataclass(frozen=True)
 class AttentionConfig(Choice, group="model.attention", default="softmax"):
-    """Base of the kinds of attention. A kind of your own is a frozen dataclass that derives from this one."""
+    """Base of the kinds of attention. A kind of your own is a frozen dataclass that derives from this one; what it
+    computes stands in `functional.sublayers.MIXERS` under its name."""
+
+    # A kind may say otherwise.
+    window = None  # keys that each query sees, where it is less than all; an annotation would put the field first
+    has_heads: ClassVar[bool] = (
+        False  # queries, keys and scores for each of num_heads heads, as rotary, ALiBi and T5 positions need
+    )
+    has_implementations: ClassVar[bool] = False  # computed by what execution.attention names
+
+    def summary(self) -> str:
+        """The kind in two words, for the overview of a run."""
+        return self.kind
 
     def check_model(self, model: Any) -> None:
         """Raises ConfigError if this kind does not fit the `ModelConfig` around it."""
@@ -33,10 +45,17 @@ class Softmax(AttentionConfig, kind="softmax", most={"head_width": 2**24, "windo
     num_heads: int = 4
     num_kv_heads: int | None = None
     head_width: int | None = None
-    window: int | None = None
+    window: int | None = None  # type: ignore[assignment]
     soft_cap: float | None = None
     qk_norm: bool = False
     dropout: float = 0.0
+
+    has_heads: ClassVar[bool] = True
+    has_implementations: ClassVar[bool] = True
+
+    def summary(self) -> str:
+        """How many heads."""
+        return f"{self.num_heads} heads"
 
     @property
     def kv_heads(self) -> int:

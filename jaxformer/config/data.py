@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from jaxformer.config.checks import at_least, between, up_to
-from jaxformer.config.fields import Section, convert, field_types, shown
+from jaxformer.config.fields import Section, convert, shown
+from jaxformer.config.registry import OBJECTIVES, SOURCES, one_of
 from jaxformer.errors import ConfigError
 
 # Fields that choose the source where nothing else does, and the sources that read a field, where not all do.
@@ -26,7 +27,7 @@ class DataConfig(Section, name="data", most={"max_train_bytes": 2**62, "tokenize
 
     Attributes:
       source: stdlib, files, tfds, or a generated language; None: files or tfds where their fields are given, else
-        stdlib (Python's own source text); never None in an object.
+        stdlib (Python's own source text); never None in an object. A config file can bring its own.
       files: globs of .txt .jsonl, plain or .gz .xz .zst.
       validation_files: globs of held-out text; none given: the held-out part is cut off the end of `files`.
       validation_fraction: share that is held out, of the documents (of the bytes when there is one document).
@@ -51,7 +52,7 @@ class DataConfig(Section, name="data", most={"max_train_bytes": 2**62, "tokenize
       tokenizer_file: a tokenizer.json to use instead of training one.
       cache_dir: where tokenised text is kept; None: jaxformer under the user's cache folder.
       max_train_bytes: use only the first bytes of the training text.
-      objective: what is predicted: next_token by a gpt, masked by a bert.
+      objective: what is predicted: next_token by a gpt, masked by a bert; or your own.
       mask_rate: tokens selected for prediction.
       mask_token_rate: of those, replaced by [MASK].
       mask_random_rate: of those, replaced by a random token; the rest stay as they are.
@@ -59,7 +60,7 @@ class DataConfig(Section, name="data", most={"max_train_bytes": 2**62, "tokenize
       pairs: rows of two spans with BERT's next-sentence label.
     """
 
-    source: Literal["stdlib", "files", "tfds", "markov", "hierarchy"] | None = None
+    source: str | None = None
     files: tuple[str, ...] = ()
     validation_files: tuple[str, ...] = ()
     validation_fraction: float = 0.1
@@ -84,7 +85,7 @@ class DataConfig(Section, name="data", most={"max_train_bytes": 2**62, "tokenize
     tokenizer_file: str | None = None
     cache_dir: str | None = None
     max_train_bytes: int | None = None
-    objective: Literal["next_token", "masked"] = "next_token"
+    objective: str = "next_token"
     mask_rate: float = 0.15
     mask_token_rate: float = 0.8
     mask_random_rate: float = 0.1
@@ -93,6 +94,8 @@ class DataConfig(Section, name="data", most={"max_train_bytes": 2**62, "tokenize
 
     def _check(self):
         self._settle_source()
+        one_of("data.source", str(self.source), SOURCES)
+        one_of("data.objective", self.objective, OBJECTIVES)
         for name in ("mask_rate", "mask_token_rate", "mask_random_rate"):
             between(f"data.{name}", getattr(self, name), 0.0, 1.0)
         if self.mask_token_rate + self.mask_random_rate > 1 + 1e-9:
@@ -178,7 +181,8 @@ def settle_source(data: dict[str, Any], given: list[str]) -> None:
     for name, source in SELECTS.items():  # what the config file chose by
         if wanted and source not in wanted and name not in given:
             data.pop(name, None)
-    convert(data.get("source"), field_types(DataConfig)["source"], "config.data.source")
+    if data.get("source") is not None:
+        one_of("data.source", convert(data["source"], str, "config.data.source"), SOURCES)
     chosen = {data["source"]} if data.get("source") else {kind for name, kind in SELECTS.items() if data.get(name)}
     if len(chosen) > 1:
         return  # refused by the section itself

@@ -8,6 +8,7 @@ from jaxformer.config.checks import above, at_least, between
 from jaxformer.config.feed_forward import Dense, FeedForwardConfig
 from jaxformer.config.fields import Section
 from jaxformer.config.positions import Learned, PositionsConfig
+from jaxformer.config.registry import FAMILIES, one_of
 from jaxformer.errors import ConfigError
 
 
@@ -40,7 +41,7 @@ class ModelConfig(
     """What a model computes. How it is computed is `Execution`.
 
     Attributes:
-      family: gpt: causal, predicts the next token; bert: bidirectional, restores masked tokens.
+      family: gpt: causal, predicts the next token; bert: bidirectional, restores masked tokens; or your own.
       num_layers: blocks.
       width: of the residual stream.
       context_length: tokens a row holds.
@@ -59,7 +60,7 @@ class ModelConfig(
       dtype: of what is computed; parameters are float32.
     """
 
-    family: Literal["gpt", "bert"] = "gpt"
+    family: str = "gpt"
     num_layers: int = 4
     width: int = 128
     context_length: int = 256
@@ -80,7 +81,7 @@ class ModelConfig(
     @property
     def causal(self) -> bool:
         """True if a token sees only those before it."""
-        return self.family == "gpt"
+        return FAMILIES[self.family].causal
 
     @property
     def head_size(self) -> int:
@@ -98,6 +99,7 @@ class ModelConfig(
         return self.bert is not None and self.bert.next_sentence
 
     def _check(self):
+        one_of("model.family", self.family, FAMILIES)
         for name in ("num_layers", "width", "context_length"):
             at_least(f"model.{name}", getattr(self, name), 1)
         if self.vocab_size is not None:

@@ -1,7 +1,7 @@
 """`model.positions`: how a model knows where a token stands."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from jaxformer.config.checks import above, at_least
 from jaxformer.config.choice import Choice
@@ -12,8 +12,16 @@ from jaxformer.errors import ConfigError
 class PositionsConfig(Choice, group="model.positions", default="learned"):
     """Base of the kinds of positions."""
 
+    needs_heads: ClassVar[bool] = False  # works on queries, keys or scores of heads
+
     def check_model(self, model: Any) -> None:
         """Raises ConfigError if this kind does not fit the `ModelConfig` around it."""
+        if self.needs_heads and not model.attention.has_heads:
+            accepted = [name for name, kind in PositionsConfig.registered.items() if not kind.needs_heads]
+            raise ConfigError(
+                f"config.model.positions.kind: {self.kind} needs attention heads, which "
+                f"model.attention.kind={model.attention.kind} has not; accepted there: {', '.join(accepted)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -46,9 +54,11 @@ class Rotary(PositionsConfig, kind="rotary"):
     scaling: Literal["none", "linear", "ntk", "yarn"] = "none"
     factor: float = 1.0
     original_length: int | None = None
+    needs_heads: ClassVar[bool] = True
 
     def check_model(self, model: Any) -> None:
-        """Raises ConfigError: an odd width of heads, or a context shorter than the factor."""
+        """Raises ConfigError: no heads or an odd width of them, or a context shorter than the factor."""
+        super().check_model(model)
         if model.head_size % 2:
             raise ConfigError(
                 f"config.model.attention.head_width: {model.head_size} is odd; rotary positions need an even width"
@@ -74,10 +84,14 @@ class Rotary(PositionsConfig, kind="rotary"):
 class Alibi(PositionsConfig, kind="alibi"):
     """A penalty on scores that grows with the distance, by a fixed slope for each head (Press et al. 2022)."""
 
+    needs_heads: ClassVar[bool] = True
+
 
 @dataclass(frozen=True)
 class T5(PositionsConfig, kind="t5"):
     """A learned bias of scores for each head and bucket of distances (Raffel et al. 2020, section 2.1)."""
+
+    needs_heads: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from jaxformer.config.loss import LossConfig
 from jaxformer.config.mesh import MeshConfig
 from jaxformer.config.model import ModelConfig
 from jaxformer.config.optimizer import OptimizerConfig
+from jaxformer.config.registry import FAMILIES
 from jaxformer.config.train import TrainConfig
 from jaxformer.errors import ConfigError
 
@@ -63,10 +64,11 @@ class Config(Section, name="", most={"seed": math.inf}, paths=("workdir",)):
             raise ConfigError(
                 f"config.execution.gradient_accumulation_steps: {parts} does not divide train.global_batch_size {rows}"
             )
-        wanted = {"gpt": "next_token", "bert": "masked"}[self.model.family]
-        if self.data.objective != wanted:
+        accepted = FAMILIES[self.model.family].objectives
+        if self.data.objective not in accepted:
             raise ConfigError(
-                f"config.data.objective: {self.data.objective}; model.family={self.model.family} needs {wanted}"
+                f"config.data.objective: {self.data.objective}; model.family={self.model.family} needs "
+                f"{' or '.join(accepted)}"
             )
         if self.model.next_sentence != self.data.pairs:
             raise ConfigError(

@@ -19,7 +19,6 @@ import numpy as np
 from jaxformer.config import DataConfig
 from jaxformer.data.corpus import Split
 from jaxformer.data.next_sentence import PairRows
-from jaxformer.data.objectives import masking
 from jaxformer.data.shuffle import keys, noise, permuted
 from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.data.windows import WindowRows, blanked
@@ -151,10 +150,8 @@ class _EvalBatches(Sequence):
 
 
 def _rows(split: Split, tokenizer: Tokenizer, data: DataConfig, length: int, *, covering: bool) -> Any:
-    settings = masking(tokenizer, data) if data.objective == "masked" else None
-    if data.pairs and settings is not None:
-        return PairRows(split, tokenizer, settings, length, covering=covering)
-    return WindowRows(split, tokenizer, settings, length, covering=covering)
+    rows = PairRows if data.pairs and data.objective == "masked" else WindowRows
+    return rows(split, tokenizer, data, length, covering=covering)
 
 
 def _host_rows(found: np.ndarray | None, rows: int) -> np.ndarray:

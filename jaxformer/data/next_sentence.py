@@ -12,9 +12,10 @@ Source: Devlin et al. 2019, section 3.1, task 2. Spans are stretches of tokens, 
 
 import numpy as np
 
+from jaxformer.config import DataConfig
 from jaxformer.data.checked_array import indexable
 from jaxformer.data.corpus import Split
-from jaxformer.data.objectives import WORDS_PER_TOKEN, HostBatch, Masking, corrupt
+from jaxformer.data.objectives import WORDS_PER_TOKEN, HostBatch, corrupt, masking
 from jaxformer.data.shuffle import below, fractions, keys, noise
 from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.errors import ConfigError
@@ -48,13 +49,13 @@ class PairRows:
       words: random 64-bit words a row takes.
     """
 
-    def __init__(self, split: Split, tokenizer: Tokenizer, settings: Masking, length: int, *, covering: bool):
+    def __init__(self, split: Split, tokenizer: Tokenizer, data: DataConfig, length: int, *, covering: bool):
         """Cuts the documents.
 
         Args:
           split: at least two documents of two tokens, of which two are near enough in length to be cut at one place.
           tokenizer: for the ids of [CLS], [SEP] and [PAD].
-          settings: the masked objective.
+          data: the settings of the masked objective.
           length: tokens of a row.
           covering: cut the documents once, remainders included, for evaluation.
 
@@ -78,7 +79,7 @@ class PairRows:
         self._first = np.cumsum(counts) - counts
         self._slack = np.maximum(sizes - counts * self._room, 0) * (not covering)
         self.per_epoch = int(counts.sum())
-        self._tokenizer, self._settings, self._length = tokenizer, settings, length
+        self._tokenizer, self._settings, self._length = tokenizer, masking(tokenizer, data), length
         self.words = WORDS_PER_TOKEN * length + 4
         self._sort_by_size()
 
@@ -117,8 +118,10 @@ class PairRows:
             weights=weights,
             positions=np.where(real, column, 0).astype(np.int32),
             segments=real.astype(np.int32),
-            token_types=(in_b & real).astype(np.int32),
-            pair_labels=np.where(unlabelled, -1, random).astype(np.int32),
+            inputs={
+                "token_types": (in_b & real).astype(np.int32),
+                "pair_labels": np.where(unlabelled, -1, random).astype(np.int32),
+            },
         )
 
     def notes(self) -> list[str]:

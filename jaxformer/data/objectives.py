@@ -1,4 +1,7 @@
-"""What a row of tokens asks of the model: the next token, or the masked ones. Pure functions of arrays.
+"""THE table of objectives: what a row of tokens asks of the model, the next token or the masked ones.
+
+All pure functions of arrays. A config file adds an objective of its own with one line, `OBJECTIVES["mine"] = Objective`
+and its functions.
 
 >>> next_token(np.array([[0, 7, 8, 0, 9]]), separator_id=0).segments
 array([[1, 1, 1, 2]], dtype=int32)
@@ -6,16 +9,35 @@ array([[1, 1, 1, 2]], dtype=int32)
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from jaxformer.config import DataConfig
+from jaxformer.config import DataConfig, registry
+from jaxformer.config.registry import ObjectiveTraits, Registry
 from jaxformer.data.shuffle import below, fractions
 from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.types import Batch
 
 WORDS_PER_TOKEN = 2  # random 64-bit words that `masked` takes for each position
 HostBatch: Callable[..., Batch] = Batch  # of numpy arrays; `Batch` names the type they have on a device
+
+
+class Objective(NamedTuple):
+    """One objective.
+
+    Attributes:
+      prepare: ``(tokenizer, data) -> function``, a pure function ``(windows [R, T + ahead], bits [R, words * T]) ->
+        Batch`` of [R, T]: what is asked of stretches of a corpus, given random 64-bit words.
+      ahead: tokens beyond a row that it needs: 1 where the last target is the token after.
+      words: random 64-bit words it takes for each position.
+      traits: what configs know of it.
+    """
+
+    prepare: Callable[[Tokenizer, DataConfig], Callable[[np.ndarray, np.ndarray], Batch]]
+    ahead: int = 0
+    words: int = 0
+    traits: ObjectiveTraits = ObjectiveTraits()
 
 
 @dataclass(frozen=True)
@@ -82,7 +104,7 @@ def masked(windows: np.ndarray, bits: np.ndarray, settings: Masking, *, separato
     Args:
       windows: [R, T] integers.
       bits: [R, 2 * T] random uint64.
-      settings: rates and tables.
+      settings: rates and registry.
       separator_id: opens a document.
 
     Returns:
@@ -103,7 +125,7 @@ def corrupt(tokens: np.ndarray, bits: np.ndarray, settings: Masking) -> tuple[np
     Args:
       tokens: [R, T] int32.
       bits: [R, 2 * T] random uint64; the first half selects, the second replaces.
-      settings: rates and tables.
+      settings: rates and registry.
     """
     length = tokens.shape[1]
     score = fractions(bits[:, :length])
@@ -144,3 +166,18 @@ def _distance(opens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     column = np.arange(opens.shape[1], dtype=np.int32)[None, :]
     last = np.maximum.accumulate(np.where(opens, column, 0), axis=1)
     return last, column - last
+
+
+def _next_token(tokenizer: Tokenizer, data: DataConfig) -> Callable[[np.ndarray, np.ndarray], Batch]:
+    return lambda windows, bits: next_token(windows, separator_id=tokenizer.separator_id)
+
+
+def _masked(tokenizer: Tokenizer, data: DataConfig) -> Callable[[np.ndarray, np.ndarray], Batch]:
+    settings = masking(tokenizer, data)
+    return lambda windows, bits: masked(windows, bits, settings, separator_id=tokenizer.separator_id)
+
+
+OBJECTIVES: Registry[Objective] = Registry("data.objective", registry.OBJECTIVES, {
+    "next_token": Objective(_next_token, ahead=1, traits=registry.OBJECTIVES["next_token"]),
+    "masked": Objective(_masked, words=WORDS_PER_TOKEN, traits=registry.OBJECTIVES["masked"]),
+})  # fmt: skip

@@ -1,10 +1,13 @@
 """Rows that are windows of a split's tokens, documents packed end to end."""
 
+from typing import Any
+
 import numpy as np
 
+from jaxformer.config import DataConfig
 from jaxformer.data.checked_array import indexable
 from jaxformer.data.corpus import Split
-from jaxformer.data.objectives import WORDS_PER_TOKEN, HostBatch, Masking, masked, next_token
+from jaxformer.data.objectives import OBJECTIVES, HostBatch
 from jaxformer.data.shuffle import below, keys
 from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.errors import ConfigError
@@ -18,8 +21,9 @@ class WindowRows:
 
     In each epoch of next-token training, (n - 1) // T - 1 windows of T (at least one) of the n tokens begin at an
     offset from 0 to T - 1. So the last (n - 1) % T + 1 tokens are never read. Of the others, the i-th is a target in
-    i / T of the epochs (counted from the first, which never is one, or from the last), those from T on in all. Masked
-    rows have n for n - 1 and count i from 1. A text of fewer than two rows is a single window, and read to its end.
+    i / T of the epochs (counted from the first, which never is one, or from the last), those from T on in all. Rows of
+    objectives that need no token ahead have n for n - 1 and count i from 1. A text of fewer than two rows is a single
+    window, and read to its end.
 
     Attributes:
       per_epoch: rows of one epoch.
@@ -27,13 +31,13 @@ class WindowRows:
       words: random 64-bit words a row takes.
     """
 
-    def __init__(self, split: Split, tokenizer: Tokenizer, settings: Masking | None, length: int, *, covering: bool):
+    def __init__(self, split: Split, tokenizer: Tokenizer, data: DataConfig, length: int, *, covering: bool):
         """Counts the windows.
 
         Args:
           split: the tokens.
-          tokenizer: for the ids of the separator and [PAD].
-          settings: the masked objective; None: next-token.
+          tokenizer: what made them.
+          data: names the objective, and has its settings.
           length: tokens of a row.
           covering: go over the split once, the last window filled up, for evaluation; otherwise whole windows at a
             random offset.
@@ -41,7 +45,8 @@ class WindowRows:
         Raises:
           ConfigError: the split is shorter than one row; of a covered one, empty.
         """
-        ahead = 1 if settings is None else 0  # the target of the last token
+        objective = OBJECTIVES[data.objective]
+        ahead = objective.ahead
         usable = len(split.tokens) - ahead
         if usable < (1 if covering else length):
             raise ConfigError(
@@ -56,8 +61,8 @@ class WindowRows:
         self._tokens = indexable(split.tokens)
         self._columns = np.arange(length + ahead)
         self._usable, self._length = usable, length
-        self._tokenizer, self._settings, self._covering = tokenizer, settings, covering
-        self.words = 0 if settings is None else WORDS_PER_TOKEN * length
+        self._ask, self._pad_id, self._covering = objective.prepare(tokenizer, data), tokenizer.pad_id, covering
+        self.words = objective.words * length
 
     def notes(self) -> list[str]:
         """Lines about what training leaves out, where it is a hundredth of the text or more."""
@@ -78,29 +83,29 @@ class WindowRows:
         places = start[:, None] + self._columns
         if self._covering:
             places = np.minimum(places, len(self._tokens) - 1)
-        windows = self._tokens[places]
-        separator_id = self._tokenizer.separator_id
-        if self._settings is None:
-            batch = next_token(windows, separator_id=separator_id)
-        else:
-            batch = masked(windows, bits, self._settings, separator_id=separator_id)
+        batch = self._ask(self._tokens[places], bits)
         if self._covering:
             outside = start[:, None] + np.arange(self._length) >= self._usable
-            batch = blanked(batch, outside, self._tokenizer.pad_id)
+            batch = blanked(batch, outside, self._pad_id)
         return batch
 
 
 def blanked(batch: Batch, blank: np.ndarray, pad_id: int) -> Batch:
-    """A batch with some places, [R, T] bool, turned into padding: no weight, segment 0, position 0."""
+    """A batch with some places, [R, T] bool, turned into padding: no weight, segment 0, position 0; `Batch.inputs` as
+    said there."""
     if not blank.any():
         return batch
-    labels = batch.pair_labels
+
+    def input_of(x: Any) -> np.ndarray:
+        if x.ndim == 1:
+            return np.where(blank.all(axis=1), np.int32(-1), x).astype(x.dtype)
+        return np.where(blank.reshape(*blank.shape, *[1] * (x.ndim - 2)), 0, x).astype(x.dtype)
+
     return HostBatch(
         tokens=np.where(blank, np.int32(pad_id), batch.tokens),
         targets=np.where(blank, np.int32(pad_id), batch.targets),
         weights=np.where(blank, np.float32(0), batch.weights),
         positions=np.where(blank, np.int32(0), batch.positions),
         segments=np.where(blank, np.int32(0), batch.segments),
-        token_types=None if batch.token_types is None else np.where(blank, np.int32(0), batch.token_types),
-        pair_labels=None if labels is None else np.where(blank.all(axis=1), np.int32(-1), labels),
+        inputs=None if batch.inputs is None else {name: input_of(x) for name, x in batch.inputs.items()},
     )

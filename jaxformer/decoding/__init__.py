@@ -5,13 +5,13 @@
 """
 
 from jaxformer.decoding.beam import Beams, beam_search
-from jaxformer.decoding.cache import Cache, logits, num_slots, prefill, prepare_decode_params, step
+from jaxformer.decoding.cache import Cache, logits, prefill, prepare_decode_params, step
 from jaxformer.decoding.fill import Filled, fill_mask
 from jaxformer.decoding.generation import Generated, generate, stream
 from jaxformer.decoding.sampling import Sampling, keep_min_p, keep_top_k, keep_top_p, penalize_repetition
 
 __all__ = [
     "Beams", "Cache", "Filled", "Generated", "Sampling", "beam_search", "fill_mask", "generate", "keep_min_p",
-    "keep_top_k", "keep_top_p", "logits", "num_slots", "penalize_repetition", "prefill", "prepare_decode_params",
+    "keep_top_k", "keep_top_p", "logits", "penalize_repetition", "prefill", "prepare_decode_params",
     "step", "stream",
 ]  # fmt: skip

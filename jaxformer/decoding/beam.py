@@ -95,7 +95,7 @@ def beam_search(
 @functools.partial(jax.jit, static_argnames=("beams", "cfg", "shapes"))
 def _search(params, request: Request, penalty, *, beams: int, cfg: ModelConfig, shapes: Shapes) -> tuple[Array, ...]:
     rows = len(request.lengths)
-    hidden, cache = kept.prefill(params, request.tokens, request.lengths, cfg, shapes.slots, shapes.cache_dtype)
+    hidden, cache = kept.prefill(params, request.tokens, request.lengths, cfg, shapes.length, shapes.cache_dtype)
     params = kept.prepare_decode_params(params, cfg, by_columns=shapes.by_columns)
     # All beams start as copies of the prompt; only the first counts until they differ.
     cache = kept.Cache(_spread(cache.layers, rows, beams), jnp.repeat(cache.starts, beams), cache.steps)

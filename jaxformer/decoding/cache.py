@@ -1,63 +1,51 @@
-"""What a decoder remembers: a ring of key/value slots for each layer, filled by `prefill`, extended by `step`.
+"""What a decoder remembers: the cache of each layer, filled by `prefill`, extended by `step`.
 
-Every row of a batch writes its i-th new token into slot i mod S, whatever the length of its prompt; the prompt lies
-before that, ending in slot S - 1. So one step writes one slot in one stretch, ragged prompts leave no padding between
-tokens, and a model with a window keeps a ring of window size. Which token a slot holds follows from two counts.
-Shapes never change, so neither does the work per token.
+What a layer keeps its sublayers say (`Sublayer.init_cache`): softmax attention, a ring of keys and values. Shapes never
+change, so neither does the work per token.
 
 >>> from jaxformer.specs import init_params
 >>> cfg = ModelConfig(num_layers=1, width=32, context_length=16, vocab_size=64)
 >>> params = init_params(gpt.specs(cfg), jax.random.key(0))
->>> fill = jax.jit(prefill, static_argnames=("cfg", "slots"))
->>> hidden, cache = fill(params, jnp.array([[1, 2, 3], [4, 5, 0]]), jnp.array([3, 2]), cfg, slots=8)
+>>> fill = jax.jit(prefill, static_argnames=("cfg", "length"))
+>>> hidden, cache = fill(params, jnp.array([[1, 2, 3], [4, 5, 0]]), jnp.array([3, 2]), cfg, length=8)
 >>> hidden, cache = step(params, jnp.argmax(logits(params, hidden), axis=-1), cfg, cache)
->>> cache.layers[0][0].shape, int(cache.steps)
+>>> cache.layers[0]["attention"].key.shape, int(cache.steps)
 ((8, 8, 8), 1)
 """
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxformer import masks
 from jaxformer.config import ModelConfig
-from jaxformer.functional.block import LayerCache, unstack
+from jaxformer.functional.block import block_specs, init_cache, unstack
+from jaxformer.functional.layer import DecodeProgress
 from jaxformer.functional.layers import unembed
 from jaxformer.models import gpt
+from jaxformer.models.families import family_of
+from jaxformer.specs import ParamSpec, is_spec
 from jaxformer.types import Array, Params
 
 
 class Cache(NamedTuple):
-    """Keys and values of a batch of sequences.
+    """What is remembered of a batch of sequences.
 
     Attributes:
-      layers: (key, value) of each layer, both [B * G, S, K].
+      layers: of each layer, the cache of each sublayer by name.
       starts: [B] int32, tokens of each row's prompt.
       steps: () int32, tokens each row was given since.
     """
 
-    layers: list[tuple[Array, Array]]
+    layers: list[dict[str, Any]]
     starts: Array
     steps: Array
 
 
-def num_slots(cfg: ModelConfig, prompt_length: int, new_tokens: int) -> int:
-    """Slots a layer needs for a prompt and some new tokens: all of them, or the window if that is less."""
-    needed = prompt_length + new_tokens
-    return needed if cfg.attention.window is None else min(cfg.attention.window, needed)
-
-
-def slot_positions(starts: Array, steps: Array, slots: int) -> Array:
-    """Index of the token in each slot once `steps` new tokens are written, [B, S] int32; negative: empty."""
-    newest = steps - 1
-    return (starts + newest)[:, None] - ((newest - jnp.arange(slots, dtype=jnp.int32)) % slots)[None, :]
-
-
 def prefill(
-    params: Params, tokens: Array, lengths: Array, cfg: ModelConfig, slots: int, dtype: str | None = None
+    params: Params, tokens: Array, lengths: Array, cfg: ModelConfig, length: int, dtype: str | None = None
 ) -> tuple[Array, Cache]:
     """Reads all prompts in one pass.
 
@@ -66,26 +54,17 @@ def prefill(
       tokens: [B, T] int, prompts padded on the right with anything.
       lengths: [B] int, tokens of each prompt, 1 to T.
       cfg: the model.
-      slots: S, from `num_slots`.
+      length: most tokens that a sequence will have, prompt and new ones.
       dtype: of the cache; None: the compute dtype. On CPU float32 is several times faster than bfloat16.
 
     Returns:
       [B, D], the hidden state of each prompt's last token, and the cache.
     """
     lengths = jnp.asarray(lengths, jnp.int32)
-    window = cfg.attention.window
-    mask = masks.causal() if window is None else masks.causal() & masks.window(window)
-    empty = [LayerCache() for _ in range(cfg.num_layers)]
-    x, found = gpt.step(_as_rows(params, tokens), tokens, cfg, empty, mask, jnp.arange(tokens.shape[1]))
-    # An empty slot holds a copy of the first token: finite, and never seen.
-    source = jnp.maximum(slot_positions(lengths, jnp.zeros((), jnp.int32), slots), 0)
-    source = jnp.repeat(source, cfg.attention.kv_heads, axis=0)[:, :, None]
-    dtype = cfg.dtype if dtype is None else dtype
-
-    def ring(x: Array) -> Array:
-        return jnp.take_along_axis(x, source, axis=1).astype(dtype)
-
-    layers = [(ring(m.key), ring(m.value)) for m in found]
+    empty = init_cache(cfg, tokens.shape[0], length, cfg.dtype if dtype is None else dtype)
+    positions = jnp.arange(tokens.shape[1])
+    decode = family_of(cfg).decode
+    x, layers = decode(_as_rows(params, tokens), tokens, cfg, empty, DecodeProgress(lengths), positions)
     last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)[:, 0]
     return last, Cache(layers, lengths, jnp.zeros((), jnp.int32))
 
@@ -93,7 +72,8 @@ def prefill(
 def step(params: Params, tokens: Array, cfg: ModelConfig, cache: Cache) -> tuple[Array, Cache]:
     """Gives every row one more token; the same work at every position.
 
-    Without a window a cache of S slots holds S - (prompt length) new tokens; a further one replaces the oldest token.
+    Without a window a cache for sequences of S tokens holds S - (prompt length) new ones; a further one replaces the
+    oldest token.
 
     Args:
       params: as in `gpt.specs(cfg)`, or from `prepare_decode_params`.
@@ -104,13 +84,11 @@ def step(params: Params, tokens: Array, cfg: ModelConfig, cache: Cache) -> tuple
     Returns:
       [B, D], the hidden states of these tokens, and the cache with them in it.
     """
-    slots = cache.layers[0][0].shape[1]
-    index = cache.starts + cache.steps
-    # The ring holds what may be seen and no more, so the mask only has to leave out empty slots.
-    mask = masks.Mask(query_index=index[:, None], key_index=slot_positions(cache.starts, cache.steps + 1, slots))
-    before = [LayerCache(key, value, cache.steps % slots) for key, value in cache.layers]
-    x, found = gpt.step(_as_rows(params, tokens), tokens[:, None], cfg, before, mask, index[:, None])
-    return x[:, 0], Cache([(m.key, m.value) for m in found], cache.starts, cache.steps + 1)
+    progress = DecodeProgress(cache.starts, cache.steps)
+    positions = (cache.starts + cache.steps)[:, None]
+    decode = family_of(cfg).decode
+    x, layers = decode(_as_rows(params, tokens), tokens[:, None], cfg, cache.layers, progress, positions)
+    return x[:, 0], Cache(layers, cache.starts, cache.steps + 1)
 
 
 def logits(params: Params, hidden: Array) -> Array:
@@ -146,18 +124,17 @@ def prepare_decode_params(params: Params, cfg: ModelConfig, *, by_columns: bool 
     if jnp.dtype(cfg.dtype).itemsize >= 4:
         return {**params, "blocks": unstack(params["blocks"], cfg.num_layers)}
 
-    def stored(name: str, leaf: Array) -> Array | Columns:
-        if not name.startswith("w_"):
+    def stored(spec: ParamSpec, leaf: Array) -> Array | Columns:
+        if spec.role != "hidden":
             return leaf
         leaf = leaf.astype(cfg.dtype)
-        inputs = math.prod(leaf.shape[:-1]) if name == "w_out" else leaf.shape[0]
+        inputs = math.prod(leaf.shape[: spec.num_inputs])
         return Columns(leaf.reshape(inputs, -1).T, leaf.shape) if by_columns else leaf
 
-    blocks = []
-    for block in unstack(params["blocks"], cfg.num_layers):
-        for group in ("attention", "mlp"):
-            block[group] = {name: stored(name, leaf) for name, leaf in block[group].items()}
-        blocks.append(block)
+    specs = block_specs(cfg)
+    blocks = [
+        jax.tree.map(stored, specs, block, is_leaf=is_spec) for block in unstack(params["blocks"], cfg.num_layers)
+    ]
     return {**params, "blocks": blocks, "head": {"table": gpt.output_table(params).astype(cfg.dtype)}}
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.config import Learned, ModelConfig
-from jaxformer.decoding.request import Prompts, round_up, rows_of, token_ids
+from jaxformer.decoding.request import Prompts, check_task, round_up, rows_of, token_ids
 from jaxformer.errors import ConfigError
 from jaxformer.functional.layers import unembed
 from jaxformer.models import bert
@@ -67,8 +67,7 @@ def fill_mask(
     >>> out.rows.tolist(), out.positions.tolist(), out.tokens.shape
     ([0, 1], [1, 0], (2, 5))
     """
-    if cfg.family != "bert":
-        raise ConfigError(f"config.model.family: {cfg.family}; filling in masks needs bert (gpt generates text)")
+    check_task("fill_mask", cfg)
     if cfg.vocab_size is None:
         raise ConfigError("config.model.vocab_size: None; filling in masks needs the tokenizer's size")
     if not 1 <= top_k <= cfg.vocab_size:

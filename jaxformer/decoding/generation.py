@@ -187,7 +187,7 @@ def _generate(
 def _start(params, request: Request, rngs, sampling: SamplingParams, cfg, shapes: Shapes) -> tuple[Params, DecodeState]:
     """Reads the prompts and chooses the first token."""
     rows, vocab = len(request.lengths), len(request.allowed)
-    hidden, cache = kept.prefill(params, request.tokens, request.lengths, cfg, shapes.slots, shapes.cache_dtype)
+    hidden, cache = kept.prefill(params, request.tokens, request.lengths, cfg, shapes.length, shapes.cache_dtype)
     params = kept.prepare_decode_params(params, cfg, by_columns=shapes.by_columns)
     seen = None
     if sampling.repetition_penalty is not None:

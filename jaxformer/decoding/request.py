@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.config import Learned, ModelConfig
-from jaxformer.decoding.cache import num_slots
 from jaxformer.errors import ConfigError
+from jaxformer.functional.sublayers import sublayers_of
+from jaxformer.models.families import FAMILIES, family_of
 from jaxformer.types import Array, Params
 
 Prompts = Array | np.ndarray | Sequence[Sequence[int]]
@@ -41,13 +42,13 @@ class Shapes(NamedTuple):
     """The static side of a request.
 
     Attributes:
-      slots: of the cache.
+      length: tokens of a sequence at most, as in `cache.prefill`.
       buffer: N, new tokens at most.
       cache_dtype: as in `cache.prefill`.
       by_columns: as in `cache.prepare_decode_params`.
     """
 
-    slots: int
+    length: int
     buffer: int
     cache_dtype: str
     by_columns: bool
@@ -68,8 +69,7 @@ def make_request(
     Raises:
       ConfigError: one line each.
     """
-    if cfg.family != "gpt":
-        raise ConfigError(f"config.model.family: {cfg.family}; generating text needs gpt (bert fills in masks)")
+    check_task("generate", cfg)
     if cfg.vocab_size is None:
         raise ConfigError("config.model.vocab_size: None; generating text needs the tokenizer's size")
     if max_new_tokens < 1:
@@ -93,12 +93,30 @@ def make_request(
         raise ConfigError("suppress: all tokens; accepted: at least one token left to generate")
     narrow_on_cpu = cfg.dtype == "bfloat16" and _platform(params) == "cpu"
     shapes = Shapes(
-        slots=num_slots(cfg, padded, buffer),
+        length=padded + buffer,
         buffer=buffer,
         cache_dtype="float32" if narrow_on_cpu else cfg.dtype,
         by_columns=narrow_on_cpu and len(counts) == 1,
     )
     return Request(tokens, counts, limits, allowed, _stop_table(stop, cfg.vocab_size)), shapes
+
+
+def check_task(task: str, cfg: ModelConfig) -> None:
+    """Refuses a task, "generate" or "fill_mask", that a model's family or its layers cannot do.
+
+    Raises:
+      ConfigError: it cannot.
+    """
+    what = {"generate": "generating text", "fill_mask": "filling in masks"}[task]
+    if task not in family_of(cfg).tasks:
+        able = [name for name, family in FAMILIES.items() if task in family.tasks]
+        raise ConfigError(f"config.model.family: {cfg.family}; {what} needs {' or '.join(able)}")
+    without = [name for name, sublayer in sublayers_of(cfg).items() if sublayer.init_cache is None]
+    if task == "generate" and without:
+        kind = {"attention": "attention", "mlp": "feed_forward"}[without[0]]
+        raise ConfigError(
+            f"config.model.{kind}.kind: {getattr(cfg, kind).kind} has no cache for decoding; generating text needs one"
+        )
 
 
 def rows_of(prompts: Any, lengths: Any, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -131,7 +131,7 @@ def attention(
             raise ValueError(f"attention: implementation {implementation!r} cannot do {why}; accepted there: {ANY}")
     axes = constraints.mesh_axes()
     attend = IMPLEMENTATIONS[implementation]
-    if implementation == "chunked" and axes and number in (1, axes.get("context", 1)):
+    if implementation == "chunked" and axes and number in (1, constraints.context_parts()):
         attend = ring.attend
     elif number > 1:
         attend = functools.partial(_together, attend)

@@ -1,12 +1,109 @@
-"""What the layers of a block share: initialisers, the norm that the config names, and how activations are laid out."""
+"""What a Transformer layer is made of: the protocol of its sublayers, and what they share.
+
+A *sublayer* reads the residual stream and adds to it: attention, a feed-forward layer, or one of your own. `block`
+puts norms, dropout and the residual sum around it. The tables of `functional.sublayers` say which there are.
+"""
 
 import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from jaxformer.config import ModelConfig
+from jaxformer.config import Execution, ModelConfig
 from jaxformer.functional.layers import layer_norm, rms_norm
+from jaxformer.kernels.attention.xla import Bias
+from jaxformer.masks import Mask
 from jaxformer.parallel.constraints import constrain
 from jaxformer.specs import Initializer, ParamSpec, normal, ones, uniform, zeros
 from jaxformer.types import Array, Params
+
+
+class Rotation(NamedTuple):
+    """What rotary positions need in every layer: cos and sin [B, T, K / 2] or [T, K / 2], and yarn's factor."""
+
+    cos: Array
+    sin: Array
+    scale: float
+
+
+class DecodeProgress(NamedTuple):
+    """How far the sequences of a batch are, in decoding.
+
+    Attributes:
+      starts: [B] int32, tokens of each row's prompt.
+      steps: () int32, how many tokens every row has been given since; None: these tokens are the prompts themselves,
+        [B, T] padded on the right, of which the first `starts` are meant.
+    """
+
+    starts: Array
+    steps: Array | None = None
+
+
+class Context(NamedTuple):
+    """What a sublayer may look at beside its input.
+
+    Attributes:
+      mask: who sees whom among the T tokens; None: everybody sees everybody.
+      rotation: rotary angles of the T positions, or None.
+      bias: score bias (ALiBi, T5): an array [1 or B, H, T, T] or a function of (query index, key index); or None.
+      rng: for dropout; None: nothing is dropped.
+      execution: how it is computed, not what.
+      cache: in decoding, what this sublayer keeps of the tokens before: see `Sublayer.init_cache`. Otherwise None.
+      progress: in decoding, how far it is. Otherwise None.
+    """
+
+    mask: Mask | None = None
+    rotation: Rotation | None = None
+    bias: Bias | None = None
+    rng: Array | None = None
+    execution: Execution = Execution()
+    cache: Any = None
+    progress: DecodeProgress | None = None
+
+
+NO_CONTEXT = Context()
+
+
+class Cost(NamedTuple):
+    """What one sublayer costs, each number for one token of a row.
+
+    Attributes:
+      products: floating-point operations (a multiply-add being two) of products with weights, forward.
+      scores: those of products of activations with each other, forward.
+      last: those of `products` whose result is only added to the residual stream, so that no gradient needs it.
+      saved: numbers that products with weights leave for the backward pass, split over the mesh's tensor axis; the
+        output [D] is not among them.
+      saved_scores: numbers that `scores` leave where remat is none; split over the tensor axis.
+      ring: under context parallelism, (parts, numbers of each) that go once around the ring of devices; a tensor axis
+        splits the parts where it divides them.
+    """
+
+    products: float = 0.0
+    scores: float = 0.0
+    last: float = 0.0
+    saved: float = 0.0
+    saved_scores: float = 0.0
+    ring: tuple[int, int] = (0, 0)
+
+
+class Sublayer(NamedTuple):
+    """One kind of sublayer. A new kind is one file that makes one of these, and one entry in a table.
+
+    Attributes:
+      specs: ``cfg -> {name: ParamSpec}``.
+      apply: ``(params, x, cfg, context) -> (output, cache, terms)``: [B, T, D] -> [B, T, D], the cache with these
+        tokens in it (None where the context has none), and terms of the objective: name -> sum over the tokens, ()
+        float32, of what is to be minimised beside the loss, as a mean over tokens and layers.
+      cost: ``(cfg, length, execution) -> Cost`` of a token in rows of `length` tokens.
+      init_cache: ``(cfg, rows, length, dtype) -> cache``: zeros in the shapes of what decoding keeps for sequences of
+        at most `length` tokens: any tree of arrays whose first axis is a multiple of `rows`. None: no decoding.
+      terms: the names of the terms.
+    """
+
+    specs: Callable[[ModelConfig], dict[str, ParamSpec]]
+    apply: Callable[[Params, Array, ModelConfig, Context], tuple[Array, Any, dict[str, Array]]]
+    cost: Callable[[ModelConfig, int, Execution], Cost]
+    init_cache: Callable[[ModelConfig, int, int, Any], Any] | None = None
+    terms: tuple[str, ...] = ()
 
 
 def weight_init(cfg: ModelConfig, fan_in: int, fan_out: int, *, residual: bool = False) -> Initializer:
@@ -24,9 +121,9 @@ def weight_init(cfg: ModelConfig, fan_in: int, fan_out: int, *, residual: bool =
 
 def norm_specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
     """Parameters of one norm."""
-    specs = {"scale": ParamSpec((cfg.width,), ("norm",), ones)}
+    specs = {"scale": ParamSpec((cfg.width,), ("norm",), ones, "norm")}
     if cfg.norm == "layer_norm" and cfg.use_bias:
-        specs["bias"] = ParamSpec((cfg.width,), ("norm",), zeros)
+        specs["bias"] = ParamSpec((cfg.width,), ("norm",), zeros, "bias")
     return specs
 
 
@@ -38,10 +135,10 @@ def norm(params: Params, x: Array, cfg: ModelConfig) -> Array:
 
 
 def gather_sequence(x: Array) -> Array:
-    """What a layer reads: whole tokens, all of a part."""
+    """What a sublayer reads: every token of the part of a row that lies on this device."""
     return constrain(x, "rows", None, None)
 
 
 def shard_residual(x: Array) -> Array:
-    """What lies between layers, which `constraints.sequence_parallel` may split over the tensor axis."""
+    """What lies between sublayers, which `constraints.sequence_parallel` may split over the tensor axis by tokens."""
     return constrain(x, "rows", "tokens", None)

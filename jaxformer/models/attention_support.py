@@ -52,6 +52,8 @@ def check_mesh(execution: Execution, mesh: Mesh) -> None:
 
 def unsupported_by(name: str, cfg: ModelConfig) -> str | None:
     """Why a platform's attention kernel, "splash" or "cudnn", cannot train this model exactly; None: it can."""
+    if not cfg.attention.has_implementations:
+        return f"model.attention.kind={cfg.attention.kind}"
     bias, soft_cap = isinstance(cfg.positions, Alibi | T5), cfg.attention.soft_cap is not None
     options = {"bias": bias, "dropout": cfg.attention.dropout > 0, "soft_cap": soft_cap}
     length, mask = cfg.context_length, masks.Mask(causal=cfg.causal)

@@ -13,98 +13,42 @@ any other arrangement a `ModelConfig` can say works as well.
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from jaxformer.config import Execution, LossConfig, ModelConfig
 from jaxformer.functional import layers
-from jaxformer.functional.block import AS_USUAL, block_specs, rotation, stack
 from jaxformer.functional.layer import norm, norm_specs, weight_init
 from jaxformer.functional.losses import cross_entropy
 from jaxformer.functional.masked_loss import masked_token_loss
-from jaxformer.models import embedding
-from jaxformer.models.gpt import loss_options, token_metrics
-from jaxformer.parallel.context import SequenceSharding
-from jaxformer.specs import ParamSpec, stack_specs, zeros
+from jaxformer.models import backbone, embedding, gpt
+from jaxformer.models.backbone import DEFAULT_EXECUTION, hidden, hidden_sharded, token_metrics
+from jaxformer.specs import ParamSpec, zeros
 from jaxformer.types import Array, Batch, Params, Sums
 
 
 def specs(cfg: ModelConfig) -> dict[str, Any]:
-    """Every parameter of the model, by group: embedding, embedding_norm, blocks, final_norm (not post_norm), head,
+    """Every parameter of the model, by group: embedding, embedding_norm, blocks, head, final_norm (not post_norm),
     pooler and next_sentence (if the config has them)."""
     d = cfg.width
-    head: dict[str, Any] = {
-        "w": ParamSpec((d, d), ("embed", None), weight_init(cfg, d, d)),
-        "b": ParamSpec((d,), ("norm",), zeros),
-        "norm": norm_specs(cfg),
-        "bias": ParamSpec((embedding.vocab(cfg),), ("vocab",), zeros),
+    tree = backbone.specs(cfg, embedding_norm=True)
+    final_norm = tree.pop("final_norm", None)
+    dense = {
+        "w": ParamSpec((d, d), ("embed", None), weight_init(cfg, d, d), "hidden"),
+        "b": ParamSpec((d,), ("norm",), zeros, "bias"),
     }
+    bias = ParamSpec((embedding.vocab(cfg),), ("vocab",), zeros, "bias")
+    tree["head"] = {**dense, "norm": norm_specs(cfg), "bias": bias}
     if not cfg.tie_embeddings:
-        head["table"] = ParamSpec((embedding.vocab(cfg), d), ("vocab", "embed"), embedding.table_init(cfg))
-    tree: dict[str, Any] = {
-        "embedding": embedding.specs(cfg),
-        "embedding_norm": norm_specs(cfg),
-        "blocks": stack_specs(block_specs(cfg), cfg.num_layers),
-        "head": head,
-    }
-    if cfg.block != "post_norm":
-        tree["final_norm"] = norm_specs(cfg)
+        tree["head"]["table"] = embedding.output_table_spec(cfg)
+    if final_norm is not None:  # after the head: a Flax shell's initial values go by the order
+        tree["final_norm"] = final_norm
     if cfg.next_sentence:
-        tree["pooler"] = {
-            "w": ParamSpec((d, d), ("embed", None), weight_init(cfg, d, d)),
-            "b": ParamSpec((d,), ("norm",), zeros),
-        }
+        tree["pooler"] = dense
         tree["next_sentence"] = {
-            "w": ParamSpec((d, 2), ("embed", None), weight_init(cfg, d, 2)),
-            "b": ParamSpec((2,), (None,), zeros),
+            "w": ParamSpec((d, 2), ("embed", None), weight_init(cfg, d, 2), "output"),
+            "b": ParamSpec((2,), (None,), zeros, "bias"),
         }
     return tree
-
-
-def hidden(params: Params, tokens: Array, cfg: ModelConfig, **fields) -> Array:
-    """The last hidden states.
-
-    Arguments as in `hidden_sharded`. Returns [B, T, D] in the compute dtype.
-    """
-    x, cut = hidden_sharded(params, tokens, cfg, **fields)
-    return cut.unshard(x)
-
-
-def hidden_sharded(
-    params: Params,
-    tokens: Array,
-    cfg: ModelConfig,
-    *,
-    positions: Array | None = None,
-    segments: Array | None = None,
-    token_types: Array | None = None,
-    rng: Array | None = None,
-    execution: Execution = AS_USUAL,
-) -> tuple[Array, SequenceSharding]:
-    """`hidden`, with rows cut into parts as the mesh in use cuts them.
-
-    Args:
-      params: as in `specs(cfg)`.
-      tokens: [B, T] int.
-      cfg: the model.
-      positions: [B, T] int, position in the document; None: 0, 1, 2, ...
-      segments: [B, T] int, document of each token (padding a number of its own); None: one document per row.
-      token_types: [B, T] int, sentence A or B; None: all 0.
-      rng: dropout; None: nothing is dropped.
-      execution: how it is computed, not what.
-
-    Returns:
-      [parts * B, T / parts, D] in the compute dtype, and the cut; [B, T, D] where the mesh has no context axis.
-    """
-    cut, mask, tokens, positions = embedding.shard_rows(tokens, positions, segments, cfg)
-    rngs = (None, None) if rng is None else jax.random.split(rng)
-    x = embedding.embed(params["embedding"], tokens, positions, cfg, None, cut.shard(token_types))
-    # Devlin et al. drop after the norm, so the embedding's own dropout stays off.
-    x = layers.dropout(norm(params["embedding_norm"], x, cfg), cfg.dropout, rngs[0])
-    bias = embedding.score_bias(params["embedding"], cfg, mask)
-    rotate = rotation(cfg, positions)
-    x, _ = stack(params["blocks"], x, cfg, mask, rotate=rotate, bias=bias, rng=rngs[1], execution=execution)
-    return (norm(params["final_norm"], x, cfg) if "final_norm" in params else x), cut
 
 
 def transform(params: Params, x: Array, cfg: ModelConfig) -> Array:
@@ -139,19 +83,22 @@ def loss(
     cfg: ModelConfig,
     loss_cfg: LossConfig,
     rng: Array | None = None,
-    execution: Execution = AS_USUAL,
+    execution: Execution = DEFAULT_EXECUTION,
+    frozen: Any = None,
 ) -> tuple[Sums, Sums]:
     """(objective, metrics) of a batch; see `types.Model`. With next-sentence labels their loss is a second term.
 
     The masked-token head runs on the selected positions (weight > 0) and few others, see `masked_token_loss`.
     """
-    x, cut = hidden_sharded(
+    del frozen
+    inputs = batch.inputs or {}
+    x, sharding, terms = hidden_sharded(
         params,
         batch.tokens,
         cfg,
         positions=batch.positions,
         segments=batch.segments,
-        token_types=batch.token_types,
+        token_types=inputs.get("token_types"),
         rng=rng,
         execution=execution,
     )
@@ -159,29 +106,37 @@ def loss(
     out = masked_token_loss(
         x,
         output_table(params),
-        cut.shard(batch.targets),
-        cut.shard(batch.weights),
+        sharding.shard(batch.targets),
+        sharding.shard(batch.weights),
         head["bias"],
         transform=lambda p, x_ND: transform({"head": p}, x_ND, cfg),
         transform_params={name: head[name] for name in ("w", "b", "norm")},
-        **loss_options(loss_cfg),
+        **vars(loss_cfg),
     )
-    objective, metrics = {"loss": (out.total, out.weight)}, token_metrics(out, cut)
-    if cfg.next_sentence and batch.pair_labels is not None:
+    objective = {"loss": (out.total, out.weight)} | gpt.with_weights(terms, batch, cfg)
+    metrics = token_metrics(out, sharding)
+    labels = inputs.get("pair_labels")
+    if cfg.next_sentence and labels is not None:
         # The first rows are the first parts of all rows.
         logits = next_sentence_logits(params, x[: batch.tokens.shape[0]])
-        each, _ = cross_entropy(logits, batch.pair_labels)
-        there = (batch.pair_labels >= 0).astype(each.dtype)  # -1: a row without a label
+        each, _ = cross_entropy(logits, labels)
+        there = (labels >= 0).astype(each.dtype)  # -1: a row without a label
         objective["next_sentence"] = (jnp.sum(each * there), jnp.sum(there))
         metrics["next_sentence_loss"] = (each * there, there)
-        right = (jnp.argmax(logits, axis=-1) == batch.pair_labels).astype(each.dtype)
+        right = (jnp.argmax(logits, axis=-1) == labels).astype(each.dtype)
         metrics["next_sentence_accuracy"] = (right, there)
     return objective, metrics
 
 
-def weights(batch: Batch) -> dict[str, Array]:
+def weights(batch: Batch, cfg: ModelConfig) -> dict[str, Array]:
     """The weights of `loss`'s objective, without running the model."""
-    out = {"loss": jnp.sum(batch.weights)}
-    if batch.pair_labels is not None:
-        out["next_sentence"] = jnp.sum((batch.pair_labels >= 0).astype(batch.weights.dtype))
+    out = gpt.weights(batch, cfg)
+    labels = (batch.inputs or {}).get("pair_labels")
+    if cfg.next_sentence and labels is not None:
+        out["next_sentence"] = jnp.sum((labels >= 0).astype(batch.weights.dtype))
     return out
+
+
+def head_flops(cfg: ModelConfig) -> float:
+    """Operations of the transform and the vocabulary projection at one position, forward."""
+    return gpt.head_flops(cfg) + 2 * cfg.width * cfg.width

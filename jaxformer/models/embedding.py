@@ -9,7 +9,6 @@ from jax.tree_util import Partial
 
 from jaxformer import masks
 from jaxformer.config import T5, Alibi, Learned, ModelConfig, Sinusoidal
-from jaxformer.functional import layers
 from jaxformer.functional import positions as pos
 from jaxformer.functional.embedding_lookup import look_up
 from jaxformer.kernels.attention.xla import Bias
@@ -39,14 +38,24 @@ def table_init(cfg: ModelConfig) -> Initializer:
 
 def specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
     """Parameters of the embedding: `tokens`, and `positions`, `types`, `t5` where the config has them."""
-    tree = {"tokens": ParamSpec((vocab(cfg), cfg.width), ("vocab", "embed"), table_init(cfg))}
+    tree = {"tokens": _table(cfg, vocab(cfg), "vocab")}
     if isinstance(cfg.positions, Learned):
-        tree["positions"] = ParamSpec((cfg.context_length, cfg.width), ("positions", "embed"), table_init(cfg))
+        tree["positions"] = _table(cfg, cfg.context_length, "positions")
     if isinstance(cfg.positions, T5):
-        tree["t5"] = ParamSpec((T5_BUCKETS, cfg.attention.num_heads), ("positions", "heads"), normal(cfg.width**-0.5))
+        shape = (T5_BUCKETS, cfg.attention.num_heads)
+        tree["t5"] = ParamSpec(shape, ("positions", "heads"), normal(cfg.width**-0.5), "input")
     if cfg.token_types:
-        tree["types"] = ParamSpec((cfg.token_types, cfg.width), ("types", "embed"), table_init(cfg))
+        tree["types"] = _table(cfg, cfg.token_types, "types")
     return tree
+
+
+def _table(cfg: ModelConfig, size: int, axis: str) -> ParamSpec:
+    return ParamSpec((size, cfg.width), (axis, "embed"), table_init(cfg), "input")
+
+
+def output_table_spec(cfg: ModelConfig) -> ParamSpec:
+    """The [V, D] table that turns hidden states into logits, where it is not the embedding's."""
+    return ParamSpec((vocab(cfg), cfg.width), ("vocab", "embed"), table_init(cfg), "output")
 
 
 def embed(
@@ -54,17 +63,15 @@ def embed(
     tokens: Array,
     positions: Array,
     cfg: ModelConfig,
-    rng: Array | None,
     types: Array | None = None,
 ) -> Array:
-    """Sum of the token, position and type embeddings, with dropout.
+    """Sum of the token, position and type embeddings.
 
     Args:
       params: as in `specs(cfg)`.
       tokens: [B, T] int.
       positions: [T] or [B, T] int.
       cfg: the model.
-      rng: dropout; None: none.
       types: [B, T] int; None: all of type 0, where the config has types.
 
     Returns:
@@ -80,7 +87,7 @@ def embed(
         x = x + look_up(jnp.zeros_like(tokens) if types is None else types, params["types"], "types")
     # Every device looks up its part of the width for the rows of its group, then rows and widths change places.
     x = constrain(x.astype(cfg.dtype), "looked_up_rows", None, "looked_up_width")
-    return layers.dropout(constrain(x, "rows", None, None), cfg.dropout, rng)
+    return constrain(x, "rows", None, None)
 
 
 def _learned(table: Array, positions: Array, x: Array) -> Array:
@@ -136,8 +143,7 @@ def shard_rows(
 def score_bias(params: Params, cfg: ModelConfig, mask: masks.Mask | None = None) -> Bias | None:
     """The score bias of ALiBi or T5 positions as a function of (query place, key place), or None.
 
-    `mask` gives the indices in the row where the tokens do not stand as in the row: rows in parts, or a decoder's
-    cache, for which the bias is an array.
+    `mask` gives the indices in the row where rows are cut into parts and tokens do not stand in their order.
     """
     if isinstance(cfg.positions, Alibi):
         bias = Partial(functools.partial(pos.alibi, num_heads=cfg.attention.num_heads))
@@ -147,9 +153,7 @@ def score_bias(params: Params, cfg: ModelConfig, mask: masks.Mask | None = None)
         return None
     if mask is None or mask.key_index is None:
         return bias
-    if mask.parts > 1:
-        return Partial(_at_places, bias, mask.query_index, mask.key_index)
-    return bias(mask.query_index, mask.key_index)
+    return Partial(_at_places, bias, mask.query_index, mask.key_index)
 
 
 def _t5_bias(bidirectional: bool, table: Array, query_index: Array, key_index: Array) -> Array:

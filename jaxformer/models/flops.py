@@ -16,9 +16,11 @@ of the positions only, as BERT's at the masked ones, counts by that share: the o
 
 from typing import NamedTuple
 
-from jaxformer.config import DataConfig, ModelConfig
-from jaxformer.models import bert, gpt
-from jaxformer.specs import count_by_group, count_params
+from jaxformer.config import DataConfig, Execution, ModelConfig
+from jaxformer.config.registry import OBJECTIVES
+from jaxformer.functional.sublayers import costs_of
+from jaxformer.models.families import family_of
+from jaxformer.specs import count_by_group, count_non_embedding, count_params
 
 
 class ParameterCount(NamedTuple):
@@ -27,7 +29,7 @@ class ParameterCount(NamedTuple):
     Attributes:
       by_group: top-level group -> number.
       total: all of them (Hoffmann et al. 2022).
-      non_embedding: without token, position and type tables and an untied output table (Kaplan et al. 2020, 1.3).
+      non_embedding: see `specs.count_non_embedding` (Kaplan et al. 2020, 1.3).
       without_positions: all but the position table.
     """
 
@@ -41,10 +43,10 @@ class Flops(NamedTuple):
     """Floating-point operations per token, a multiply-add being two.
 
     Attributes:
-      projections: query, key, value and output projections of all layers, forward.
-      attention: scores and weighted values of all layers, forward.
-      mlp: forward.
-      head: vocabulary projection (and BERT's transform) at the positions that need it, forward.
+      projections: products with weights in the layers that mix tokens (query, key, value, output), forward.
+      attention: products of activations there (scores, weighted values), forward.
+      mlp: feed-forward layers, forward.
+      head: of the family (vocabulary projection, and BERT's transform) at the positions that need it, forward.
       remat: what the backward pass computes a second time under the config's policy.
     """
 
@@ -65,25 +67,18 @@ class Flops(NamedTuple):
         return 3 * self.forward
 
 
-def _specs(cfg: ModelConfig) -> dict:
-    return {"gpt": gpt, "bert": bert}[cfg.family].specs(cfg)
-
-
 def count_parameters(cfg: ModelConfig) -> ParameterCount:
     """Counts from the specs themselves, so that they cannot drift from the model."""
-    specs = _specs(cfg)
+    specs = family_of(cfg).specs(cfg)
     total = count_params(specs)
-    tables = count_params(specs["embedding"])
-    if not cfg.tie_embeddings:
-        tables += count_params(specs["head"]["table"])
-    positions = count_params(specs["embedding"].get("positions", {}))
-    return ParameterCount(count_by_group(specs), total, total - tables, total - positions)
+    positions = count_params(specs.get("embedding", {}).get("positions", {}))
+    return ParameterCount(count_by_group(specs), total, count_non_embedding(specs), total - positions)
 
 
 def flops_per_token(
     cfg: ModelConfig, context_length: int | None = None, head_fraction: float = 1.0, remat_policy: str = "none"
 ) -> Flops:
-    """Operations per token of a row.
+    """Operations per token of a row, from what each sublayer says it costs.
 
     Args:
       cfg: the model, its vocabulary size filled in.
@@ -97,28 +92,28 @@ def flops_per_token(
 
     Source: Chowdhery et al. 2022, appendix B; Kaplan et al. 2020, table 1, plus what it leaves out.
     """
-    context = cfg.context_length if context_length is None else context_length
-    window, heads = cfg.attention.window, cfg.attention.num_heads
-    keys = context if window is None else min(context, window if cfg.causal else 2 * window - 1)
-    d, f, k = cfg.width, cfg.feed_forward.hidden_width(cfg.width), cfg.head_size
-    vocab = cfg.vocab_size or 0
-    layers = cfg.num_layers
-    projections = layers * 2 * d * k * (2 * heads + 2 * cfg.attention.kv_heads)
-    attention = layers * 2 * 2 * heads * k * keys
-    mlp = layers * 2 * d * f * (3 if cfg.feed_forward.gated else 2)
-    head = head_fraction * (2 * d * vocab + (2 * d * d if cfg.family == "bert" else 0))
-    # "dots" keeps every product with a weight and recomputes the batched ones, attention's. "full" recomputes the block
-    # but for the products that only feed the residual sum, which no gradient needs; a norm after the sum needs it.
-    last = {"post_norm": 0, "pre_norm": 2 * d * f, "parallel": 2 * d * f + 2 * d * k * heads}[cfg.block]
-    whole = projections + attention + mlp - layers * last
-    remat = {"none": 0.0, "dots": float(attention), "full": float(whole)}[remat_policy]
-    return Flops(projections, attention, mlp, head, remat)
+    length, layers = cfg.context_length if context_length is None else context_length, cfg.num_layers
+    costs = costs_of(cfg, length, Execution())
+    mixer, feed_forward = costs["attention"], costs["mlp"]
+    scores = layers * sum(cost.scores for cost in costs.values())
+    # "dots" keeps every product with a weight and recomputes the others, attention's. "full" recomputes the block but
+    # for the products that only feed the residual sum, which no gradient needs; a norm after the sum needs it.
+    last = {
+        "post_norm": 0, "pre_norm": feed_forward.last, "parallel": sum(cost.last for cost in costs.values()),
+    }[cfg.block]  # fmt: skip
+    whole = scores + layers * (sum(cost.products for cost in costs.values()) - last)
+    return Flops(
+        projections=layers * mixer.products,
+        attention=layers * mixer.scores,
+        mlp=layers * (feed_forward.products + feed_forward.scores),
+        head=head_fraction * family_of(cfg).head_flops(cfg),
+        remat={"none": 0.0, "dots": float(scores), "full": float(whole)}[remat_policy],
+    )
 
 
 def training_flops(cfg: ModelConfig, data: DataConfig) -> float:
     """Operations per token of a row, forward and backward; the head's count where the objective needs its logits."""
-    share = data.mask_rate if data.objective == "masked" else 1.0
-    return flops_per_token(cfg, head_fraction=share).training
+    return flops_per_token(cfg, head_fraction=OBJECTIVES[data.objective].share(data)).training
 
 
 def six_n(cfg: ModelConfig) -> float:

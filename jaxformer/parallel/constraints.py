@@ -8,7 +8,7 @@ of no data parallelism at all (measured; `python -m experiments.plan` shows it).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -37,7 +37,8 @@ RULES: dict[str, tuple[str, ...] | None] = {
 # THE rule table of activations: axis -> the mesh axes it is split over, as far as there are such.
 ACTIVATION_RULES: dict[str, tuple[str, ...]] = {
     "batch_rows": ("data", "fsdp"),  # of a batch
-    "rows": ("context", "data", "fsdp"),  # as a model sees them, cut into parts (see `parts`)
+    "parts": ("context",),  # of a row, see `parallel.context`
+    "rows": ("context", "data", "fsdp"),  # as a model sees them: the parts of all rows, one after the other
     "looked_up_rows": ("context", "data"),  # where the embedding table's parts are looked up: rows move to its width
     "looked_up_width": ("fsdp",),
     "tokens": (),  # of a row, between the layers; see `sequence_parallel`
@@ -119,9 +120,21 @@ def _constrain(x: Array, axes: tuple[str | None, ...], rules: Mapping[str, tuple
     return jax.lax.with_sharding_constraint(x, P(*entries(x.shape, axes, rules))) if mesh_axes() else x
 
 
-def entries(shape: tuple[int, ...], axes: tuple[str | None, ...], rules: Any) -> list[tuple[str, ...] | None]:
-    """The mesh axes in use that each dimension is split over by a table of rules, None: not split."""
-    sizes, used = mesh_axes(), set[str]()
+def entries(
+    shape: Sequence[int], axes: Sequence[str | None], rules: Any, sizes: Mapping[str, int] | None = None
+) -> list[tuple[str, ...] | None]:
+    """THE algorithm from logical axes to mesh axes: those that each dimension is split over, None: not split.
+
+    A mesh axis is used once per array, by the first dimension that asks for it and divides. A dimension that does not
+    divide over all that it asks for stays whole.
+
+    Args:
+      shape: of the array.
+      axes: its logical axes.
+      rules: logical axis -> mesh axes.
+      sizes: of the mesh axes that there are; None: those in use.
+    """
+    sizes, used = mesh_axes() if sizes is None else sizes, set[str]()
     out: list[tuple[str, ...] | None] = []
     for size, axis in zip(shape, axes, strict=True):
         wanted = tuple(name for name in (rules[axis] or () if axis else ()) if name not in used)
@@ -178,6 +191,12 @@ def scatter_by_rows(x: Array, axis: str) -> Array:
     fill = -rows % (LANES * jax.lax.axis_size(axis))
     part = jax.lax.psum_scatter(jnp.pad(x, ((0, fill), (0, 0))), axis, scatter_dimension=0, tiled=True)
     return jax.lax.all_to_all(part, axis, 1, 0, tiled=True)[:rows]
+
+
+def context_parts() -> int:
+    """Into how many parts the mesh that is set cuts rows; 1: not at all."""
+    sizes = mesh_axes()
+    return math.prod(sizes.get(axis, 1) for axis in ACTIVATION_RULES["parts"])
 
 
 def batch_shards(rows: int) -> int:

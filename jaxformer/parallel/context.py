@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.parallel.constraints import constrain, mesh_axes
+from jaxformer.parallel.constraints import constrain, context_parts
 from jaxformer.types import Array
 
 
@@ -59,7 +59,7 @@ def sequence_sharding(length: int, *, zigzag: bool) -> SequenceSharding:
     >>> sequence_sharding(16, zigzag=True)
     SequenceSharding(parts=1, order=None)
     """
-    parts = mesh_axes().get("context", 1)
+    parts = context_parts()
     if parts == 1 or length % (2 * parts if zigzag else parts):
         return SequenceSharding()
     return SequenceSharding(parts, zigzag_order(length, parts) if zigzag else None)

@@ -4,7 +4,7 @@
 >>> dict(mesh.shape)
 {'data': 1, 'fsdp': 1, 'context': 1, 'tensor': 1}
 >>> from jaxformer.specs import zeros
->>> param_shardings({"w": ParamSpec((4, 8), ("embed", "mlp"), zeros)}, mesh)["w"].spec == P()
+>>> param_shardings({"w": ParamSpec((4, 8), ("embed", "mlp"), zeros, "hidden")}, mesh)["w"].spec == P()
 True
 """
 
@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxformer.config import MeshConfig
 from jaxformer.errors import ConfigError
-from jaxformer.parallel.constraints import ACTIVATION_RULES, RULES
+from jaxformer.parallel.constraints import ACTIVATION_RULES, RULES, entries
 from jaxformer.specs import ParamSpec, is_spec
 
 # Slowest links first: neighbours along the last axis are neighbours in the machine.
@@ -86,35 +86,25 @@ def across_slices(shape: Sequence[int], slices: int) -> tuple[int, ...]:
 
 
 def partition(shape: Sequence[int], axes: Sequence[str | None], mesh: Mesh, name: str = "array") -> P:
-    """The PartitionSpec of one array by the rule table; mesh axes of size 1 are left out.
-
-    A mesh axis is used once per array, by the first dimension that asks for it and divides. A dimension that does
-    not divide stays whole.
+    """The PartitionSpec of one array by the rule table, see `constraints.entries`; mesh axes of size 1 are left out.
 
     Raises:
       ConfigError: `axes` holds a name the table lacks, or the array is large and would stay whole along a mesh axis.
     """
-    entries: list[Any] = []
-    used: set[str] = set()
-    failed: dict[str, str] = {}
-    for size, axis in zip(shape, axes, strict=True):
-        wanted = tuple(a for a in _rule(axis, name) if mesh.shape[a] > 1 and a not in used)
-        parts = math.prod(mesh.shape[a] for a in wanted)
-        if size % parts:
-            if axis not in MAY_REPLICATE:
-                failed.update({a: f"{axis} {size}" for a in wanted})
-            wanted = ()
-        used.update(wanted)
-        entries.append(wanted if len(wanted) > 1 else wanted[0] if wanted else None)
-    for mesh_axis, what in failed.items():
-        if mesh_axis not in used and math.prod(shape) > LARGE:
-            raise ConfigError(
-                f"config.mesh.{mesh_axis}: {mesh.shape[mesh_axis]} does not divide {what} of {name}, so all "
-                f"{math.prod(shape)} numbers of it would be on every device; accepted: a divisor of {what.split()[-1]}"
-            )
-    while entries and entries[-1] is None:
-        entries.pop()
-    return P(*entries)
+    wanted = [_rule(axis, name) for axis in axes]
+    found = entries(shape, axes, RULES, {axis: size for axis, size in mesh.shape.items() if size > 1})
+    used = {mesh_axis for entry in found for mesh_axis in entry or ()}
+    for size, axis, rule in zip(shape, axes, wanted, strict=True):
+        for mesh_axis in rule:
+            whole = mesh.shape[mesh_axis] > 1 and mesh_axis not in used and axis not in MAY_REPLICATE
+            if whole and math.prod(shape) > LARGE:
+                raise ConfigError(
+                    f"config.mesh.{mesh_axis}: {mesh.shape[mesh_axis]} does not divide {axis} {size} of {name}, so all "
+                    f"{math.prod(shape)} numbers of it would be on every device; accepted: a divisor of {size}"
+                )
+    while found and found[-1] is None:
+        found.pop()
+    return P(*(entry[0] if entry and len(entry) == 1 else entry for entry in found))
 
 
 def param_shardings(specs: Any, mesh: Mesh) -> Any:
@@ -178,5 +168,5 @@ def _rule(axis: str | None, name: str) -> tuple[str, ...]:
     if axis not in RULES:
         near = difflib.get_close_matches(axis, RULES, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}?" if near else f"accepted: {', '.join(RULES)}"
-        raise ConfigError(f"{name}: logical axis {axis!r} has no rule in layout.RULES; {hint}")
+        raise ConfigError(f"{name}: logical axis {axis!r} has no rule in constraints.RULES; {hint}")
     return RULES[axis] or ()

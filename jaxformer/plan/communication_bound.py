@@ -3,11 +3,11 @@
   fsdp     every micro-batch: each parameter gathered for the forward pass and once more for the backward pass (the
            blocks'; a table is needed once), in the dtype of the computation; its gradient summed and split, float32.
            An embedding may send the rows that were looked up instead of its table, where they are fewer bytes.
-  tensor   every micro-batch: activations summed after attention and after the MLP, forward and backward (a parallel
-           block sums once each way), and after attention again where the backward pass computes a block again; once
-           after the embedding and once for the loss's gradient; three numbers a token for the loss itself.
-  context  every micro-batch and layer: keys and values once around the ring forward (twice where the backward pass
-           computes a block again), and they and their gradients backward.
+  tensor   every micro-batch: activations summed after each sublayer, forward and backward (a parallel block sums once
+           each way), and after all but the last once more where the backward pass recomputes blocks; once after the
+           embedding and once for the loss's gradient; three numbers a token for the loss itself.
+  context  every micro-batch and layer: what sublayers send around the ring (`layer.Cost`), keys and values, once
+           forward (twice where the backward pass recomputes blocks), and they and their gradients backward.
   data     gradients of what a device keeps, summed once, float32; also over fsdp and context for parameters that
            they do not split (norms).
 
@@ -20,6 +20,7 @@ from typing import Any
 import jax
 
 from jaxformer.config import Config
+from jaxformer.functional.sublayers import costs_of, sublayers_of
 from jaxformer.parallel.constraints import ACTIVATION_RULES
 from jaxformer.parallel.mesh import partition
 from jaxformer.specs import ParamSpec, is_spec
@@ -70,32 +71,37 @@ def _parameter(add: Any, name: str, spec: ParamSpec, config: Config, mesh: Any, 
     share = (parts - 1) / parts
     whole = share * numbers * _compute_bytes(config)
     summed = share * numbers * GRADIENT_BYTES
-    if "blocks" in name.split("."):
+    if not spec.trained:
+        summed = 0.0
+    if spec.num_stacked:
         add(("fsdp",), micro * (2 * whole + summed))
-    elif name.startswith("embedding.") and not (name == "embedding.tokens" and config.model.tie_embeddings):
+    elif spec.role == "input" and not ("vocab" in spec.axes and config.model.tie_embeddings):
         rows = share * tokens_per_device(config, sizes) * config.model.width * _compute_bytes(config)
         add(("fsdp",), micro * (min(whole, rows) + min(summed, rows)))
     else:
         add(("fsdp",), micro * (whole + summed))
-    rest = tuple(a for a in sizes if a in ("data", "fsdp", "context") and a not in used)
+    rest = tuple(a for a in sizes if a in ACTIVATION_RULES["rows"] and a not in used)
     others = math.prod(sizes[a] for a in rest)
-    add(rest, 2 * (others - 1) / others * numbers / parts * GRADIENT_BYTES)
+    add(rest, int(spec.trained) * 2 * (others - 1) / others * numbers / parts * GRADIENT_BYTES)
 
 
 def _tensor(config: Config, sizes: dict[str, int]) -> float:
     model = config.model
     share = (sizes["tensor"] - 1) / sizes["tensor"]
     tokens = tokens_per_device(config, sizes)
-    sums = 2 * (1 if model.block == "parallel" else 2)
-    again = int(config.execution.remat == "full" and model.block != "parallel")
+    sublayers = 1 if model.block == "parallel" else len(sublayers_of(model))
+    sums = 2 * sublayers
+    again = (sublayers - 1) * int(config.execution.remat == "full")
     activations = (model.num_layers * (sums + again) + 2) * tokens * model.width * _compute_bytes(config)
     return config.execution.gradient_accumulation_steps * 2 * share * (activations + 3 * tokens * 4)
 
 
 def _context(config: Config, sizes: dict[str, int]) -> float:
-    model = config.model
-    kept = tokens_per_device(config, sizes) * model.attention.kv_heads * model.head_size * _compute_bytes(config)
-    if model.attention.kv_heads % sizes.get("tensor", 1) == 0:
-        kept /= sizes.get("tensor", 1)
-    rounds = 2 + 2 * int(config.execution.remat == "full") + 4
-    return config.execution.gradient_accumulation_steps * model.num_layers * rounds * (sizes["context"] - 1) * kept
+    model, tensor = config.model, sizes.get("tensor", 1)
+    each = 0.0  # bytes that go around the ring once
+    for cost in costs_of(model, model.context_length, config.execution).values():
+        parts, numbers = cost.ring
+        each += parts * numbers / (tensor if parts % tensor == 0 else 1) * _compute_bytes(config)
+    rounds = 1 + int(config.execution.remat == "full") + 2
+    tokens = model.num_layers * rounds * (sizes["context"] - 1) * tokens_per_device(config, sizes)
+    return config.execution.gradient_accumulation_steps * tokens * each

@@ -13,6 +13,7 @@ from jaxformer.config import Config
 from jaxformer.errors import ConfigError
 from jaxformer.functional.attention import ANY, choose
 from jaxformer.models.attention_support import check_mesh, unsupported_by
+from jaxformer.models.families import family_of
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import batch_sharding, check_context, make_mesh
 from jaxformer.plan.topology import Topology
@@ -75,17 +76,9 @@ def target_config(config: Config, topology: Topology, mesh: Mesh) -> Config:
 
 def abstract_chunk(config: Config, mesh: Mesh) -> Batch:
     """Shapes and shardings of what one dispatch of the run takes: [K, B, T]."""
-    train, length = config.train, config.model.context_length
-    where = batch_sharding(mesh, 1)
-
-    def array(dtype: Any, *shape: int) -> Any:
-        return jax.ShapeDtypeStruct(
-            (config.execution.steps_per_dispatch, train.global_batch_size, *shape), dtype, sharding=where
-        )
-
-    ids, weights = array(jnp.int32, length), array(jnp.float32, length)
-    pairs = (ids, array(jnp.int32)) if config.data.pairs else (None, None)
-    return Batch(ids, ids, weights, ids, ids, *pairs)
+    where, steps = batch_sharding(mesh, 1), config.execution.steps_per_dispatch
+    one = family_of(config.model).batch_spec(config.model, config.data, config.train.global_batch_size)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((steps, *x.shape), x.dtype, sharding=where), one)
 
 
 def compile_step(config: Config, topology: Topology) -> CompiledStep:

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jaxformer.config import Config, to_dict
+from jaxformer.functional.sublayers import costs_of
 from jaxformer.kernels.attention import splash
 from jaxformer.models.flops import count_parameters, training_flops
 from jaxformer.parallel.mesh import LARGE
@@ -138,19 +139,13 @@ def saved_activations(step: CompiledStep) -> int:
     model, execution, sizes = step.config.model, step.config.execution, dict(step.mesh.shape)
     each = 2 if model.dtype == "bfloat16" else 4
     tokens = communication_bound.tokens_per_device(step.config, {k: v for k, v in sizes.items() if v > 1})
-    tensor = sizes.get("tensor", 1)
-    heads, feed = model.attention, model.feed_forward
-    products = (heads.num_heads + 2 * heads.kv_heads) * model.head_size
-    products += feed.hidden_width(model.width) * (2 if feed.gated else 1)
-    split = products / tensor + 2 * model.width
+    tensor, costs = sizes.get("tensor", 1), costs_of(model, model.context_length, execution).values()
+    products = sum(cost.saved / tensor + model.width for cost in costs)
     numbers = {
         "full": float(model.width),
-        "dots": model.width + split,
-        "none": 3 * model.width + 2 * split,
+        "dots": model.width + products,
+        "none": 3 * model.width + 2 * products + sum(cost.saved_scores for cost in costs) / tensor,
     }[execution.remat]
-    if execution.remat == "none" and execution.attention == "xla":
-        keys = model.context_length if not model.causal else (model.context_length + 128) / 2
-        numbers += 2 * heads.num_heads / tensor * keys
     return int(model.num_layers * tokens * each * numbers)
 
 

@@ -4,12 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import jax
+
 from jaxformer.config import Config
 from jaxformer.errors import ConfigError
-from jaxformer.parallel.constraints import ACTIVATION_RULES
+from jaxformer.functional.block import block_specs
+from jaxformer.parallel.constraints import ACTIVATION_RULES, RULES
 from jaxformer.plan.measures import Plan, make_plan
 from jaxformer.plan.summary import size, verdict
 from jaxformer.plan.topology import Topology
+from jaxformer.specs import is_spec
 
 REMAT: tuple[Literal["none", "dots", "full"], ...] = ("none", "dots", "full")
 
@@ -39,11 +43,13 @@ def candidates(config: Config, topology: Topology) -> list[Config]:
     context = config.mesh.context or 1
     devices = len(topology.devices) // context
     most = min(topology.per_node, 16)
-    heads, hidden = config.model.attention.kv_heads, config.model.feed_forward.hidden_width(config.model.width)
+    leaves = jax.tree.leaves(block_specs(config.model), is_leaf=is_spec)
+    over = {axis for axis, rule in RULES.items() if "tensor" in (rule or ())}
+    split = {size for spec in leaves for size, axis in zip(spec.shape, spec.axes, strict=True) if axis in over}
     parts = config.execution.gradient_accumulation_steps
     found = []
     for tensor in (1, 2, 4, 8, 16):
-        if tensor > most or devices % tensor or heads % tensor or hidden % tensor:
+        if tensor > most or devices % tensor or any(size % tensor for size in split):
             continue
         rest = devices // tensor
         inside = max(1, topology.per_node // tensor) if topology.chip.platform == "cuda" else max(1, int(rest**0.5))

@@ -1,7 +1,7 @@
 """What cannot fit the memory that is here, said with its numbers before anything compiles.
 
 Only what is certain counts: parameters, their gradients, the optimizer's moments and the batches of one dispatch, or a
-decoder's keys and values. Activations come on top; `experiments.plan` knows those.
+decoder's cache. Activations come on top; `experiments.plan` knows those.
 """
 
 import math
@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from jaxformer.config import Config, ModelConfig
 from jaxformer.errors import ConfigError
+from jaxformer.functional.block import init_cache
 from jaxformer.parallel.mesh import param_shardings
 from jaxformer.specs import count_params, is_spec
 
@@ -90,16 +91,14 @@ def check_decoding(cfg: ModelConfig, rows: int, tokens: int, flags: str) -> None
       flags: those that the error blames.
 
     Raises:
-      ConfigError: keys and values alone need more than there is.
+      ConfigError: the cache alone needs more than there is.
     """
     limit, _, where = limit_of(jax.devices()[:1])
-    heads = cfg.attention
-    kept = tokens if heads.window is None else min(tokens, heads.window)
-    width = 2 if cfg.dtype == "bfloat16" else 4
-    needed = rows * (2 * width * cfg.num_layers * heads.kv_heads * cfg.head_size * kept + 4 * tokens)
+    cache = jax.eval_shape(lambda: init_cache(cfg, rows, tokens, cfg.dtype))
+    needed = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(cache)) + 4 * rows * tokens
     if needed > limit:
         raise ConfigError(
-            f"{flags}: {rows} x {tokens} tokens need {_size(needed)} for their keys and values, on {where}, which has "
+            f"{flags}: {rows} x {tokens} tokens need {_size(needed)} for their decoding cache, on {where}, which has "
             f"{_size(limit)}; accepted: what fits"
         )
 

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 from jax.sharding import Mesh
 
 from jaxformer.config import Config, MeshConfig
+from jaxformer.config.registry import OBJECTIVES
 from jaxformer.data import languages, sample_prompt
 from jaxformer.data.batches import Batches, eval_batches
 from jaxformer.data.corpus import Corpus, Split, open_corpus
@@ -22,6 +23,7 @@ from jaxformer.data.progress_bars import say
 from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.errors import ConfigError, ProgramError
 from jaxformer.models.attention_support import check_available, check_mesh, fallback_to_auto
+from jaxformer.models.families import family_of
 from jaxformer.models.flops import count_parameters, six_n, training_flops
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import check_batch, check_context, host_rows, make_mesh, replicated
@@ -101,7 +103,6 @@ def _pretrain(parsed: Parsed, stack: ExitStack) -> loop.Result:
     if chief and (changed := manifest.execution_changes(config)):
         log(changed)
 
-    counts = count_parameters(config.model)
     flops = training_flops(config.model, config.data)
     result = loop.train(
         model,
@@ -113,7 +114,6 @@ def _pretrain(parsed: Parsed, stack: ExitStack) -> loop.Result:
         flops_per_token=flops,
         bytes_per_token=bytes_per_token(config, corpus.validation),
         final_fields={
-            "params_non_embedding": counts.non_embedding,
             "flops_6nd_per_token": six_n(config.model),
             "compressed_bits_per_byte": compressed(corpus.validation),
             **({} if config.data.on_error == "stop" else {"num_skipped": corpus.num_skipped}),
@@ -175,9 +175,9 @@ def fit_vocabulary(config: C, tokenizer: Tokenizer) -> C:
 
 
 def bytes_per_token(config: Config, split: Split) -> float | None:
-    """Bytes of text each predicted token of a held-out split stands for; None for masked tokens, whose loss is not
-    the length of any code."""
-    if config.data.objective != "next_token":
+    """Bytes of text each predicted token of a held-out split stands for; None for objectives whose loss is not the
+    length of a code for the text, such as masked tokens."""
+    if not OBJECTIVES[config.data.objective].is_code:
         return None
     return split.num_bytes / max(split.num_tokens - 1, 1)
 
@@ -200,10 +200,13 @@ def open_run(workdir: str | Path) -> Run:
     return Run(config, params, tokenizer, step)
 
 
-def _params(workdir: str | Path, abstract: Params) -> tuple[Params, int]:
-    """The weights of the newest valid checkpoint of the run in `workdir`, and their step."""
+def _params(
+    workdir: str | Path, abstract: Params, step: int | None = None, item: str | None = None
+) -> tuple[Params, int]:
+    """The weights of the newest valid checkpoint of the run in `workdir`, and their step; as `restore_params`."""
     fingerprint, also = manifest.fingerprints(workdir)
-    return restore_params(Path(workdir) / "checkpoints", abstract, fingerprint=fingerprint, also=also)
+    directory = Path(workdir) / "checkpoints"
+    return restore_params(directory, abstract, item=item, step=step, fingerprint=fingerprint, also=also)
 
 
 def evaluate(workdir: str | Path, *, cache_dir: str | None = None, verify: bool = False, log=print) -> dict[str, float]:
@@ -233,10 +236,13 @@ def evaluate(workdir: str | Path, *, cache_dir: str | None = None, verify: bool 
         raise ConfigError(f"workdir {workdir}: was trained on other text (corpus {stored}, now {corpus.fingerprint})")
     mesh = make_mesh(MeshConfig(1), jax.devices()[:1])
     model = make_model(config.model, config.loss, fallback_to_auto(config.execution))
-    abstract = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(mesh)), abstract_params(model.specs)
-    )
-    params, step = _params(workdir, abstract)
+
+    def abstract(specs: Any) -> Params:
+        whole = replicated(mesh)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), abstract_params(specs))
+
+    params, step = _params(workdir, abstract(model.specs))
+    frozen = None if model.frozen is None else _params(workdir, abstract(model.frozen), step, "frozen")[0]
     held_out = eval_batches(
         corpus.validation,
         corpus.tokenizer,
@@ -245,7 +251,8 @@ def evaluate(workdir: str | Path, *, cache_dir: str | None = None, verify: bool 
         context_length=config.model.context_length,
     )
     with jax.set_mesh(mesh):
-        found = loop.evaluate(compile_eval(model, mesh), lambda b: device_put_batch(b, mesh), params, held_out)
+        compiled = compile_eval(model, mesh)
+        found = loop.evaluate(compiled, lambda b: device_put_batch(b, mesh), params, held_out, frozen=frozen)
     values = metrics.evaluation(found, bytes_per_token(config, corpus.validation))
     log(f"{workdir} at step {step}, held out: {describe(values)}")
     print_floor(config, values, log)
@@ -260,7 +267,7 @@ def print_overview(config: Config, corpus: Corpus, batches: Batches, mesh, overr
     tokens = train.steps * train.global_batch_size * model.context_length
     epochs = batches.epochs(train.steps)
     log(
-        f"{model.family}: {model.num_layers} layers, width {model.width}, {model.attention.num_heads} heads, "
+        f"{model.family}: {model.num_layers} layers, width {model.width}, {model.attention.summary()}, "
         f"context {model.context_length}, vocabulary {model.vocab_size}: {_short(counts.total)} parameters "
         f"({_short(counts.non_embedding)} without embeddings), {model.dtype}"
     )
@@ -287,17 +294,18 @@ def print_result(config: Config, corpus: Corpus, result: loop.Result, log) -> No
     log(f"held out: {describe(result.evaluation)}")
     print_floor(config, result.evaluation, log)
     print_codes(corpus.validation, result.evaluation, log)
-    workdir, text = shlex.quote(config.workdir), shlex.quote(something_to_try(config, corpus))
-    if config.model.family == "gpt":
+    workdir, tasks = shlex.quote(config.workdir), family_of(config.model).tasks
+    text = shlex.quote(something_to_try(config, corpus)) if tasks else ""
+    if "generate" in tasks:
         log(f"sample:  python -m experiments.generate --workdir={workdir} --prompt={text}")
-    else:
+    elif "fill_mask" in tasks:
         log(f"fill in: python -m experiments.fill_mask --workdir={workdir} --text={text}")
     log(f"measure: python -m experiments.evaluate --workdir={workdir}")
 
 
 def something_to_try(config: Config, corpus: Corpus) -> str:
     """A prompt for a GPT, or a text with [MASK] for a BERT, such as the corpus could hold."""
-    if config.model.family == "gpt":
+    if "generate" in family_of(config.model).tasks:
         return "def " if config.data.source == "stdlib" else sample_prompt.prompt(corpus.validation, corpus.tokenizer)
     if config.data.source == "stdlib":
         return "import [MASK]"

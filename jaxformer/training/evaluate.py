@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -30,11 +30,12 @@ class EvalBatches(TrainBatches, Protocol):
 
 
 def evaluate(
-    evaluate_batch: Callable[[Params, Batch], Sums],
+    evaluate_batch: Callable[[Params, Batch, Any], Sums],
     device_put_batch: Callable[[Batch], Batch],
     params: Params,
     batches: EvalBatches,
     count: int | None = None,
+    frozen: Any = None,
 ) -> dict[str, metrics.WeightedMean]:
     """The model's metrics over the first `count` batches (None: all), with standard errors over rows.
 
@@ -43,6 +44,7 @@ def evaluate(
       params: the parameters.
       batches: the held-out split.
       count: how many batches.
+      frozen: as in `TrainState`.
     """
     count = len(batches) if count is None else min(count, len(batches))
     found: list[Sums] = []
@@ -56,7 +58,7 @@ def evaluate(
             batch = coming.pop().result()
             if index + 1 < count:
                 coming.append(reader.submit(read, index + 1))
-            found.append(evaluate_batch(params, batch))
+            found.append(evaluate_batch(params, batch, frozen))
             if index:  # one batch behind, so that the device never waits and batches do not pile up on it
                 found[-2] = jax.device_get(found[-2])
     return metrics.collect(jax.device_get(found))

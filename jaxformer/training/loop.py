@@ -21,7 +21,7 @@ from jaxformer.config import Config
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.runtime import coordination
 from jaxformer.runtime.host_memory import settle_heap
-from jaxformer.specs import count_params, is_spec
+from jaxformer.specs import count_non_embedding, count_params
 from jaxformer.training import metrics
 from jaxformer.training.checkpoint.manager import Checkpoints
 from jaxformer.training.evaluate import SPLIT, EvalBatches, TrainBatches, evaluate, evaluations_before, stops_early
@@ -177,7 +177,7 @@ def train(
             reporter.event(step, "stopped_early")
             progress.line(f"stopped at step {step}: no better evaluation in {config.train.early_stop_evals}")
         tokens = step * reporter.tokens_per_step
-        counts = {"params": count_params(model.specs), "params_non_embedding": _count_non_embedding(model.specs)}
+        counts = {"params": count_params(model.specs), "params_non_embedding": count_non_embedding(model.specs)}
         flops = None if flops_per_token is None else flops_per_token * tokens
         final = {"kind": "final", "step": step, "tokens": tokens, **values, **counts, "flops": flops}
         reporter.write({**final, "status": status, "split": SPLIT, **(final_fields or {})})
@@ -276,7 +276,7 @@ class _Run:
             self.watchdog.alive()
             return self.steps.device_put_batch(batch)
 
-        found = evaluate(self.steps.evaluate, place, averaged(state), self.eval_batches, count)
+        found = evaluate(self.steps.evaluate, place, averaged(state), self.eval_batches, count, state.frozen)
         values = metrics.evaluation(found, self.bytes_per_token)
         self.reporter.evaluation(step, SPLIT, values)
         self.reporter.exclude(time.monotonic() - began)
@@ -294,12 +294,6 @@ class _Run:
 
             flags = multihost_utils.process_allgather(flags).any(axis=0)
         return bool(flags[0]), bool(flags[1])
-
-
-def _count_non_embedding(specs: Any) -> int:
-    """Parameters of arrays without a vocabulary or position axis."""
-    kept = [s for s in jax.tree.leaves(specs, is_leaf=is_spec) if not {"vocab", "positions"} & set(s.axes)]
-    return sum(int(np.prod(s.shape)) for s in kept)
 
 
 def _quietly(action: Callable[[], None]) -> None:

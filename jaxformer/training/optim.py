@@ -1,8 +1,8 @@
 """The update rules and their schedules, from optax, made equal in meaning.
 
 Under every rule ``learning_rate`` is the scheduled step size of an update of about unit size, weight decay is
-decoupled and multiplied by it, and only the leaves of ``specs.decay_mask`` decay. Clipping is `clip`, outside the
-optimizer, because the train step needs the norm anyway.
+decoupled and multiplied by it. Which parameters decay, and what their rate, decay and epsilon are multiplied by, says
+their `ParamSpec`. Clipping is `clip`, outside the optimizer, because the train step needs the norm anyway.
 
 >>> schedule = make_schedule(OptimizerConfig(learning_rate=1.0, warmup_steps=3, schedule="linear"), steps=13)
 >>> [round(float(schedule(step)), 3) for step in (0, 1, 2, 3, 8, 13)]
@@ -21,15 +21,13 @@ from optax.contrib import MuonDimensionNumbers
 
 from jaxformer.config import OptimizerConfig
 from jaxformer.errors import ConfigError
-from jaxformer.specs import ParamSpec, decay_mask, is_spec
+from jaxformer.specs import ParamSpec, is_spec, only_trained
 from jaxformer.types import Array, Params
 
 Schedule = Callable[[Array | int], Array]
 
 # Muon's update is scaled to the size of AdamW's, so that both share a learning rate (Liu et al. 2025, section 2.2).
 MUON_RMS = 0.2
-# Tables are looked up, not multiplied with: AdamW's, as in Jordan 2024.
-NOT_MATRICES = frozenset({"vocab", "positions", "types"})
 
 
 class TracedHyperparameters(NamedTuple):
@@ -119,12 +117,12 @@ def make_schedule(cfg: OptimizerConfig, steps: int, hyperparameters: TracedHyper
 def make_optimizer(
     cfg: OptimizerConfig, steps: int, specs: Any, hyperparameters: TracedHyperparameters | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """The update rule over parameters described by `specs`, for a run of `steps`.
+    """The update rule over the trained parameters of `specs` (see `specs.only_trained`), for a run of `steps`.
 
       adamw      beta1, beta2, epsilon
       lion       beta1 (of the update), beta2 (of the momentum)
       adafactor  factored second moment, which decays as 1 - t**-0.8; beta1 is its momentum, 0 for none
-      muon       beta1 is its (Nesterov) momentum; tables, biases and scales take adamw's update
+      muon       beta1 is its (Nesterov) momentum; for parameters of role "hidden", the others take adamw's update
 
     A leading "layers" axis is a batch of parameters, never a dimension of a matrix. Given `hyperparameters` take the
     place of those in `cfg`, as in `make_schedule`.
@@ -134,16 +132,18 @@ def make_optimizer(
 
     Sources: Loshchilov & Hutter 2019; Chen et al. 2023; Shazeer & Stern 2018; Jordan 2024, Liu et al. 2025.
     """
+    specs = only_trained(specs, specs)
+    epsilons = jax.tree.map(lambda spec: cfg.epsilon * spec.epsilon, specs, is_leaf=is_spec)
     rule = {
-        "adamw": lambda: scale_by_adam(cfg.beta1, cfg.beta2, cfg.epsilon),
+        "adamw": lambda: scale_by_adam(cfg.beta1, cfg.beta2, epsilons),
         "lion": lambda: skip_nonfinite(optax.scale_by_lion(cfg.beta1, cfg.beta2)),
         "adafactor": lambda: skip_nonfinite(_per_layer(_adafactor(cfg.beta1), specs)),
         "muon": lambda: skip_nonfinite(_muon(cfg, specs)),
     }[cfg.name]()
-    parts = [optax.scale_by_learning_rate(make_schedule(cfg, steps, hyperparameters))]
+    parts = [optax.scale_by_learning_rate(make_schedule(cfg, steps, hyperparameters)), _scale_by_rates(specs)]
     if cfg.weight_decay or hyperparameters is not None:
         decay = cfg.weight_decay if hyperparameters is None else hyperparameters.weight_decay
-        parts.insert(0, optax.add_decayed_weights(decay, decay_mask(specs)))
+        parts.insert(0, _add_decayed_weights(decay, specs))
     rest = skip_nonfinite(optax.chain(*parts))
 
     def update(grads, state, params=None, *, scale=1.0, finite=True):
@@ -152,6 +152,22 @@ def make_optimizer(
         return updates, (first, *others)
 
     return optax.GradientTransformationExtraArgs(optax.chain(rule, *parts).init, update)
+
+
+def _add_decayed_weights(decay: Any, specs: Any) -> optax.GradientTransformation:
+    def decayed(spec: ParamSpec, update: Array, param: Array) -> Array:
+        if not spec.decay:
+            return update
+        return update + (decay if spec.decay == 1 else decay * spec.decay) * param
+
+    return optax.stateless(lambda updates, params: jax.tree.map(decayed, specs, updates, params, is_leaf=is_spec))
+
+
+def _scale_by_rates(specs: Any) -> optax.GradientTransformation:
+    def scaled(spec: ParamSpec, update: Array) -> Array:
+        return update if spec.rate == 1 else update * spec.rate
+
+    return optax.stateless(lambda updates, _: jax.tree.map(scaled, specs, updates, is_leaf=is_spec))
 
 
 def skip_nonfinite(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -173,8 +189,10 @@ def skip_nonfinite(inner: optax.GradientTransformation) -> optax.GradientTransfo
     return optax.GradientTransformationExtraArgs(inner.init, update)
 
 
-def scale_by_adam(beta1: float, beta2: float, epsilon: float) -> optax.GradientTransformationExtraArgs:
+def scale_by_adam(beta1: float, beta2: float, epsilon: Any) -> optax.GradientTransformationExtraArgs:
     """optax.scale_by_adam that skips steps which are not finite, and on CPU with moments that are updated in place.
+
+    `epsilon` is a tree of numbers like the parameters.
 
     Left to itself XLA's CPU backend computes the moments twice, for the state and for the update, the second time from
     the old ones, of which it therefore keeps a copy. A conditional is a wall to that.
@@ -201,7 +219,7 @@ def scale_by_adam(beta1: float, beta2: float, epsilon: float) -> optax.GradientT
         count = jnp.where(finite, optax.safe_increment(state.count), state.count)
         made = jnp.maximum(count, 1)  # before the first update that was finite: nothing is divided by 0
         first, second = optax.tree.bias_correction(mu, beta1, made), optax.tree.bias_correction(nu, beta2, made)
-        updates = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + epsilon), first, second)
+        updates = jax.tree.map(lambda m, v, e: m / (jnp.sqrt(v) + e), first, second, epsilon)
         return updates, state._replace(count=count, mu=mu, nu=nu)
 
     return optax.GradientTransformationExtraArgs(adam.init, update)
@@ -218,23 +236,21 @@ def clip(grads: Params, limit: float | None) -> tuple[Array, Array]:
 
 
 def muon_dimensions(spec: ParamSpec) -> MuonDimensionNumbers | None:
-    """Which dimensions are a matrix's input and output, for Muon; None if the parameter is no matrix.
+    """Which dimensions are a hidden matrix's input and output, for Muon; None for parameters of other roles.
 
     Heads and head width are one side together: a projection to queries is [embed, heads * head_width].
     """
-    body = [i for i, axis in enumerate(spec.axes) if axis != "layers"]
-    if len(body) < 2 or "embed" not in spec.axes or NOT_MATRICES & set(spec.axes):
+    if spec.role != "hidden":
         return None
-    embed = spec.axes.index("embed")
-    if embed == body[0]:
-        return MuonDimensionNumbers((embed,), tuple(body[1:]))
-    if embed == body[-1]:
-        return MuonDimensionNumbers(tuple(body[:-1]), (embed,))
-    return None
+    begin, middle = spec.num_stacked, spec.num_stacked + spec.num_inputs
+    return MuonDimensionNumbers(tuple(range(begin, middle)), tuple(range(middle, len(spec.shape))))
 
 
 def _muon(cfg: OptimizerConfig, specs: Any) -> optax.GradientTransformation:
-    labels = jax.tree.map(lambda s: "adam" if muon_dimensions(s) is None else "muon", specs, is_leaf=is_spec)
+    def label(spec: ParamSpec) -> str:
+        return "muon" if spec.role == "hidden" else "adam" if spec.epsilon == 1 else f"adam_{spec.epsilon:g}"
+
+    labels = jax.tree.map(label, specs, is_leaf=is_spec)
     # optax.partition hides the other group's leaves as MaskedNode; the dimension tree must have the same holes.
     dimensions = jax.tree.map(lambda s: muon_dimensions(s) or optax.MaskedNode(), specs, is_leaf=is_spec)
 
@@ -253,8 +269,10 @@ def _muon(cfg: OptimizerConfig, specs: Any) -> optax.GradientTransformation:
     muon = optax.contrib.scale_by_muon(
         beta=cfg.beta1, eps=cfg.epsilon, weight_dimension_numbers=lambda updates: dimensions
     )
-    adam = optax.scale_by_adam(cfg.beta1, cfg.beta2, cfg.epsilon)
-    return optax.partition({"muon": optax.chain(muon, optax.stateless(rescale)), "adam": adam}, labels)
+    rules = {"muon": optax.chain(muon, optax.stateless(rescale))}
+    for spec in jax.tree.leaves(specs, is_leaf=is_spec):
+        rules.setdefault(label(spec), optax.scale_by_adam(cfg.beta1, cfg.beta2, cfg.epsilon * spec.epsilon))
+    return optax.partition(rules, labels)
 
 
 def _adafactor(momentum: float) -> optax.GradientTransformation:
@@ -268,7 +286,7 @@ def _per_layer(rule: optax.GradientTransformation, specs: Any) -> optax.Gradient
     """`rule` for each layer by itself, by vmap over the leading axis of stacked leaves."""
 
     def label(spec: ParamSpec) -> str:
-        return f"layers_{spec.shape[0]}" if spec.axes[:1] == ("layers",) else "single"
+        return f"layers_{spec.shape[0]}" if spec.num_stacked else "single"
 
     labels = jax.tree.map(label, specs, is_leaf=is_spec)
     mapped = optax.GradientTransformation(jax.vmap(rule.init), jax.vmap(rule.update))

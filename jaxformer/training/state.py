@@ -10,7 +10,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 
 from jaxformer.parallel.mesh import param_shardings, replicated
-from jaxformer.specs import abstract_params
+from jaxformer.specs import abstract_params, init_params, only_trained
 from jaxformer.types import Model, Params
 
 Leaf = Any  # an array; in a tree that describes the state, its shape or its sharding
@@ -27,6 +27,7 @@ class TrainState(NamedTuple):
       rng: uint32 key data that every step's randomness is folded from; it never changes.
       bad_steps: int32, how many steps in a row up to now were not finite.
       skipped: int32, how many there were in all.
+      frozen: a tree that the loss sees and nobody updates (`Model.frozen`), or None.
     """
 
     step: Leaf
@@ -36,6 +37,7 @@ class TrainState(NamedTuple):
     rng: Leaf
     bad_steps: Leaf
     skipped: Leaf
+    frozen: Any = None
 
 
 def init_state(
@@ -51,10 +53,12 @@ def fresh_state(model: Model, optimizer: optax.GradientTransformation, seed: Lea
     """The state of step 0 as a pure function of the seed, an int or a traced int32."""
     init_rng, run_rng = jax.random.split(jax.random.key(seed))
     params = model.init(init_rng)
+    frozen = None if model.frozen is None else init_params(model.frozen, jax.random.fold_in(init_rng, 1))
+    opt_state = optimizer.init(only_trained(params, model.specs))
     zero = jnp.zeros((), jnp.int32)
     # A copy, because donation needs the average in buffers of its own.
     average = jax.tree.map(jnp.copy, params) if ema else None
-    return TrainState(zero, params, optimizer.init(params), average, jax.random.key_data(run_rng), zero, zero)
+    return TrainState(zero, params, opt_state, average, jax.random.key_data(run_rng), zero, zero, frozen)
 
 
 def init_options(device: jax.Device) -> dict[str, int] | None:
@@ -68,8 +72,9 @@ def state_shapes(model: Model, optimizer: optax.GradientTransformation, *, ema: 
     params = abstract_params(model.specs)
     scalar = jax.ShapeDtypeStruct((), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
-    opt_state = jax.eval_shape(optimizer.init, params)
-    return TrainState(scalar, params, opt_state, params if ema else None, key, scalar, scalar)
+    opt_state = jax.eval_shape(optimizer.init, only_trained(params, model.specs))
+    frozen = None if model.frozen is None else abstract_params(model.frozen)
+    return TrainState(scalar, params, opt_state, params if ema else None, key, scalar, scalar, frozen)
 
 
 def state_shardings(
@@ -96,7 +101,8 @@ def state_shardings(
     state = state_shapes(model, optimizer, ema=ema)
     whole = replicated(mesh)
     opt_state = jax.tree_util.tree_map_with_path(sharding, state.opt_state)
-    return TrainState(whole, params, opt_state, params if ema else None, whole, whole, whole)
+    frozen = None if model.frozen is None else param_shardings(model.frozen, mesh)
+    return TrainState(whole, params, opt_state, params if ema else None, whole, whole, whole, frozen)
 
 
 def abstract_state(

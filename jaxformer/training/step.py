@@ -15,6 +15,7 @@ from jaxformer.config import Config
 from jaxformer.parallel.constraints import sequence_parallel
 from jaxformer.parallel.mesh import batch_sharding, check_batch, param_shardings, replicated
 from jaxformer.runtime.host_memory import one_at_a_time
+from jaxformer.specs import only_trained, with_trained
 from jaxformer.training import state as states
 from jaxformer.training.microbatch import fori_over_batches, split_microbatches
 from jaxformer.training.optim import Schedule, clip, make_schedule
@@ -45,7 +46,7 @@ class StepMetrics(NamedTuple):
 
 
 def gradients(
-    params: Params, batch: Batch, rng: Array, *, model: Model, micro_batches: int = 1
+    params: Params, batch: Batch, rng: Array, frozen: Any = None, *, model: Model, micro_batches: int = 1
 ) -> tuple[Array, Params, Sums, dict[str, Array]]:
     """Loss and gradient of a whole batch, seen `micro_batches` parts at a time.
 
@@ -56,16 +57,18 @@ def gradients(
       params: the parameters.
       batch: rows divide by `micro_batches`.
       rng: part i gets fold_in(rng, i).
+      frozen: as in `TrainState`.
       model: the model.
       micro_batches: how many parts.
 
     Returns:
-      The loss (scalar, mean), its gradient, the metrics' sums (scalars), and the weights of the objective's terms.
+      The loss (scalar, mean), its gradient (None for parameters that are not trained), the metrics' sums
+      (scalars), and the weights of the objective's terms.
     """
     weights = model.weights(batch)
 
-    def share(params: Params, part: Batch, rng: Array) -> tuple[Array, Sums]:
-        objective, metrics = model.loss(params, part, rng)
+    def share(trained: Params, part: Batch, rng: Array) -> tuple[Array, Sums]:
+        objective, metrics = model.loss(with_trained(params, trained, model.specs), part, rng, frozen)
         if objective.keys() != weights.keys():
             raise ValueError(f"Model.weights names {sorted(weights)}, Model.loss {sorted(objective)}")
         # A batch without any weight (no token was selected) has sum 0, and so loss and gradient 0.
@@ -73,17 +76,18 @@ def gradients(
         return functools.reduce(jnp.add, terms), jax.tree.map(jnp.sum, metrics)
 
     value_and_grad = jax.value_and_grad(share, has_aux=True)
+    trained = only_trained(params, model.specs)
     if micro_batches == 1:
-        (loss, sums), grads = value_and_grad(params, batch, jax.random.fold_in(rng, 0))
+        (loss, sums), grads = value_and_grad(trained, batch, jax.random.fold_in(rng, 0))
         return loss, grads, sums, weights
 
     # Every part takes rows from all over the batch, so that every device keeps the rows it has.
     parts = jax.tree.map(lambda x: split_microbatches(x, micro_batches), batch)
-    shapes = jax.eval_shape(value_and_grad, params, jax.tree.map(lambda x: x[0], parts), rng)
+    shapes = jax.eval_shape(value_and_grad, trained, jax.tree.map(lambda x: x[0], parts), rng)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), shapes)
 
     def add(index, total, rows):
-        return jax.tree.map(jnp.add, total, value_and_grad(params, rows, jax.random.fold_in(rng, index)))
+        return jax.tree.map(jnp.add, total, value_and_grad(trained, rows, jax.random.fold_in(rng, index)))
 
     (loss, sums), grads = fori_over_batches(add, zeros, parts, micro_batches)
     return loss, grads, sums, weights
@@ -123,22 +127,30 @@ def train_step(
       The state after, and the step's metrics.
     """
     rng = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
-    loss, grads, sums, weights = gradients(state.params, batch, rng, model=model, micro_batches=micro_batches)
+    compute = functools.partial(gradients, model=model, micro_batches=micro_batches)
+    loss, grads, sums, weights = compute(state.params, batch, rng, state.frozen)
     scale, norm = clip(grads, clip_norm)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     if max_bad_steps is not None:
         finite &= state.bad_steps < max_bad_steps
 
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params, scale=scale, finite=finite)
-    params = optax.apply_updates(state.params, updates)
+    old = only_trained(state.params, model.specs)
+    updates, opt_state = optimizer.update(grads, state.opt_state, old, scale=scale, finite=finite)
+    params = optax.apply_updates(old, updates)
     made = state.step - state.skipped  # updates before this one: the optimizer's own count
     ema = state.ema
     if ema_decay is not None:
         decay = jnp.minimum(ema_decay, (1 + made) / (10 + made))
-        ema = jax.tree.map(lambda e, p: (decay * e + (1 - decay) * p).astype(e.dtype), ema, params)
+        ema = jax.tree.map(
+            lambda e, p: (decay * e + (1 - decay) * p).astype(e.dtype), only_trained(ema, model.specs), params
+        )
 
     def keep(new, old):
-        return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+        """The whole tree `old` with its trained leaves from `new`, if the step was finite."""
+        if old is None:
+            return None
+        kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, only_trained(old, model.specs))
+        return with_trained(old, kept, model.specs)
 
     skipped = state.skipped + jnp.where(finite, 0, 1)
     bad_steps = jnp.where(finite, 0, state.bad_steps + 1)
@@ -150,6 +162,7 @@ def train_step(
         rng=state.rng,
         bad_steps=bad_steps,
         skipped=skipped,
+        frozen=state.frozen,
     )
     return after, StepMetrics(loss, norm, schedule(made), bad_steps, skipped, sums, weights)
 
@@ -180,14 +193,14 @@ def train_steps(state: TrainState, batches: Batch, count: Array, **options) -> t
     return fori_over_batches(body, (state, metrics), batches, count)
 
 
-def eval_step(params: Params, batch: Batch, *, model: Model) -> Sums:
-    """The model's metrics on one batch, nothing dropped.
+def eval_step(params: Params, batch: Batch, frozen: Any = None, *, model: Model) -> Sums:
+    """The model's metrics on one batch, nothing dropped. `frozen` as in `TrainState`.
 
     Returns:
       name -> (sum, weight), each [B] float32 where the model reports rows (so that a standard error over rows can
       be computed), else [1]: the batch is then one unit.
     """
-    _, metrics = model.loss(params, batch, None)
+    _, metrics = model.loss(params, batch, None, frozen)
     return jax.tree.map(lambda x: jnp.atleast_1d(x).astype(jnp.float32), metrics)
 
 
@@ -197,7 +210,7 @@ class CompiledSteps(NamedTuple):
     Attributes:
       init: () -> TrainState of step 0.
       train: (state, batches, count) -> (state, StepMetrics [K]); `state` is consumed.
-      evaluate: (params, batch) -> Sums per row, whole on every host.
+      evaluate: (params, batch, frozen) -> Sums per row, whole on every host.
       place_chunk: list of at most K host-local batches -> (batches [K, B, T] on the devices, count).
       device_put_batch: one host-local batch -> batch on the devices.
       abstract_state: shapes and shardings of the state, to restore into.
@@ -205,7 +218,7 @@ class CompiledSteps(NamedTuple):
 
     init: Callable[[], TrainState]
     train: Callable[[TrainState, Batch, np.int32], tuple[TrainState, StepMetrics]]
-    evaluate: Callable[[Params, Batch], Sums]
+    evaluate: Callable[[Params, Batch, Any], Sums]
     place_chunk: Callable[[list[Batch]], tuple[Batch, np.int32]]
     device_put_batch: Callable[[Batch], Batch]
     abstract_state: TrainState
@@ -268,23 +281,24 @@ def compile_ahead(steps: CompiledSteps, mesh: Mesh, batch: Batch, held_out: Batc
       batch, held_out: any host-local batch for training, and for evaluation; all others have their shapes.
     """
     chunk, count = steps.place_chunk([batch])
-    weights = states.averaged(steps.abstract_state)
+    weights, frozen = states.averaged(steps.abstract_state), steps.abstract_state.frozen
 
     def compiled(program: Any, *args: Any) -> Any:
         with jax.set_mesh(mesh):  # which is a setting of each thread
             return program.lower(*args).compile()
 
     with ThreadPoolExecutor(1) as other:
-        evaluate = other.submit(compiled, steps.evaluate, weights, steps.device_put_batch(held_out))
+        evaluate = other.submit(compiled, steps.evaluate, weights, steps.device_put_batch(held_out), frozen)
         train = compiled(steps.train, steps.abstract_state, chunk, np.int32(count))
     return steps._replace(train=one_at_a_time(train), evaluate=evaluate.result())
 
 
-def compile_eval(model: Model, mesh: Mesh) -> Callable[[Params, Batch], Sums]:
-    """`eval_step` jitted on `mesh`: (params, batch on the devices) -> Sums per row, whole on every host."""
+def compile_eval(model: Model, mesh: Mesh) -> Callable[[Params, Batch, Any], Sums]:
+    """`eval_step` jitted on `mesh`: (params, batch on the devices, frozen) -> Sums per row, whole on every host."""
+    frozen = None if model.frozen is None else param_shardings(model.frozen, mesh)
     return jax.jit(
         functools.partial(eval_step, model=model),
-        in_shardings=(param_shardings(model.specs, mesh), batch_sharding(mesh)),
+        in_shardings=(param_shardings(model.specs, mesh), batch_sharding(mesh), frozen),
         out_shardings=replicated(mesh),
     )
 

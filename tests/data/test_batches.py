@@ -1,3 +1,4 @@
+import jax
 import numpy as np
 import pytest
 
@@ -21,20 +22,18 @@ def data(request):
 
 def joined(parts):
     """One batch of the rows of several."""
-    fields = zip(*parts, strict=True)
-    return type(parts[0])(*(None if field[0] is None else np.concatenate(field) for field in fields))
+    return jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
 
 
 def assert_same(a, b):
-    for name, x, y in zip(a._fields, a, b, strict=True):
-        np.testing.assert_array_equal(x, y, err_msg=name)
+    jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
 def assert_shapes(batch, rows, length, pairs):
     assert {field.shape for field in batch[:5]} == {(rows, length)}
     assert [field.dtype.name for field in batch[:5]] == ["int32", "int32", "float32", "int32", "int32"]
-    assert (batch.token_types is not None) == (batch.pair_labels is not None) == pairs
-    assert not pairs or (batch.token_types.shape == (rows, length) and batch.pair_labels.shape == (rows,))
+    shapes = {"token_types": (rows, length), "pair_labels": (rows,)} if pairs else None
+    assert (batch.inputs and {name: x.shape for name, x in batch.inputs.items()}) == shapes
 
 
 def test_a_batch_is_a_function_of_seed_and_step(make_split, vocabulary, data):
@@ -76,8 +75,8 @@ HOSTS = {
 }
 
 
-def rows_of(batch, own):
-    return type(batch)(*(None if field is None else field[own] for field in batch))
+def rows_of(batch, rows):
+    return jax.tree.map(lambda x: x[rows], batch)
 
 
 @pytest.mark.parametrize("hosts", HOSTS)
@@ -252,7 +251,7 @@ def test_evaluation_is_the_same_for_any_batch_size_and_any_hosts(make_split, voc
     def real_rows(parts):
         out = joined(parts)
         real = out.segments.any(axis=1)
-        return type(out)(*(None if x is None else x[real] for x in out))
+        return rows_of(out, real)
 
     def make(rows, own=None):
         return eval_batches(split, vocabulary, data, rows=rows, context_length=16, host_row_indices=own)
@@ -284,7 +283,7 @@ def test_evaluation_of_some_rows_spreads_them(make_split, vocabulary):
 
 def test_filling_rows_of_pairs_have_no_label(make_split, vocabulary):
     batches = eval_batches(make_split([30, 30, 30]), vocabulary, OBJECTIVES["pairs"], rows=4, context_length=16)
-    labels = np.concatenate([batch.pair_labels for batch in batches])
+    labels = np.concatenate([batch.inputs["pair_labels"] for batch in batches])
     filling = np.concatenate([~batch.segments.any(axis=1) for batch in batches])
     assert 0 < filling.sum() < 4
     assert (labels[filling] == -1).all() and {0, 1} <= set(labels[~filling].tolist())

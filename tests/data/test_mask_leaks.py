@@ -3,6 +3,7 @@
 Rows of all masked objectives as training and evaluation get them, every token one of a kind.
 """
 
+import jax
 import numpy as np
 import pytest
 
@@ -41,9 +42,7 @@ def rows(request, make_split, vocabulary, lengths):
         batches = [made[step] for step in range(120)]
     else:
         batches = list(eval_batches(split, vocabulary, data, rows=64, context_length=LENGTH))
-    joined = type(batches[0])(
-        *(None if field[0] is None else np.concatenate(field) for field in zip(*batches, strict=True))
-    )
+    joined = jax.tree.map(lambda *xs: np.concatenate(xs), *batches)
     ordinary = joined.targets >= 6
     cluster = 3.0 if data.whole_word else 1.0  # tokens of a word
     return joined, joined.weights == 1, ordinary, cluster, masking(vocabulary, data)
@@ -59,12 +58,12 @@ def test_selection_does_not_depend_on_the_place(rows):
     for where in (special_before, special_after, batch.positions == 0, batch.segments == 1, batch.segments > 1):
         asked = where & ordinary
         assert near((selected & asked).sum(), asked.sum(), RATE, cluster)
-    if batch.pair_labels is not None:
+    if batch.inputs is not None:
         for label in (-1, 0, 1):
-            asked = ordinary & (batch.pair_labels == label)[:, None]
+            asked = ordinary & (batch.inputs["pair_labels"] == label)[:, None]
             assert near((selected & asked).sum(), asked.sum(), RATE, cluster)
         for kind in (0, 1):
-            asked = ordinary & (batch.token_types == kind)
+            asked = ordinary & (batch.inputs["token_types"] == kind)
             assert near((selected & asked).sum(), asked.sum(), RATE, cluster)
     heads = (
         word_heads(batch.targets, settings) if settings.whole_word else np.tile(np.arange(LENGTH), (len(selected), 1))
@@ -107,4 +106,4 @@ def test_the_noise_of_a_row_does_not_depend_on_its_text(make_split, vocabulary):
     a, b = (Batches(split, vocabulary, data, rows=32, context_length=LENGTH, seed=3) for split in (one, other))
     for step in range(20):
         np.testing.assert_array_equal(a[step].weights, b[step].weights)
-        np.testing.assert_array_equal(a[step].pair_labels, b[step].pair_labels)
+        np.testing.assert_array_equal(a[step].inputs["pair_labels"], b[step].inputs["pair_labels"])

@@ -45,7 +45,7 @@ def test_next_token_is_the_window_shifted(rows):
     np.testing.assert_array_equal(batch.segments, documents_slowly(rows[:, :-1], 0)[0])
     np.testing.assert_array_equal(batch.positions, documents_slowly(rows[:, :-1], 0)[1])
     assert {field.dtype.name for field in batch[:5]} == {"int32", "float32"}
-    assert batch.token_types is None and batch.pair_labels is None
+    assert batch.inputs is None
 
 
 @pytest.fixture

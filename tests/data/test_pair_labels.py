@@ -32,14 +32,14 @@ def rows_of(split, batches):
     """(Rows, the part of the rows that has no label)."""
     parts, unlabelled, rows = [], 0, 0
     for batch in batches:
-        kept = batch.pair_labels >= 0
+        kept = batch.inputs["pair_labels"] >= 0
         unlabelled, rows = unlabelled + (~kept).sum(), rows + len(kept)
         target = batch.targets[kept]
         first = (target == SEP).argmax(axis=1)
         used = (batch.segments[kept] > 0).sum(axis=1)
         begin_a, begin_b = target[:, 1] - 6, target[np.arange(len(target)), first + 1] - 6
         documents = (np.searchsorted(split.starts, begin, side="right") - 1 for begin in (begin_a, begin_b))
-        parts.append((batch.pair_labels[kept], begin_a, first - 1, begin_b, used - first - 2, *documents))
+        parts.append((batch.inputs["pair_labels"][kept], begin_a, first - 1, begin_b, used - first - 2, *documents))
     return Rows(*(np.concatenate(x).astype(np.int64) for x in zip(*parts, strict=True))), unlabelled / rows
 
 

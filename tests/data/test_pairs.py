@@ -34,7 +34,7 @@ def test_b_follows_a_or_comes_from_another_document(many):
     split, batches, _ = many
     labels = []
     for batch in batches:
-        for row, label in zip(batch.targets, batch.pair_labels, strict=True):
+        for row, label in zip(batch.targets, batch.inputs["pair_labels"], strict=True):
             a, b = spans(row)
             assert len(a) and len(b)
             assert (np.diff(a) == 1).all() and (np.diff(b) == 1).all()
@@ -60,7 +60,7 @@ def test_fields_say_what_each_place_is(many):
             np.testing.assert_array_equal(batch.positions[r], np.where(np.arange(32) < used, np.arange(32), 0))
             types = np.zeros(32, int)
             types[len(a) + 2 : used] = 1
-            np.testing.assert_array_equal(batch.token_types[r], types)
+            np.testing.assert_array_equal(batch.inputs["token_types"][r], types)
 
 
 def test_only_ordinary_tokens_are_selected(many):
@@ -80,7 +80,7 @@ def test_random_b_is_any_other_stretch_equally_often(make_split, vocabulary):
     seen = {}
     for step in range(1500):
         batch = batches[step]
-        for row in batch.targets[batch.pair_labels == 1]:
+        for row in batch.targets[batch.inputs["pair_labels"] == 1]:
             a, b = spans(row)
             seen.setdefault(document(split, a[0]), []).append(int(b[-1]))  # where its stretch ends
     for number, others in ((1, 8), (2, 10), (3, 6)):
@@ -97,7 +97,9 @@ def test_a_and_what_follows_it_are_read_once_in_an_epoch(many, vocabulary):
         first = epoch * batches.rows_per_epoch
         single = Batches(split, vocabulary, PAIRS, rows=1, context_length=32, seed=0)
         rows = [single[first + i] for i in range(single.rows_per_epoch)]
-        read = np.concatenate([np.concatenate(spans(b.targets[0])[: 2 - int(b.pair_labels[0])]) for b in rows])
+        read = np.concatenate(
+            [np.concatenate(spans(b.targets[0])[: 2 - int(b.inputs["pair_labels"][0])]) for b in rows]
+        )
         assert len(set(read.tolist())) == len(read)
         starts.append(sorted(int(spans(b.targets[0])[0][0]) for b in rows))
     assert starts[0] != starts[1]  # a fresh offset
@@ -118,7 +120,7 @@ def test_padding_of_a_short_document_does_not_tell_the_label(make_split, vocabul
     batches = Batches(split, vocabulary, PAIRS, rows=8, context_length=32, seed=0)
     used = {-1: set(), 0: set(), 1: set()}
     for step in range(50):
-        for segments, label in zip(batches[step].segments, batches[step].pair_labels, strict=True):
+        for segments, label in zip(batches[step].segments, batches[step].inputs["pair_labels"], strict=True):
             used[int(label)].add(int(segments.sum()))
     assert used == {-1: {13}, 0: {13}, 1: {13}}
 

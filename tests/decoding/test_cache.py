@@ -11,6 +11,7 @@ import pytest
 from small_models import config, gpt_apply, params_of
 
 from jaxformer import decoding
+from jaxformer.functional import attention_layer
 
 POSITIONS = ("learned", "sinusoidal", "rotary", "alibi", "t5", "none")
 WINDOWS = (None, 5)
@@ -39,13 +40,13 @@ def make(positions, window, kv_heads, block, **changes):
     )
 
 
-prefill = jax.jit(decoding.prefill, static_argnames=("cfg", "slots"))
+prefill = jax.jit(decoding.prefill, static_argnames=("cfg", "length"))
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "slots"))
-def step_by_step(params, tokens, lengths, cfg, slots):
+@functools.partial(jax.jit, static_argnames=("cfg", "length"))
+def step_by_step(params, tokens, lengths, cfg, length):
     """Logits after the prompt and after each later token of every row: [B, 1 + TOTAL - shortest, V]."""
-    hidden, cache = decoding.prefill(params, tokens, lengths, cfg, slots)
+    hidden, cache = decoding.prefill(params, tokens, lengths, cfg, length)
     params = decoding.prepare_decode_params(params, cfg)
 
     def add(cache, _):
@@ -60,8 +61,7 @@ def step_by_step(params, tokens, lengths, cfg, slots):
 def differences(cfg, params):
     """Largest difference from the full forward pass, relative to the largest logit."""
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, cfg.vocab_size, (len(LENGTHS), TOTAL)))
-    slots = decoding.num_slots(cfg, TOTAL, TOTAL)
-    got = np.asarray(step_by_step(params, tokens, jnp.asarray(LENGTHS), cfg, slots))
+    got = np.asarray(step_by_step(params, tokens, jnp.asarray(LENGTHS), cfg, 2 * TOTAL))
     full = np.asarray(gpt_apply(params, tokens, cfg))
     worst = [
         np.abs(got[b, : TOTAL - n + 1] - full[b, n - 1 :]).max() / np.abs(full).max() for b, n in enumerate(LENGTHS)
@@ -100,7 +100,7 @@ def test_bfloat16_matrices_by_columns_or_by_rows_are_the_same_model(rows):
     params = params_of(cfg)
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, cfg.vocab_size, (rows, 4)))
     _, cache = prefill(params, tokens, jnp.full(rows, 4), cfg, 8)
-    assert cache.layers[0][0].dtype == jnp.bfloat16
+    assert cache.layers[0]["attention"].key.dtype == jnp.bfloat16
 
     @jax.jit
     def after(params):
@@ -113,16 +113,17 @@ def test_bfloat16_matrices_by_columns_or_by_rows_are_the_same_model(rows):
 
 
 def test_a_windowed_cache_has_window_size_whatever_the_length():
-    assert decoding.num_slots(config(window=5), 3, 4) == 5
-    assert decoding.num_slots(config(window=5), 1000, 4000) == 5
-    assert decoding.num_slots(config(window=5), 1, 2) == 3
-    assert decoding.num_slots(config(), 100, 28) == 128
+    def slots(cfg, length):
+        return jax.eval_shape(lambda: attention_layer.init_cache(cfg, 3, length, "float32")).key.shape[1]
+
+    assert [slots(config(window=5), length) for length in (7, 5000, 3)] == [5, 5, 3]
+    assert slots(config(), 128) == 128
 
 
-def cost(cfg, slots, rows=2):
+def cost(cfg, length, rows=2):
     """FLOPs of one compiled step."""
     params = params_of(cfg)
-    _, cache = prefill(params, jnp.ones((rows, 4), int), jnp.full(rows, 4), cfg, slots)
+    _, cache = prefill(params, jnp.ones((rows, 4), int), jnp.full(rows, 4), cfg, length)
     step = jax.jit(decoding.step, static_argnums=2)
     analysis = step.lower(params, jnp.ones(rows, int), cfg, cache).compile().cost_analysis()
     return (analysis[0] if isinstance(analysis, list) else analysis)["flops"]
@@ -149,7 +150,7 @@ def test_work_per_token_is_one_compiled_step_that_grows_with_the_slots_only():
     )  # rows, layers, q.k and w.v, multiply-add
     assert products <= (flops[1] - flops[0]) / 960 < 2 * products  # reads grow with the slots and no faster
     windowed = config(positions="rotary", window=8)
-    short, long = (cost(windowed, decoding.num_slots(windowed, 4, new)) for new in (128, 4096))
+    short, long = (cost(windowed, 4 + new) for new in (128, 4096))
     assert short == long
 
 

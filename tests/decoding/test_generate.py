@@ -112,12 +112,12 @@ def test_the_stream_writes_into_the_cache_it_was_given():
         PARAMS, PROMPTS, CFG, lengths=None, max_new_tokens=16, stop=(), suppress=()
     )
     params, state = generation._start_jit(PARAMS, request, None, GREEDY.traced(), cfg=CFG, shapes=shapes)
-    before = [[x.unsafe_buffer_pointer() for x in layer] for layer in state.cache.layers]
+    before = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(state.cache.layers)]
     for until in (4, 9):
         rest = state._replace(cache=None)
         state = generation._next_block(params, state.cache, rest, request, None, GREEDY.traced(), until, cfg=CFG)
     assert int(state.cache.steps) == 8
-    assert [[x.unsafe_buffer_pointer() for x in layer] for layer in state.cache.layers] == before
+    assert [x.unsafe_buffer_pointer() for x in jax.tree.leaves(state.cache.layers)] == before
 
 
 def test_one_program_serves_all_lengths_settings_and_seeds_of_a_size(monkeypatch):

@@ -11,11 +11,14 @@ from flat_config import changed, model_config
 
 from jaxformer import masks
 from jaxformer.config import Execution
+from jaxformer.functional import attention_layer
 from jaxformer.functional import block as blocks
 from jaxformer.functional import positions as pos
+from jaxformer.functional.layer import Context, DecodeProgress
 from jaxformer.specs import abstract_params, init_params, is_spec, stack_specs
 
 B, T, L = 2, 6, 2
+USUAL = Execution()
 CFG = model_config(num_layers=L, width=16, num_heads=4, context_length=T, vocab_size=7)
 SEGMENTS = np.array([[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 1, 2]])
 POSITIONS = np.array([[0, 1, 2, 0, 1, 2], [0, 0, 1, 2, 3, 0]])
@@ -61,13 +64,13 @@ def test_block(name):
 
         @jax.jit
         def run(params, x, positions):
-            return blocks.block(params, x, cfg, mask, rotate=blocks.rotation(cfg, positions), bias=bias)
+            return blocks.block(params, x, cfg, Context(mask, blocks.rotation(cfg, positions), bias))
 
-        out, cache = run(jax.tree.map(jnp.array, params), jnp.array(x), jnp.array(POSITIONS))
+        out, cache, terms = run(jax.tree.map(jnp.array, params), jnp.array(x), jnp.array(POSITIONS))
     allowed = reference.allowed(T, T, causal=True, segments=SEGMENTS)
     wanted = reference.block(params, x, cfg, allowed, frequencies, POSITIONS, bias_array, scale)
     np.testing.assert_allclose(out, wanted, rtol=1e-7 if name == "parallel" else 1e-11, atol=1e-8)
-    assert cache is None
+    assert cache is None and not terms
 
 
 def test_with_qk_norm_the_size_of_the_query_and_key_weights_does_not_matter():
@@ -76,9 +79,9 @@ def test_with_qk_norm_the_size_of_the_query_and_key_weights_does_not_matter():
     grown = params | {"attention": params["attention"] | {"w_query": params["attention"]["w_query"] * 50}}
     grown["attention"]["w_key"] = params["attention"]["w_key"] * 3
     with jax.enable_x64(True):
-        rotate = blocks.rotation(cfg, jnp.arange(T))
+        context = Context(masks.causal(), blocks.rotation(cfg, jnp.arange(T)))
         outs = [
-            blocks.block(jax.tree.map(jnp.array, p), jnp.array(x), c, masks.causal(), rotate=rotate)[0]
+            blocks.block(jax.tree.map(jnp.array, p), jnp.array(x), c, context)[0]
             for c in (cfg, changed(cfg, qk_norm=False))
             for p in (params, grown)
         ]
@@ -86,11 +89,11 @@ def test_with_qk_norm_the_size_of_the_query_and_key_weights_does_not_matter():
     assert np.abs(outs[2] - outs[3]).max() > 0.1  # the ruler measures
 
 
-def run_stack(cfg, params, x, rng=None, dtype=None, execution=blocks.AS_USUAL):
+def run_stack(cfg, params, x, rng=None, execution=USUAL):
     """[B, T, D] and its gradients by params and x."""
 
     def total(params, x):
-        out, _ = blocks.stack(params, x, cfg, masks.causal(), rng=rng, execution=execution)
+        out, _, _ = blocks.stack(params, x, cfg, Context(masks.causal(), rng=rng, execution=execution))
         return jnp.sum(jnp.sin(out.astype(jnp.promote_types(out.dtype, jnp.float32)))), out
 
     grads, out = jax.jit(jax.grad(total, argnums=(0, 1), has_aux=True))(params, x)
@@ -134,9 +137,8 @@ def test_scan_and_remat_change_neither_values_nor_gradients(layers, remat, dropo
 def test_a_list_of_blocks_is_the_stack_of_them():
     params, x, (wanted, _) = reference_run(0.0)
     with jax.enable_x64(True):
-        out, _ = jax.jit(lambda p, x: blocks.stack(p, x, CFG, masks.causal(), execution=Execution(layers="scan")))(
-            blocks.unstack(params, L), x
-        )
+        context = Context(masks.causal(), execution=Execution(layers="scan"))
+        out = jax.jit(lambda p, x: blocks.stack(p, x, CFG, context)[0])(blocks.unstack(params, L), x)
     np.testing.assert_allclose(out, wanted, rtol=1e-12)
 
 
@@ -150,11 +152,12 @@ def test_unrolled_layers_are_traced_once_and_are_a_loop_over_blocks(remat):
 
     def loop(params, x, rng):
         for number, layer in enumerate(blocks.unstack(params, L)):
-            x, _ = blocks.block(layer, x, cfg, masks.causal(), bias=bias, rng=jax.random.fold_in(rng, number))
+            context = Context(masks.causal(), bias=bias, rng=jax.random.fold_in(rng, number))
+            x, _, _ = blocks.block(layer, x, cfg, context)
         return jnp.sum(jnp.sin(x))
 
     def stack(params, x, rng):
-        out, _ = blocks.stack(params, x, cfg, masks.causal(), bias=bias, rng=rng, execution=execution)
+        out, _, _ = blocks.stack(params, x, cfg, Context(masks.causal(), bias=bias, rng=rng, execution=execution))
         return jnp.sum(jnp.sin(out))
 
     with jax.enable_x64(True):
@@ -174,7 +177,9 @@ def test_dropout_drops_and_differs_by_rng():
     assert not np.allclose(plain, dropped, atol=0.01)
     cfg = change(dropout=0.3, attention_dropout=0.3)
     with jax.enable_x64(True):
-        np.testing.assert_allclose(jax.jit(lambda p, x: blocks.stack(p, x, cfg, masks.causal())[0])(params, x), plain)
+        np.testing.assert_allclose(
+            jax.jit(lambda p, x: blocks.stack(p, x, cfg, Context(masks.causal()))[0])(params, x), plain
+        )
 
 
 @pytest.mark.parametrize("field", ["dropout", "attention_dropout"])
@@ -184,7 +189,7 @@ def test_each_kind_of_dropout_acts_by_itself(arrangement, field):
     cfg = changed(plain, **{field: 0.5})
     params = jax.tree.map(lambda a: jnp.array(a, jnp.float32), random_params(blocks.block_specs(cfg)))
     x = jnp.array(random_x(cfg), jnp.float32)
-    outs = [blocks.block(params, x, c, rng=jax.random.key(0))[0] for c in (plain, cfg)]
+    outs = [blocks.block(params, x, c, Context(rng=jax.random.key(0)))[0] for c in (plain, cfg)]
     assert not np.allclose(*outs, atol=0.01)
 
 
@@ -193,7 +198,8 @@ def kept_for_backward(cfg, x, execution):
     params = abstract_params(stack_specs(blocks.block_specs(cfg), cfg.num_layers))
 
     def backward(params, x):
-        return jax.vjp(lambda p, x: blocks.stack(p, x, cfg, masks.causal(), execution=execution)[0], params, x)[1]
+        context = Context(masks.causal(), execution=execution)
+        return jax.vjp(lambda p, x: blocks.stack(p, x, cfg, context)[0], params, x)[1]
 
     shapes = {leaf.shape[skip:] for leaf in jax.tree.leaves(params) for skip in (0, 1)}
     return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(backward, params, x)) if leaf.shape not in shapes)
@@ -243,10 +249,11 @@ def test_the_cache_is_the_keys_and_values_heads_first():
     cfg = change(num_kv_heads=2)
     params = jax.tree.map(lambda a: jnp.array(a, jnp.float32), random_params(blocks.block_specs(cfg)))["attention"]
     x = jnp.array(random_x(cfg), jnp.float32)
-    _, cache = blocks.attention_layer(params, x, cfg, masks.causal(), cache=blocks.LayerCache())
+    empty, progress = attention_layer.init_cache(cfg, B, T, jnp.float32), DecodeProgress(jnp.full(B, T))
+    _, cache, _ = attention_layer.apply(params, x, cfg, Context(masks.causal(), cache=empty, progress=progress))
     wanted = np.einsum("btd,dgk->bgtk", x, params["w_key"]) + np.asarray(params["b_key"])[None, :, None]
     np.testing.assert_allclose(cache.key, wanted.reshape(B * 2, T, 4), rtol=1e-4, atol=1e-5)
-    assert cache.value.shape == (B * 2, T, 4) and cache.slot is None
+    assert cache.value.shape == (B * 2, T, 4)
 
 
 @pytest.mark.parametrize("use_bias, norm", [(True, "layer_norm"), (False, "layer_norm"), (True, "rms_norm")])

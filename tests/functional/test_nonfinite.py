@@ -290,13 +290,12 @@ def test_a_cache_holds_nothing_but_the_prompts(window):
     cfg = model_config(num_layers=2, width=16, num_heads=4, context_length=16, vocab_size=20, window=window)
     params = init_params(gpt.specs(cfg), jax.random.key(0))
     tokens, lengths = jnp.array([[1, 2, 3, 4, 5], [6, 7, 0, 0, 0]]), jnp.array([5, 2])
-    slots = cache.num_slots(cfg, 5, 4)
     table = params["embedding"]["tokens"].at[19].set(jnp.nan)
     params = {**params, "embedding": {**params["embedding"], "tokens": table}}
 
     @jax.jit
     def states(tokens):
-        hidden, kept = cache.prefill(params, tokens, lengths, cfg, slots)
+        hidden, kept = cache.prefill(params, tokens, lengths, cfg, 9)
         after, kept = cache.step(params, jnp.array([8, 9]), cfg, kept)
         return hidden, after, kept.layers
 

@@ -75,7 +75,8 @@ def make_batch(pairs=True):
     """Every third token is selected; the row's first token carries the pair."""
     weights = (np.arange(B * T).reshape(B, T) % 3 == 0).astype(np.float32)
     arrays = (TOKENS, (TOKENS * 3 + 1) % 20, weights, POSITIONS, SEGMENTS)
-    return Batch(*map(jnp.array, arrays), jnp.array(TYPES), jnp.array(PAIRS) if pairs else None)
+    inputs = {"token_types": jnp.array(TYPES)} | ({"pair_labels": jnp.array(PAIRS)} if pairs else {})
+    return Batch(*map(jnp.array, arrays), inputs)
 
 
 def test_masked_and_next_sentence_losses_equal_the_reference():
@@ -95,13 +96,14 @@ def test_masked_and_next_sentence_losses_equal_the_reference():
     np.testing.assert_allclose(metrics["next_sentence_loss"], ([first, 0], [1, 0]), rtol=1e-4)
     right = float(pair_logits[0].argmax() == PAIRS[0])
     np.testing.assert_allclose(metrics["next_sentence_accuracy"], ([right, 0], [1, 0]))
-    assert {k: float(v) for k, v in bert.weights(batch).items()} == {k: float(v[1]) for k, v in objective.items()}
+    assert {k: float(v) for k, v in bert.weights(batch, cfg).items()} == {k: float(v[1]) for k, v in objective.items()}
 
 
 def test_a_row_without_a_pair_passes_no_gradient_and_no_nan():
     cfg = KINDS["published"]
     params = jax.tree.map(jnp.array, random_params(bert.specs(cfg)))
-    batch = make_batch()._replace(pair_labels=jnp.array([-1, -1]), weights=jnp.zeros((B, T)))
+    batch = make_batch()
+    batch = batch._replace(inputs={**batch.inputs, "pair_labels": jnp.array([-1, -1])}, weights=jnp.zeros((B, T)))
 
     def total(params):
         objective, _ = bert.loss(params, batch, cfg, LossConfig())
@@ -116,7 +118,7 @@ def test_without_pairs_there_is_no_second_term():
     batch = make_batch(pairs=False)
     params = random_params(bert.specs(cfg))
     objective, metrics = jax.eval_shape(lambda p: bert.loss(p, batch, cfg, LossConfig()), params)
-    assert set(objective) == set(bert.weights(batch)) == {"loss"} and set(metrics) == {"loss", "accuracy"}
+    assert set(objective) == set(bert.weights(batch, cfg)) == {"loss"} and set(metrics) == {"loss", "accuracy"}
 
 
 def test_groups_follow_the_config():

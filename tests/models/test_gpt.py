@@ -124,8 +124,8 @@ def test_next_token_loss_equals_the_reference(kind):
     np.testing.assert_allclose(metrics["loss"], ((nll * weights).sum(axis=1), weights.sum(axis=1)), rtol=1e-4)
     right = logits.argmax(axis=-1) == np.asarray(batch.targets)
     np.testing.assert_allclose(metrics["accuracy"][0], (right * weights).sum(axis=1))
-    assert gpt.weights(batch).keys() == objective.keys()
-    assert float(gpt.weights(batch)["loss"]) == float(objective["loss"][1])
+    assert gpt.weights(batch, cfg).keys() == objective.keys()
+    assert float(gpt.weights(batch, cfg)["loss"]) == float(objective["loss"][1])
 
 
 def test_scan_and_unroll_drop_the_same():

@@ -42,10 +42,12 @@ def test_the_table():
 def test_parameters_are_pinned_as_the_matrices_of_products():
     """Heads and their width are one axis there; the gradient of a projection comes back split as the parameter is."""
     specs = {
-        "w_query": ParamSpec((8, 4, 3), ("embed", "heads", "head_width"), zeros),
-        "w_out": ParamSpec((4, 3, 8), ("heads", "head_width", "embed"), zeros),
-        "w_key": ParamSpec((8, 1, 3), ("embed", "kv_heads", "head_width"), zeros),  # one head: on every device
-        "scale": ParamSpec((3,), ("head_width",), zeros),
+        "w_query": ParamSpec((8, 4, 3), ("embed", "heads", "head_width"), zeros, "hidden"),
+        "w_out": ParamSpec((4, 3, 8), ("heads", "head_width", "embed"), zeros, "hidden", 2),
+        "w_key": ParamSpec(
+            (8, 1, 3), ("embed", "kv_heads", "head_width"), zeros, "hidden"
+        ),  # one head: on every device
+        "scale": ParamSpec((3,), ("head_width",), zeros, "norm"),
     }
     params = {name: jnp.arange(np.prod(s.shape), dtype=jnp.float32).reshape(s.shape) for name, s in specs.items()}
     with jax.set_mesh(mesh_of(1, 2, 2)):

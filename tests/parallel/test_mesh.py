@@ -76,14 +76,14 @@ def test_an_axis_that_does_not_divide_frees_its_mesh_axis():
 
 def test_unknown_axis_is_named():
     with pytest.raises(ConfigError, match=r"blocks\.w: logical axis 'head' has no rule.*did you mean heads\?"):
-        mesh.param_shardings({"blocks": {"w": ParamSpec((4,), ("head",), zeros)}}, mesh_of())
+        mesh.param_shardings({"blocks": {"w": ParamSpec((4,), ("head",), zeros, "bias")}}, mesh_of())
 
 
 def test_small_arrays_stay_whole_large_ones_raise():
     m = mesh_of(2, 1, 4)
     assert mesh.partition((64, 6), ("embed", "heads"), m) == P()
     with pytest.raises(ConfigError) as error:
-        mesh.param_shardings({"w": ParamSpec((2**19, 6), ("embed", "heads"), zeros)}, m)
+        mesh.param_shardings({"w": ParamSpec((2**19, 6), ("embed", "heads"), zeros, "hidden")}, m)
     text = str(error.value)
     assert text.startswith("config.mesh.tensor: 4 does not divide heads 6 of w") and "3145728" in text
     assert "\n" not in text

@@ -84,10 +84,10 @@ def test_accelerators_say_their_own_limit():
     assert memory_check.limit_of([device(None)])[0] == float("inf")  # nobody knows
 
 
-def test_decoding_counts_keys_and_values(monkeypatch):
+def test_decoding_counts_the_cache(monkeypatch):
     monkeypatch.setattr(memory_check, "machine_bytes", lambda: 10**6)
     most = 10**6 // (2 * 4 * 64 + 4)
     memory_check.check_decoding(MODEL, 1, most, "--flags")
-    with pytest.raises(ConfigError, match=r"^--flags: 1 x \d+ tokens need 977 KiB for their keys and values"):
+    with pytest.raises(ConfigError, match=r"^--flags: 1 x \d+ tokens need 977 KiB for their decoding cache"):
         memory_check.check_decoding(MODEL, 1, most + 1, "--flags")
     memory_check.check_decoding(changed(MODEL, window=8), 1, 100_000, "--flags")  # a ring of eight

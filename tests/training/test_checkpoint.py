@@ -290,18 +290,18 @@ def test_saving_the_same_step_twice_writes_once(tmp_path):
 def test_parameters_alone(saved, capfd):
     directory, first, second, _ = saved
     abstract = abstract_params(make_model().specs)
-    for average, expected in ((None, second.ema), (True, second.ema), (False, second.params)):
-        params, step = restore_params(directory, abstract, average=average)
+    for item, expected in ((None, second.ema), ("ema", second.ema), ("params", second.params)):
+        params, step = restore_params(directory, abstract, item=item)
         assert step == 2 and equal(params, expected)
         assert params["blocks"]["w_up"].devices() == {jax.devices()[0]}
-    assert equal(restore_params(directory, abstract, average=False, step=1)[0], first.params)
+    assert equal(restore_params(directory, abstract, item="params", step=1)[0], first.params)
     damage_byte(directory / "2")  # of the optimizer's state, which is not read
     assert restore_params(directory, abstract)[1] == 2
     damage_params_byte(directory / "2")
-    assert restore_params(directory, abstract, average=False)[1] == 1
+    assert restore_params(directory, abstract, item="params")[1] == 1
     assert "is not valid" in capfd.readouterr().err
     with pytest.raises(CheckpointError, match="is valid; 1 were tried"):
-        restore_params(directory, abstract, average=False, step=2)
+        restore_params(directory, abstract, item="params", step=2)
     with pytest.raises(CheckpointError, match="no checkpoint in"):
         restore_params(directory / "nowhere", abstract)
 
@@ -313,8 +313,8 @@ def test_parameters_without_an_average(tmp_path):
     store.close()
     abstract = abstract_params(make_model().specs)
     assert equal(restore_params(tmp_path, abstract)[0], state.params)
-    with pytest.raises(CheckpointError, match="has no moving average"):
-        restore_params(tmp_path, abstract, average=True)
+    with pytest.raises(CheckpointError, match="has no ema; it holds params, state"):
+        restore_params(tmp_path, abstract, item="ema")
 
 
 def test_a_full_disk_is_one_line_and_harms_nothing(saved, monkeypatch, capfd):
@@ -496,7 +496,7 @@ def test_of_a_damaged_array_nothing_is_told_but_our_line(saved, capfd, caplog):
     damaged_beyond_one_array(directory / "2")
     hook, filters = sys.unraisablehook, [list(logging.getLogger(name).filters) for name in ("absl", "asyncio")]
     for _ in range(5):
-        assert restore_params(directory, abstract_params(make_model().specs), average=False)[1] == 1
+        assert restore_params(directory, abstract_params(make_model().specs), item="params")[1] == 1
     gc.collect()
     assert len(capfd.readouterr().err.splitlines()) == 5 and not caplog.records
     assert sys.unraisablehook is hook

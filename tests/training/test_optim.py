@@ -100,9 +100,9 @@ def test_every_rule_descends(name):
 @pytest.mark.parametrize("name", RULES)
 def test_decay_is_decoupled_and_spares_biases(name):
     tree = {
-        "w": ParamSpec((3, 4), ("embed", "mlp"), zeros),
-        "table": ParamSpec((5, 3), ("vocab", "embed"), zeros),
-        "b": ParamSpec((4,), ("mlp",), zeros),
+        "w": ParamSpec((3, 4), ("embed", "mlp"), zeros, "hidden"),
+        "table": ParamSpec((5, 3), ("vocab", "embed"), zeros, "input"),
+        "b": ParamSpec((4,), ("mlp",), zeros, "bias"),
     }
     nothing = jax.tree.map(np.zeros_like, numpy_params(tree))
     after = run(name, tree, nothing, steps=2, weight_decay=0.5)
@@ -115,8 +115,8 @@ def test_decay_is_decoupled_and_spares_biases(name):
 def test_a_stack_of_layers_is_its_layers(name):
     # Large enough that Adafactor factors, so many layers that it would factor over them.
     one = {
-        "w": ParamSpec((128, 130), ("embed", "mlp"), zeros),
-        "b": ParamSpec((130,), ("mlp",), zeros),
+        "w": ParamSpec((128, 130), ("embed", "mlp"), zeros, "hidden"),
+        "b": ParamSpec((130,), ("mlp",), zeros, "bias"),
     }
     stacked, num_layers = stack_specs(one, 140), 140
     grads = numpy_params(stacked)
@@ -132,16 +132,16 @@ def test_a_stack_of_layers_is_its_layers(name):
 
 def test_muon_sees_heads_as_one_side_of_a_matrix():
     d, h, k = 12, 4, 3
-    heads = {"q": ParamSpec((d, h, k), ("embed", "heads", "head_width"), zeros)}
-    flat = {"q": ParamSpec((d, h * k), ("embed", "mlp"), zeros)}
+    heads = {"q": ParamSpec((d, h, k), ("embed", "heads", "head_width"), zeros, "hidden")}
+    flat = {"q": ParamSpec((d, h * k), ("embed", "mlp"), zeros, "hidden")}
     g = numpy_params(flat)["q"]
     got = run("muon", heads, {"q": g.reshape(d, h, k)})["q"].reshape(d, h * k)
     np.testing.assert_allclose(got, run("muon", flat, {"q": g})["q"], rtol=1e-5, atol=1e-6)
-    assert muon_dimensions(ParamSpec((h, k, d), ("heads", "head_width", "embed"), zeros)) == ((0, 1), (2,))
+    assert muon_dimensions(ParamSpec((h, k, d), ("heads", "head_width", "embed"), zeros, "hidden", 2)) == ((0, 1), (2,))
 
 
 def test_muon_updates_are_orthogonal_and_of_adamw_size():
-    tree = {"w": ParamSpec((16, 64), ("embed", "mlp"), zeros)}
+    tree = {"w": ParamSpec((16, 64), ("embed", "mlp"), zeros, "hidden")}
     moved = run("muon", tree, numpy_params(tree), steps=1)["w"] - 1
     moved = moved / 0.1  # the learning rate
     assert 0.1 < float(jnp.sqrt(jnp.mean(jnp.square(moved)))) < 0.3
@@ -151,10 +151,10 @@ def test_muon_updates_are_orthogonal_and_of_adamw_size():
 
 def test_muon_leaves_tables_biases_and_scales_to_adamw():
     tree = {
-        "table": ParamSpec((8, 4), ("vocab", "embed"), zeros),
-        "positions": ParamSpec((8, 4), ("positions", "embed"), zeros),
-        "b_query": ParamSpec((2, 4), ("heads", "head_width"), zeros),
-        "scale": ParamSpec((4,), ("norm",), zeros),
+        "table": ParamSpec((8, 4), ("vocab", "embed"), zeros, "input"),
+        "positions": ParamSpec((8, 4), ("positions", "embed"), zeros, "input"),
+        "b_query": ParamSpec((2, 4), ("heads", "head_width"), zeros, "bias"),
+        "scale": ParamSpec((4,), ("norm",), zeros, "norm"),
     }
     grads = numpy_params(tree)
     got, adamw = run("muon", tree, grads), run("adamw", tree, grads)
@@ -163,7 +163,7 @@ def test_muon_leaves_tables_biases_and_scales_to_adamw():
 
 
 def test_adamw_by_hand():
-    tree = {"w": ParamSpec((2,), ("norm",), zeros)}
+    tree = {"w": ParamSpec((2,), ("norm",), zeros, "norm")}
     g = np.array([3.0, -0.5])
     m, v, w = np.zeros(2), np.zeros(2), np.ones(2)
     for t in (1, 2, 3):
@@ -200,7 +200,7 @@ def test_scale_multiplies_the_gradients_and_what_is_not_finite_changes_no_state(
 def test_adam_is_optax_adam():
     rng = np.random.default_rng(0)
     params = {"a": rng.normal(size=(3, 4)).astype(np.float32)}
-    ours, theirs = scale_by_adam(0.8, 0.99, 1e-6), optax.scale_by_adam(0.8, 0.99, 1e-6)
+    ours, theirs = scale_by_adam(0.8, 0.99, {"a": 1e-6}), optax.scale_by_adam(0.8, 0.99, 1e-6)
     states = ours.init(params), theirs.init(params)
     for step in range(5):
         grads = {"a": rng.normal(size=(3, 4)).astype(np.float32)}

@@ -110,8 +110,8 @@ def test_micro_batches_have_randomness_of_their_own():
     batch = jax.tree.map(lambda x: jnp.asarray(np.repeat(x[1:2], 4, 0)), make_batch(1, 2))  # four equal rows
     model, seen = make_model(0.5), []
 
-    def loss(params, part, rng):
-        out = model.loss(params, part, rng)
+    def loss(params, part, rng, frozen):
+        out = model.loss(params, part, rng, frozen)
         jax.debug.callback(lambda x: seen.append(float(x)), out[0]["loss"][0])
         return out
 
@@ -178,7 +178,7 @@ def test_a_gradient_that_is_not_finite_under_a_finite_loss_is_skipped():
     state, options = setup()
     model = options["model"]
 
-    def loss(params, batch, rng):
+    def loss(params, batch, rng, frozen):
         objective, metrics = model.loss(params, batch, rng)
         total, weight = objective["loss"]
         w = params["blocks"]["b_up"][0, 0]

@@ -19,11 +19,11 @@ V, D, F, L, T = 16, 8, 16, 2, 4
 
 def specs():
     return {
-        "embedding": {"tokens": ParamSpec((V, D), ("vocab", "embed"), normal(1.0))},
+        "embedding": {"tokens": ParamSpec((V, D), ("vocab", "embed"), normal(1.0), "input")},
         "blocks": {
-            "w_up": ParamSpec((L, D, F), ("layers", "embed", "mlp"), normal(0.3)),
-            "b_up": ParamSpec((L, F), ("layers", "mlp"), zeros),
-            "w_down": ParamSpec((L, F, D), ("layers", "mlp", "embed"), normal(0.3)),
+            "w_up": ParamSpec((L, D, F), ("layers", "embed", "mlp"), normal(0.3), "hidden"),
+            "b_up": ParamSpec((L, F), ("layers", "mlp"), zeros, "bias"),
+            "w_down": ParamSpec((L, F, D), ("layers", "mlp", "embed"), normal(0.3), "hidden"),
         },
     }
 
@@ -39,9 +39,9 @@ def logits(params, tokens, xp=jnp, keep=None):
 
 
 def make_model(dropout: float = 0.0) -> Model:
-    """Next-token loss, and a second term over rows where batches carry pair labels."""
+    """Next-token loss, and a second term over rows where batches carry labels."""
 
-    def loss(params, batch, rng):
+    def loss(params, batch, rng, frozen=None):
         keep = None
         if dropout and rng is not None:
             keep = jax.random.bernoulli(rng, 1 - dropout, (*batch.tokens.shape, F)) / (1 - dropout)
@@ -54,15 +54,15 @@ def make_model(dropout: float = 0.0) -> Model:
             "loss": (jnp.sum(nll * batch.weights, axis=1), rows),
             "accuracy": (jnp.sum(right * batch.weights, axis=1), rows),
         }
-        if batch.pair_labels is not None:
-            first = jnp.square(scores[:, 0, 0] - batch.pair_labels)
+        if batch.inputs is not None:
+            first = jnp.square(scores[:, 0, 0] - batch.inputs["labels"])
             objective["pairs"] = (jnp.sum(first), jnp.asarray(first.shape[0], first.dtype))
         return objective, metrics
 
     def weights(batch):
         out = {"loss": jnp.sum(batch.weights)}
-        if batch.pair_labels is not None:
-            out["pairs"] = jnp.asarray(batch.pair_labels.shape[0], batch.weights.dtype)
+        if batch.inputs is not None:
+            out["pairs"] = jnp.asarray(batch.inputs["labels"].shape[0], batch.weights.dtype)
         return out
 
     return Model(specs(), lambda rng: init_params(specs(), rng), loss, weights)
@@ -81,10 +81,10 @@ def make_batch(seed: int, rows: int, pairs: bool = False, dtype=np.float32) -> B
     tokens = rng.integers(0, V, (rows, T), dtype=np.int32)
     weights = rng.integers(0, 3, (rows, T)).astype(dtype)
     weights[0] = 0
-    labels = rng.integers(0, 2, rows).astype(np.int32) if pairs else None
+    inputs = {"labels": rng.integers(0, 2, rows).astype(np.int32)} if pairs else None
     positions = np.tile(np.arange(T, dtype=np.int32), (rows, 1))
     targets = (5 * tokens + 3) % V
-    return Batch(tokens, targets, weights, positions, np.zeros((rows, T), np.int32), None, labels)
+    return Batch(tokens, targets, weights, positions, np.zeros((rows, T), np.int32), inputs)
 
 
 class ToyBatches:

@@ -74,7 +74,7 @@ def attend(
 
     run = local
     if sizes:
-        rows = constraints.splits(query.shape[0], ("data", "fsdp"), sizes) or None
+        rows = constraints.splits(query.shape[0], constraints.ACTIVATION_RULES["batch_rows"], sizes) or None
         heads = heads or None
         array = P(rows, None, heads)
         some = None

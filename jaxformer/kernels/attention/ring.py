@@ -53,7 +53,7 @@ def attend(
         soft_cap=soft_cap,
         dropout_rate=0.0 if rng is None else dropout_rate,
         parts=parts,
-        rows=constraints.splits(query.shape[0] // parts, ("data", "fsdp"), sizes),
+        rows=constraints.splits(query.shape[0] // parts, constraints.ACTIVATION_RULES["batch_rows"], sizes),
         heads=heads,
         indexed=mask.query_index is not None or mask.key_index is not None,
     )

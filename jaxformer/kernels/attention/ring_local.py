@@ -11,9 +11,10 @@ from jaxformer.kernels.attention import online_softmax, tiles
 from jaxformer.kernels.attention.xla_vjp import heads_first
 from jaxformer.kernels.rematerialize import rematerialize
 from jaxformer.masks import Mask
+from jaxformer.parallel.constraints import ACTIVATION_RULES
 from jaxformer.types import Array
 
-AXIS = "context"
+(AXIS,) = ACTIVATION_RULES["parts"]
 # A part's keys go round in this many pieces, one after the other, as far as these are whole blocks: what is on its way,
 # twice over keys, values and their gradients, is then a piece of each.
 PIECES = 8

@@ -1,5 +1,6 @@
 """How attention's arrays lie on the mesh in use, for implementations that run on each device by itself."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -20,11 +21,12 @@ def head_axes(query: Array, key: Array, value: Array, sizes: Mapping[str, int]) 
     Where there are fewer key/value heads than devices, each device gets the one its queries use.
     """
     groups = key.shape[2]
-    heads = constraints.splits(query.shape[2], ("tensor",), sizes)
-    if heads and groups % sizes["tensor"]:
-        if sizes["tensor"] % groups:
+    heads = constraints.splits(query.shape[2], constraints.ACTIVATION_RULES["heads"], sizes)
+    devices = math.prod(sizes[axis] for axis in heads)
+    if groups % devices:
+        if devices % groups:
             return key, value, ()
-        key, value = (jnp.repeat(x, sizes["tensor"] // groups, axis=2) for x in (key, value))
+        key, value = (jnp.repeat(x, devices // groups, axis=2) for x in (key, value))
     return key, value, heads
 
 

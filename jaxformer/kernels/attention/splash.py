@@ -91,7 +91,7 @@ def attend(
     """Attention as `functional.attention.attention` documents it, on the mesh in use, once `unsupported` is asked."""
     mask = Mask() if mask is None else mask
     sizes = constraints.mesh_axes()
-    rows = constraints.splits(query.shape[0], ("data", "fsdp"), sizes)
+    rows = constraints.splits(query.shape[0], constraints.ACTIVATION_RULES["batch_rows"], sizes)
     key, value = without_padding(mask, key, value)
     key, value, heads = shard_specs.head_axes(query, key, value, sizes)
 

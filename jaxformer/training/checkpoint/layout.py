@@ -44,20 +44,20 @@ def _steps(directory: str | Path) -> list[Path]:
 
 def items_of(state: TrainState) -> dict[str, Any]:
     """What is stored under which name. The optimizer's tuples become flat paths, which no library version changes."""
-    rest = state._replace(params=None, ema=None)
+    rest = state._replace(params=None, ema=None, frozen=None)
     items = {
         "params": state.params,
         "state": {leaf_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(rest)},
     }
-    return items if state.ema is None else {**items, "ema": state.ema}
+    return items | {name: tree for name in ("ema", "frozen") if (tree := getattr(state, name)) is not None}
 
 
 def state_of(items: dict[str, Any], like: TrainState) -> TrainState:
     """The inverse of `items_of`."""
-    rest = like._replace(params=None, ema=None)
+    rest = like._replace(params=None, ema=None, frozen=None)
     leaves = [items["state"][leaf_name(path)] for path, _ in jax.tree_util.tree_leaves_with_path(rest)]
     state = jax.tree.unflatten(jax.tree.structure(rest), leaves)
-    return state._replace(params=items["params"], ema=items.get("ema"))
+    return state._replace(params=items["params"], ema=items.get("ema"), frozen=items.get("frozen"))
 
 
 def describe(items: dict[str, Any]) -> dict[str, list[Any]]:

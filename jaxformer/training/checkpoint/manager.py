@@ -237,7 +237,7 @@ def restore_params(
     directory: str | Path,
     abstract: Params,
     *,
-    average: bool | None = None,
+    item: str | None = None,
     step: int | None = None,
     fingerprint: str = "",
     also: Sequence[str] = (),
@@ -247,7 +247,7 @@ def restore_params(
     Args:
       directory: of the checkpoints.
       abstract: tree of ShapeDtypeStruct; leaves without a sharding go to the first device.
-      average: True for the moving average, False for the parameters, None for the average where there is one.
+      item: "params", "ema" (their moving average) or "frozen"; None: the average where there is one, else "params".
       step: that step only.
       fingerprint, also: of the run, as for `Checkpoints`.
 
@@ -265,14 +265,14 @@ def restore_params(
     for found in reversed(list_steps(directory) if step is None else [step]):
         path = directory / str(found)
         try:
-            has_average = any(name.startswith("ema.") for name in read_meta(path)["leaves"])
-            if average and not has_average:
-                raise CheckpointError(f"checkpoint {path} has no moving average of the weights")
-            item = "ema" if has_average and average is not False else "params"
-            said, values = _read(path, {item: abstract}, fingerprint, also)
+            items = {name.split(".")[0] for name in read_meta(path)["leaves"]}
+            if item is not None and item not in items:
+                raise CheckpointError(f"checkpoint {path} has no {item}; it holds {', '.join(sorted(items))}")
+            wanted = item or ("ema" if "ema" in items else "params")
+            said, values = _read(path, {wanted: abstract}, fingerprint, also)
             if said:
                 print(said, file=sys.stderr, flush=True)
-            return values[item], found
+            return values[wanted], found
         except InvalidCheckpointError as reason:
             reasons.append(str(reason))
             print(f"checkpoint {path} is not valid: {reason}", file=sys.stderr, flush=True)

@@ -238,7 +238,8 @@ class _Sweep:
         diverged = int(state.bad_steps) >= config.train.max_bad_steps
         values: dict[str, float] = {"loss": math.nan, "loss_stderr": math.nan}
         if not diverged:
-            found = evaluate(program.evaluate, jax.device_put, averaged(state), self.sources.held_out(config))
+            held_out = self.sources.held_out(config)
+            found = evaluate(program.evaluate, jax.device_put, averaged(state), held_out, frozen=state.frozen)
             values = metrics.evaluation(found, self.sources.bytes_per_token)
         final = {
             "kind": "final",

@@ -6,6 +6,7 @@ other. On CPU every core is a device (`program.a_device_for_each_core`): two mem
 one after the other on both.
 """
 
+import functools
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -64,7 +65,7 @@ class StackedProgram:
             out_shardings=self._where,
             compiler_options=states.init_options(jax.devices()[0]),
         )
-        self._evaluate = jax.jit(lambda params, batch: eval_step(params, batch, model=model))
+        self._evaluate = jax.jit(functools.partial(eval_step, model=model))
         self.copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
         train = jax.jit(self._mapped(self._advance, (0, 0, 0, None)), donate_argnums=0, out_shardings=self._where)
         arguments = (
@@ -98,9 +99,9 @@ class StackedProgram:
         batches, count = chunk
         return self._train(members, self._place(self._numbers(configs)), batches, count)
 
-    def evaluate(self, params: Params, batch: Batch) -> Sums:
+    def evaluate(self, params: Params, batch: Batch, frozen: Any = None) -> Sums:
         """`step.eval_step` of one member."""
-        return self._evaluate(params, batch)
+        return self._evaluate(params, batch, frozen)
 
     def member(self, members: TrainState, index: int) -> TrainState:
         """The state of one member, on the first device."""

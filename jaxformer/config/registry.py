@@ -1,0 +1,89 @@
+"""Names that a config may hold for what functions make: families, objectives, sources.
+
+Here is what a config has to know of each; the functions stand in a `Registry` elsewhere, which adds a new name here.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from jaxformer.config.fields import nearest, shown
+from jaxformer.errors import ConfigError
+
+V = TypeVar("V")
+
+
+class FamilyTraits(NamedTuple):
+    """What a config knows of a family of models.
+
+    Attributes:
+      causal: True if a token sees only those before it.
+      objectives: what its models can be trained on.
+    """
+
+    causal: bool
+    objectives: tuple[str, ...]
+
+
+class ObjectiveTraits(NamedTuple):
+    """What a config knows of an objective.
+
+    Attributes:
+      share: ``data config -> float``, the expected share of the positions whose logits are needed.
+      is_code: True if the loss of a text is the length of a code for it, so that bits per byte mean something.
+    """
+
+    share: Callable[[Any], float] = lambda data: 1.0
+    is_code: bool = False
+
+
+FAMILIES: dict[str, FamilyTraits] = {
+    "gpt": FamilyTraits(True, ("next_token",)),
+    "bert": FamilyTraits(False, ("masked",)),
+}
+OBJECTIVES: dict[str, ObjectiveTraits] = {
+    "next_token": ObjectiveTraits(is_code=True),
+    "masked": ObjectiveTraits(share=lambda data: data.mask_rate),
+}
+SOURCES: dict[str, None] = dict.fromkeys(("stdlib", "files", "tfds", "markov", "hierarchy"))
+
+
+class Registry(dict[str, V], Generic[V]):
+    """name -> functions, for a field of a config. A config file adds an entry of its own by assignment.
+
+    Raises:
+      ConfigError: on assignment of a name that something else has.
+
+    >>> known = dict.fromkeys(["a"])
+    >>> table = Registry("data.objective", known, {"a": "functions of a"})
+    >>> table["b"] = "functions of b"
+    >>> list(known)
+    ['a', 'b']
+    """
+
+    def __init__(self, field: str, names: dict[str, Any], entries: Mapping[str, V]):
+        """`field` of the config; `names` that it accepts, to which new ones are added with the entry's `traits`."""
+        super().__init__(entries)
+        self._field, self._names = field, names
+
+    def __setitem__(self, name: str, value: V) -> None:
+        known = self.get(name)
+        if known is not None and _origin(known) != _origin(value):  # a file that is read twice is no conflict
+            raise ConfigError(f"config.{self._field}: {name!r} is taken by {_origin(known)}")
+        super().__setitem__(name, value)
+        self._names[name] = getattr(value, "traits", None)
+
+
+def one_of(field: str, value: str, names: Mapping[str, Any]) -> None:
+    """Raises ConfigError unless the field, without "config.", holds one of the names."""
+    if not value:
+        raise ConfigError(f"config.{field}: '' is empty (an unset variable?); accepted: one of {', '.join(names)}")
+    if value not in names:
+        near = nearest(value, list(names), 0.6)
+        hint = f"; did you mean {near}?" if near else ""
+        raise ConfigError(f"config.{field}: {shown(value)} is not one of {', '.join(names)}{hint}")
+
+
+def _origin(entry: Any) -> str:
+    """Where the first function of an entry is defined."""
+    first = next((each for each in entry if callable(each)), entry)
+    return f"{getattr(first, '__module__', '')}.{getattr(first, '__qualname__', first)}"

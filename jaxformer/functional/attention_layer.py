@@ -1,0 +1,160 @@
+"""Softmax attention as a sublayer: projections, rotary positions, attention, output projection; and its cache.
+
+In decoding a layer keeps a ring of S key/value slots: every row of a batch writes its i-th new token into slot
+i mod S, whatever the length of its prompt, which lies before that and ends in slot S - 1. So one step writes one slot,
+ragged prompts leave no padding between tokens, and a model with a window keeps a ring of window size.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxformer import masks
+from jaxformer.config import Execution, ModelConfig
+from jaxformer.functional import positions as pos
+from jaxformer.functional.attention import KERNELS, attention
+from jaxformer.functional.layer import Context, Cost, DecodeProgress, Sublayer, shard_residual, weight_init
+from jaxformer.functional.layers import linear, rms_norm
+from jaxformer.kernels.attention.decode import attend_one
+from jaxformer.parallel.constraints import constrain
+from jaxformer.specs import ParamSpec, ones, zeros
+from jaxformer.types import Array, Params
+
+
+class LayerCache(NamedTuple):
+    """One layer's keys and values, [B * G, S, K], each row's heads one after the other."""
+
+    key: Array
+    value: Array
+
+
+def specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
+    """Projections to queries, keys and values, and back; their biases; scales of `qk_norm`."""
+    d, h, g, k = cfg.width, cfg.attention.num_heads, cfg.attention.kv_heads, cfg.head_size
+    tree = {
+        "w_query": ParamSpec((d, h, k), ("embed", "heads", "head_width"), weight_init(cfg, d, h * k), "hidden"),
+        "w_key": ParamSpec((d, g, k), ("embed", "kv_heads", "head_width"), weight_init(cfg, d, g * k), "hidden"),
+        "w_value": ParamSpec((d, g, k), ("embed", "kv_heads", "head_width"), weight_init(cfg, d, g * k), "hidden"),
+        "w_out": ParamSpec(
+            (h, k, d), ("heads", "head_width", "embed"), weight_init(cfg, h * k, d, residual=True), "hidden", 2
+        ),
+    }
+    if cfg.attention.qk_norm:
+        tree |= dict.fromkeys(("query_scale", "key_scale"), ParamSpec((k,), ("head_width",), ones, "norm"))
+    if cfg.use_bias:
+        tree |= {
+            "b_query": ParamSpec((h, k), ("heads", "head_width"), zeros, "bias"),
+            "b_key": ParamSpec((g, k), ("kv_heads", "head_width"), zeros, "bias"),
+            "b_value": ParamSpec((g, k), ("kv_heads", "head_width"), zeros, "bias"),
+            "b_out": ParamSpec((d,), ("norm",), zeros, "bias"),
+        }
+    return tree
+
+
+def apply(
+    params: Params, x: Array, cfg: ModelConfig, context: Context
+) -> tuple[Array, LayerCache | None, dict[str, Array]]:
+    """[B, T, D] -> [B, T, D]; see `layer.Sublayer`.
+
+    With `qk_norm` each head's queries and keys go through an RMS norm whose scale all heads share, so that scores
+    cannot grow with the weights: a run then bears a wider range of learning rates (Dehghani et al. 2023, section 2;
+    Wortsman et al. 2023, section 3.1.1).
+    """
+    query, key, value = (
+        constrain(linear(x, params[f"w_{name}"], params.get(f"b_{name}")), "rows", None, "heads", None)
+        for name in ("query", "key", "value")
+    )
+    if cfg.attention.qk_norm:
+        query = rms_norm(query, params["query_scale"], cfg.norm_epsilon)
+        key = rms_norm(key, params["key_scale"], cfg.norm_epsilon)
+    if context.rotation is not None:
+        query = pos.rotary(query, *context.rotation)
+        key = pos.rotary(key, *context.rotation)
+    cache, progress = context.cache, context.progress
+    implementation = context.execution.attention
+    if progress is not None:
+        cache = _write(cache, progress, key, value)
+        if implementation in KERNELS:  # which do not take any length
+            implementation = "auto"
+    out: Any
+    if progress is not None and progress.steps is not None:
+        out = _attend_to_cache(query, cache, progress.starts, progress.steps, cfg, context.bias)
+    else:
+        out = attention(
+            query,
+            key,
+            value,
+            context.mask,
+            bias=context.bias,
+            soft_cap=cfg.attention.soft_cap,
+            dropout_rate=cfg.attention.dropout,
+            rng=context.rng,
+            implementation=implementation,
+        )
+    w_out = params["w_out"]
+    flat = out.reshape(*out.shape[:2], -1)
+    out = linear(flat, w_out.reshape(-1, w_out.shape[-1]), params.get("b_out"))
+    return shard_residual(out), cache, {}
+
+
+def cost(cfg: ModelConfig, length: int, execution: Execution) -> Cost:
+    """See `layer.Cost`. Scores count over the whole [T, T] square, or the window (Chowdhery et al. 2022, appendix B);
+    `saved_scores` only the blocks that `xla` keeps of a causal one."""
+    d, h, g, k = cfg.width, cfg.attention.num_heads, cfg.attention.kv_heads, cfg.head_size
+    window = cfg.attention.window
+    keys = length if window is None else min(length, window if cfg.causal else 2 * window - 1)
+    kept = (length + 128) / 2 if cfg.causal else length
+    return Cost(
+        products=2 * d * k * (2 * h + 2 * g),
+        scores=2 * 2 * h * k * keys,
+        last=2 * d * k * h,
+        saved=(h + 2 * g) * k,
+        saved_scores=2 * h * kept if execution.attention == "xla" else 0,
+        ring=(g, 2 * k),
+    )
+
+
+def init_cache(cfg: ModelConfig, rows: int, length: int, dtype: Any) -> LayerCache:
+    """An empty ring for sequences of `length` tokens: of so many slots, or of the window if that is less."""
+    slots = length if cfg.attention.window is None else min(cfg.attention.window, length)
+    empty = jnp.zeros((rows * cfg.attention.kv_heads, slots, cfg.head_size), dtype)
+    return LayerCache(empty, empty)
+
+
+def slot_positions(starts: Array, steps: Array | int, slots: int) -> Array:
+    """Index of the token in each slot once `steps` new tokens are written, [B, S] int32; negative: empty."""
+    newest = steps - 1
+    return (starts + newest)[:, None] - ((newest - jnp.arange(slots, dtype=jnp.int32)) % slots)[None, :]
+
+
+def _write(cache: LayerCache, progress: DecodeProgress, key: Array, value: Array) -> LayerCache:
+    """The cache with new keys and values, [B, T, G, K], in it: all of a prompt, or one token."""
+    slots, dtype = cache.key.shape[1], cache.key.dtype
+    new = (jnp.swapaxes(x, 1, 2).reshape(-1, x.shape[1], x.shape[3]) for x in (key, value))
+    if progress.steps is not None:
+        slot = progress.steps % slots
+        return LayerCache(
+            *(jax.lax.dynamic_update_slice_in_dim(o, n.astype(dtype), slot, 1) for o, n in zip(cache, new, strict=True))
+        )
+    # An empty slot holds a copy of the first token: finite, and never seen.
+    source = jnp.maximum(slot_positions(progress.starts, jnp.zeros((), jnp.int32), slots), 0)
+    source = jnp.repeat(source, key.shape[2], axis=0)[:, :, None]
+    return LayerCache(*(jnp.take_along_axis(x, source, axis=1).astype(dtype) for x in new))
+
+
+def _attend_to_cache(
+    query: Array, cache: LayerCache, starts: Array, steps: Array, cfg: ModelConfig, bias: Any
+) -> Array:
+    """Attention of one new token for each row, [B, 1, H, K], to the slots, its own among them."""
+    index = (starts + steps)[:, None]
+    # The ring holds what may be seen and no more, so the mask only has to leave out empty slots.
+    places = slot_positions(starts, steps + 1, cache.key.shape[1])
+    mask = masks.Mask(query_index=index, key_index=places)
+    bias = bias(index, places) if callable(bias) else bias
+    scale, soft_cap = 1 / math.sqrt(cfg.head_size), cfg.attention.soft_cap
+    return attend_one(query, cache.key, cache.value, mask, bias, scale=scale, soft_cap=soft_cap)
+
+
+SOFTMAX = Sublayer(specs, apply, cost, init_cache)
