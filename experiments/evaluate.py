@@ -8,14 +8,14 @@ current folder. It has to be the same text: its tokens are compared with the run
 
 import json
 
-from jaxformer.runs.command_line import add_verify, parser, path_text
+from jaxformer.runs.command_line import add_verify, add_workdir, parser, path_text
 from jaxformer.runtime.program import program
 
 
 def main() -> None:
     """Prints the held-out loss with its standard error; with --json one JSON object."""
     arguments = parser(__doc__, "evaluate")
-    arguments.add_argument("--workdir", required=True, type=path_text, help="directory of the run")
+    add_workdir(arguments)
     arguments.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     arguments.add_argument(
         "--cache-dir", type=path_text, metavar="DIR", help="where corpora are kept (default: your cache folder)"

@@ -5,25 +5,27 @@
 A mask stands for one token, which carries the space before it; words of several tokens are not offered.
 """
 
-from jaxformer.runs.command_line import integer, parser, path_text
+from jaxformer.runs.command_line import add_workdir, integer, parser
 from jaxformer.runtime.program import keep_compiled_programs, program
 
 
 def main() -> None:
     """Prints, for each mask, the likeliest tokens and their probabilities."""
     arguments = parser(__doc__, "fill_mask")
-    arguments.add_argument("--workdir", required=True, type=path_text, help="directory of the run")
+    add_workdir(arguments)
     arguments.add_argument("--text", required=True, help="text with [MASK] in it, once or more")
     arguments.add_argument("--top-k", type=integer(1), default=5, metavar="K", help="tokens shown for each mask")
     options = arguments.parse_args()
 
     from jaxformer import decoding
     from jaxformer.errors import ConfigError
+    from jaxformer.models.families import families_for
     from jaxformer.runs.pretrain import open_run
 
     run = open_run(options.workdir)
-    if run.config.model.family != "bert":
-        raise ConfigError(f"--workdir: {options.workdir} holds a {run.config.model.family}; fill_mask needs a bert")
+    family, able = run.config.model.family, families_for("fill_mask")
+    if family not in able:
+        raise ConfigError(f"--workdir: {options.workdir} holds a {family}; fill_mask needs a {' or '.join(able)}")
     if "[MASK]" not in options.text:
         raise ConfigError(f"--text: {options.text!r} holds no [MASK]")
     if run.config.compilation_cache:

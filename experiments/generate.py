@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from jaxformer.runs.command_line import finite, integer, parser, path_text
+from jaxformer.runs.command_line import add_workdir, finite, integer, parser
 from jaxformer.runtime.program import keep_compiled_programs, program
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def main() -> None:
     """Prints each sample: the prompt and what follows it."""
     arguments = parser(__doc__, "generate")
-    arguments.add_argument("--workdir", required=True, type=path_text, help="directory of the run")
+    add_workdir(arguments)
     arguments.add_argument("--prompt", default="", help="text to continue; empty: the beginning of a document")
     arguments.add_argument("--max-new-tokens", type=integer(1), default=128, metavar="N")
     arguments.add_argument("--num-samples", type=integer(1), default=1, metavar="N")
@@ -108,11 +108,12 @@ def generated(run: "Run", sampling: "Sampling", options: argparse.Namespace) -> 
     from jaxformer import decoding
     from jaxformer.config import Learned
     from jaxformer.errors import ConfigError
+    from jaxformer.models.families import families_for
     from jaxformer.runs import memory_check
 
     tokenizer, cfg = run.tokenizer, run.config.model
-    if cfg.family != "gpt":
-        raise ConfigError(f"--workdir: {options.workdir} holds a {cfg.family}; generate needs a gpt")
+    if cfg.family not in (able := families_for("generate")):
+        raise ConfigError(f"--workdir: {options.workdir} holds a {cfg.family}; generate needs a {' or '.join(able)}")
     # Documents began with the separator in training, so the prompt does here; the next separator is their end.
     ids = [tokenizer.separator_id, *tokenizer.encode(options.prompt, strict=True).tolist()]
     never = set(tokenizer.special_ids.tolist()) | set(range(tokenizer.vocab_size, cfg.vocab_size or 0))

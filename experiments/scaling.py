@@ -81,7 +81,8 @@ def check_memory(config: StudyConfig) -> None:
     mesh = make_mesh(MeshConfig(1), jax.local_devices()[:1])
     for width in config.ladder.widths:
         model = size_model(config.model, width, config.ladder)
-        memory_check.check_training(config, make_model(model, config.loss, config.execution).specs, mesh)
+        specs = make_model(model, config.loss, config.execution, config.optimizer.freeze).specs
+        memory_check.check_training(config, specs, mesh)
 
 
 def conclude(parsed: Parsed, stage: str | None, settings: Settings) -> None:

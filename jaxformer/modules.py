@@ -11,6 +11,7 @@ else. So ``module.apply({"params": p}, x)`` equals ``apply(p, x)`` bit for bit.
 (2, 16, 64)
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -26,6 +27,7 @@ from jaxformer.functional.sublayers import sublayers_of
 from jaxformer.models.attention_support import unsupported_by
 from jaxformer.models.backbone import DEFAULT_EXECUTION
 from jaxformer.models.families import family_of
+from jaxformer.specs import freeze as frozen_specs
 from jaxformer.specs import init_params, stack_specs
 from jaxformer.types import Array, Batch, Model, Params, Sums
 
@@ -147,11 +149,23 @@ class MLP(Shell):
         return sublayers_of(self.config)["mlp"].apply(self.tree, x, self.config, NO_CONTEXT)[0]
 
 
-def make_model(config: ModelConfig, loss_config: LossConfig, execution: Execution = DEFAULT_EXECUTION) -> Model:
+def make_model(
+    config: ModelConfig,
+    loss_config: LossConfig,
+    execution: Execution = DEFAULT_EXECUTION,
+    freeze: Sequence[str] = (),
+) -> Model:
     """The `Model` that training receives, running through the shell's own `init` and `apply`.
 
+    Args:
+      config: of the model.
+      loss_config: of the loss.
+      execution: how it is computed.
+      freeze: parameters that are not trained, as `optimizer.freeze`.
+
     Raises:
-      ConfigError: an attention implementation that cannot do what this model asks of it.
+      ConfigError: an attention implementation that cannot do what this model asks of it; a name in `freeze` that no
+        parameter has.
     """
     implementation = execution.attention
     why = unsupported_by(implementation, config) if implementation in KERNELS else None
@@ -159,6 +173,13 @@ def make_model(config: ModelConfig, loss_config: LossConfig, execution: Executio
         raise ConfigError(f"config.execution.attention: {implementation} cannot do {why}; accepted here: {ANY}")
     family, shell = family_of(config), Transformer(config, execution, loss_config)
     specs, frozen = family.specs(config), family.frozen(config)
+    try:
+        specs = frozen_specs(specs, freeze)
+    except KeyError as error:
+        raise ConfigError(
+            f"config.optimizer.freeze: {error.args[0]!r} names no parameters; accepted: {', '.join(specs)}, or a path "
+            "inside one"
+        ) from None
 
     def init(rng: Array) -> Params:
         return shell.init({"params": rng}, jnp.zeros((1, config.context_length), jnp.int32))["params"]

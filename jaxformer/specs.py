@@ -13,7 +13,7 @@
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -130,6 +130,30 @@ def abstract_params(specs: Any, dtype=jnp.float32) -> Any:
 def param_axes(specs: Any) -> Any:
     """The tree of logical axis names, one tuple per parameter."""
     return jax.tree.map(lambda s: s.axes, specs, is_leaf=is_spec)
+
+
+def freeze(specs: Any, names: Sequence[str]) -> Any:
+    """`specs` with the parameters whose dotted path is one of `names`, or begins with one, not trained.
+
+    Raises:
+      KeyError: no parameter has such a name.
+
+    >>> tree = {"embedding": {"tokens": ParamSpec((4, 2), ("vocab", "embed"), zeros, "input")}}
+    >>> freeze(tree, ["embedding"])["embedding"]["tokens"].trained
+    False
+    """
+    unknown = set(names)
+
+    def frozen(path: Any, spec: ParamSpec) -> ParamSpec:
+        dotted = jax.tree_util.keystr(path, simple=True, separator=".")
+        found = [name for name in names if f"{dotted}.".startswith(f"{name}.")]
+        unknown.difference_update(found)
+        return replace(spec, trained=False) if found else spec
+
+    tree = jax.tree_util.tree_map_with_path(frozen, specs, is_leaf=is_spec)
+    if unknown:
+        raise KeyError(*sorted(unknown))
+    return tree
 
 
 def only_trained(tree: Any, specs: Any) -> Any:

@@ -24,6 +24,7 @@ class OptimizerConfig(Section, name="optimizer"):
       weight_decay: matrices only.
       clip_norm: global gradient norm; None: no clipping.
       ema_decay: exponential moving average of the weights, used for evaluation; None: none.
+      freeze: parameters that are not trained, by path: embedding, or embedding.positions; FLOPs count all the same.
     """
 
     name: Literal["adamw", "lion", "adafactor", "muon"] = "adamw"
@@ -38,6 +39,7 @@ class OptimizerConfig(Section, name="optimizer"):
     weight_decay: float = 0.1
     clip_norm: float | None = 1.0
     ema_decay: float | None = None
+    freeze: tuple[str, ...] = ()
 
     def _check(self):
         above("optimizer.learning_rate", self.learning_rate, 0)

@@ -15,7 +15,6 @@ Each document is the tokenizer's separator followed by the document's tokens; th
 """
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import json
@@ -27,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from jaxformer.config import DataConfig
-from jaxformer.data import build_cache, checked_array, contents, ingest, languages, metadata, sources, tokenizers
+from jaxformer.data import build_cache, checked_array, contents, ingest, metadata, sources, tokenizers
 from jaxformer.data.progress_bars import bars, say
 from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.errors import ConfigError, DamagedCacheError
@@ -156,9 +155,10 @@ def _settings(data: DataConfig, given: Tokenizer | None) -> dict[str, Any]:
     settings = {name: getattr(data, name) for name in _TEXT_FIELDS} | {"format": ingest.FORMAT}
     if data.on_error != "stop":  # a corpus in which nothing had to be left out keeps the key it always had
         settings["on_error"] = data.on_error
-    if data.source in languages.SOURCES:
-        fields = [field.name for field in dataclasses.fields(data) if field.name.startswith("language_")]
-        return settings | {name: getattr(data, name) for name in fields}
+    source = sources.SOURCES[str(data.source)]
+    settings |= source.settings(data)
+    if source.alphabet is not None:
+        return settings
     if given is not None:
         return settings | {"tokenizer": given.fingerprint}
     if data.tokenizer == "bpe":

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxformer.config import DataConfig
-from jaxformer.data import languages, sources, tokenizers
+from jaxformer.data import sources, tokenizers
 from jaxformer.data.checked_array import BlockWriter
 from jaxformer.data.contents import Contents
 from jaxformer.data.faults import Faults
@@ -72,7 +72,7 @@ def build(
         about[split]["num_skipped"] = faults[split].count
         if not about[split]["num_documents"]:
             raise ConfigError(f"config.data: the {split} text is empty (data.max_train_bytes {data.max_train_bytes})")
-    contents.confirm(sources.inputs(data), hash_again=data.source == "tfds")  # which TFDS reads by itself
+    contents.confirm(sources.inputs(data), hash_again=not sources.SOURCES[str(data.source)].opens_files)
     return about | {"fingerprint": digest.hexdigest()[:16]}
 
 
@@ -109,8 +109,9 @@ def spread(texts: Iterable[str], total: int, wanted: int) -> Iterator[str]:
 
 
 def _tokenizer(data: DataConfig, texts_again: Callable[[], Iterator[str]], train_bytes: int, bar: Bar) -> Tokenizer:
-    if data.source in languages.SOURCES:  # also a symbol that the sample lacks has its token
-        return tokenizers.train("chars", [languages.alphabet(data.language_symbols)], None)
+    alphabet = sources.SOURCES[str(data.source)].alphabet
+    if alphabet is not None:  # also a symbol that the sample lacks has its token
+        return tokenizers.train("chars", [alphabet(data)], None)
     texts = itertools.chain.from_iterable(map(pieces, texts_again()))
     wanted = train_bytes if data.tokenizer == "chars" else min(train_bytes, SAMPLE_BYTES)
     advance = bar(f"making the {data.tokenizer} tokenizer", wanted)

@@ -16,6 +16,7 @@ True
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,6 @@ from jaxformer.config import DataConfig
 from jaxformer.data.hierarchy import Hierarchy, hierarchy
 from jaxformer.data.markov import Floor, Markov, Noise, markov
 
-SOURCES = ("markov", "hierarchy")
 _TOKENS_AT_ONCE = 1 << 20
 
 
@@ -43,7 +43,8 @@ def floor(data: DataConfig, context_length: int) -> Floor | None:
         language = _markov(data)
         if data.objective == "next_token":
             return Floor(language.next_token_floor(context_length), 0.0, True, ends)
-        return language.masked_floor(context_length, Noise.of(data))._replace(ends=ends)
+        if data.objective == "masked":
+            return language.masked_floor(context_length, Noise.of(data))._replace(ends=ends)
     if data.source == "hierarchy" and data.objective == "next_token":
         grammar = _hierarchy(data)
         length = grammar.tokens + 1  # the separator is a token too; where it comes is known
@@ -98,6 +99,11 @@ def documents(data: DataConfig, split: str) -> Iterator[str]:
         text = _text(strings.reshape(-1), grammar.symbols)
         for begin in range(0, len(text), grammar.tokens):
             yield text[begin : begin + grammar.tokens]
+
+
+def settings(data: DataConfig) -> dict[str, Any]:
+    """The fields that a language and its text depend on."""
+    return {name: value for name, value in vars(data).items() if name.startswith("language_")}
 
 
 def _symbols_of(data: DataConfig, split: str) -> int:

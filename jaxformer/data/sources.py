@@ -1,5 +1,7 @@
-"""Where text comes from: the standard library's own source, text files, a prepared TensorFlow dataset, or a generated
-language.
+"""THE table of sources: where text comes from. The standard library's own source, text files, a prepared TensorFlow
+dataset, or a generated language.
+
+A config file adds one of its own with one line, `SOURCES["mine"] = Source(documents)`.
 
 >>> from jaxformer.config import DataConfig
 >>> first = next(documents(DataConfig(source="stdlib"), "train"))
@@ -8,14 +10,16 @@ language.
 """
 
 import hashlib
+import inspect
 import itertools
 import os
 import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from jaxformer.config import DataConfig
+from jaxformer.config import DataConfig, registry
+from jaxformer.config.registry import Registry
 from jaxformer.data import languages, text_files, tfds_source
 from jaxformer.data.faults import Faults
 from jaxformer.errors import ConfigError
@@ -55,14 +59,7 @@ def documents(
       ConfigError: anything missing, empty, broken or not decodable; one line.
     """
     faults = Faults(data.on_error) if faults is None else faults
-    if data.source == "stdlib":
-        texts = _stdlib_texts(split, open_file)
-    elif data.source == "files":
-        texts = _file_texts(data, split, faults, open_file)
-    elif data.source in languages.SOURCES:
-        texts = languages.documents(data, split)
-    else:
-        texts = tfds_source.documents(data, split, faults)
+    texts = SOURCES[str(data.source)].documents(data, split, faults, open_file)
     if split == "train" and data.max_train_bytes is not None:
         texts = first_bytes(texts, data.max_train_bytes)
     return texts
@@ -75,20 +72,54 @@ class Input(NamedTuple):
     label: str
 
 
+class Source(NamedTuple):
+    """One source of text.
+
+    Attributes:
+      documents: ``(data, split, faults, open_file) -> iterator over texts``, always the same ones in the same order;
+        files are opened by `open_file`, which also learns their hash.
+      inputs: ``data -> [Input]``: the files that it reads, none opened. When one of them changes, the corpus is made
+        again. None: the file in which `documents` is written, so that another text makes another corpus.
+      settings: ``data -> dict``: what the texts depend on beside the inputs and the fields that every source reads.
+      alphabet: ``data -> text`` of all its characters, where each is a token; None: `data.tokenizer` makes tokens.
+      opens_files: False if a library opens its files by itself: they are then hashed once more when it is done.
+    """
+
+    documents: Callable[[DataConfig, SplitName, Faults, text_files.OpenFile], Iterator[str]]
+    inputs: Callable[[DataConfig], list[Input]] | None = None
+    settings: Callable[[DataConfig], dict[str, Any]] = lambda data: {}
+    alphabet: Callable[[DataConfig], str] | None = None
+    opens_files: bool = True
+
+
 def inputs(data: DataConfig) -> list[Input]:
-    """Every file that the documents of both splits are read from, in order; none is opened."""
-    if data.source == "stdlib":
-        root = _stdlib_root()
-        return [Input(root / name, f"{split}/{name}") for split in SPLITS for name in stdlib_files(split)]
-    if data.source == "files":
-        return [
-            Input(path, f"{split}{text_files.kind(path)}{path.suffix}")
-            for split, files in zip(SPLITS, _files(data), strict=True)
-            for path in files
-        ]
-    if data.source in languages.SOURCES:
-        return []
-    return [Input(path, path.name) for path in tfds_source.files(data)]
+    """Every file that the documents of both splits are read from, in order; none is opened.
+
+    Raises:
+      ConfigError: what the source names is not there, or it says no inputs and is written in no file.
+    """
+    source = SOURCES[str(data.source)]
+    if source.inputs is not None:
+        return source.inputs(data)
+    try:
+        return [Input(Path(inspect.getfile(source.documents)).resolve(strict=True), str(data.source))]
+    except (TypeError, OSError):
+        raise ConfigError(
+            f"config.data.source: {data.source!r} is written in no file; accepted: a Source with inputs"
+        ) from None
+
+
+def _stdlib_inputs(data: DataConfig) -> list[Input]:
+    root = _stdlib_root()
+    return [Input(root / name, f"{split}/{name}") for split in SPLITS for name in stdlib_files(split)]
+
+
+def _file_inputs(data: DataConfig) -> list[Input]:
+    return [
+        Input(path, f"{split}{text_files.kind(path)}{path.suffix}")
+        for split, files in zip(SPLITS, _files(data), strict=True)
+        for path in files
+    ]
 
 
 def stdlib_files(split: SplitName | None = None) -> list[str]:
@@ -206,3 +237,21 @@ def first_bytes(texts: Iterator[str], limit: int) -> Iterator[str]:
             return
         yield text
         limit -= len(encoded)
+
+
+_LANGUAGE = Source(
+    lambda data, split, faults, open_file: languages.documents(data, split),
+    inputs=lambda data: [],
+    settings=languages.settings,
+    alphabet=lambda data: languages.alphabet(data.language_symbols),
+)
+SOURCES: Registry[Source] = Registry("data.source", registry.SOURCES, {
+    "stdlib": Source(lambda data, split, faults, open_file: _stdlib_texts(split, open_file), _stdlib_inputs),
+    "files": Source(_file_texts, _file_inputs),
+    "tfds": Source(
+        lambda data, split, faults, open_file: tfds_source.documents(data, split, faults),
+        lambda data: [Input(path, path.name) for path in tfds_source.files(data)],
+        opens_files=False,
+    ),
+    "markov": _LANGUAGE, "hierarchy": _LANGUAGE,
+})  # fmt: skip

@@ -14,7 +14,7 @@ import numpy as np
 from jaxformer.config import Learned, ModelConfig
 from jaxformer.errors import ConfigError
 from jaxformer.functional.sublayers import sublayers_of
-from jaxformer.models.families import FAMILIES, family_of
+from jaxformer.models.families import families_for
 from jaxformer.types import Array, Params
 
 Prompts = Array | np.ndarray | Sequence[Sequence[int]]
@@ -108,8 +108,7 @@ def check_task(task: str, cfg: ModelConfig) -> None:
       ConfigError: it cannot.
     """
     what = {"generate": "generating text", "fill_mask": "filling in masks"}[task]
-    if task not in family_of(cfg).tasks:
-        able = [name for name, family in FAMILIES.items() if task in family.tasks]
+    if cfg.family not in (able := families_for(task)):
         raise ConfigError(f"config.model.family: {cfg.family}; {what} needs {' or '.join(able)}")
     without = [name for name, sublayer in sublayers_of(cfg).items() if sublayer.init_cache is None]
     if task == "generate" and without:

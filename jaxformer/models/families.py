@@ -74,6 +74,11 @@ BERT = Family(
 FAMILIES: Registry[Family] = Registry("model.family", registry.FAMILIES, {"gpt": GPT, "bert": BERT})
 
 
+def families_for(task: str) -> list[str]:
+    """Names of the families that can do a task, "generate" or "fill_mask"."""
+    return [name for name, family in FAMILIES.items() if task in family.tasks]
+
+
 def family_of(cfg: ModelConfig) -> Family:
     """The family of a model. Raises KeyError: the config names one that has no entry."""
     return FAMILIES[cfg.family]

@@ -94,7 +94,7 @@ def compile_step(config: Config, topology: Topology) -> CompiledStep:
     config = target_config(config, topology, mesh)
     check_context(config.model.context_length, mesh)
     check_mesh(config.execution, mesh)
-    model = make_model(config.model, config.loss, config.execution)
+    model = make_model(config.model, config.loss, config.execution, config.optimizer.freeze)
     optimizer = make_optimizer(config.optimizer, config.train.steps, model.specs)
     steps = compile_steps(model, optimizer, mesh, config)
     began = time.perf_counter()

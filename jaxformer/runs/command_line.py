@@ -77,6 +77,8 @@ class Parser(argparse.ArgumentParser):
         found, rest = self.parse_known_args(args, namespace)
         if rest:
             self._unknown(rest[0])
+        if getattr(found, "extension", None) is not None:
+            load_file(found.extension)
         return found
 
     def error(self, message: str) -> NoReturn:
@@ -189,6 +191,16 @@ def file_path(text: str) -> Path:
     return Path(path_text(text))
 
 
+def add_workdir(arguments: argparse.ArgumentParser) -> None:
+    """Gives a program that opens a run the flags --workdir and, for runs of kinds that are not built in, --config.
+
+    The run's manifest is not asked for its config file: a folder from elsewhere must not decide what is executed here.
+    """
+    arguments.add_argument("--workdir", required=True, type=path_text, help="directory of the run")
+    help = "the run's config file, needed where it brings layers, a family, an objective or a source of its own"
+    arguments.add_argument("--config", dest="extension", type=_config_text, metavar="FILE", help=help)
+
+
 def add_verify(arguments: argparse.ArgumentParser) -> None:
     """Gives a program that opens a corpus the flag --verify."""
     arguments.add_argument(
@@ -260,6 +272,7 @@ def load_file(source: str) -> dict[str, Any]:
     spec = importlib.util.spec_from_file_location(f"config_file_{file.stem}", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for the types that they name
     with _blamed(file):
         spec.loader.exec_module(module)
     if not callable(getattr(module, "get_config", None)):

@@ -119,7 +119,9 @@ def _config_of(workdir: str | Path, manifest: Mapping[str, Any], cls: type[C]) -
     try:
         config = from_mapping(manifest["config"], cls=cls)
     except ConfigError as error:
-        raise ConfigError(f"workdir {workdir}: {FILE_NAME}: {error}") from None
+        file = manifest.get("config_file", "")
+        hint = f"; if {file} brings it, give --config={file}" if file and " is not one of " in str(error) else ""
+        raise ConfigError(f"workdir {workdir}: {FILE_NAME}: {error}{hint}") from None
     if config.model.vocab_size is None:
         raise ConfigError(f"workdir {workdir}: {FILE_NAME}: config.model.vocab_size: None; a run that started has one")
     return config

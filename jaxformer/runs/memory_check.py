@@ -60,9 +60,10 @@ def check_training(config: Config, specs: Any, mesh: Mesh) -> None:
     limit, sharing, where = limit_of(mesh.devices.flat)
     shardings = jax.tree.leaves(param_shardings(specs, mesh))
     leaves = jax.tree.leaves(specs, is_leaf=is_spec)
-    each = sum(math.prod(s.shard_shape(leaf.shape)) for leaf, s in zip(leaves, shardings, strict=True))
     moments = MOMENTS[config.optimizer.name] + (config.optimizer.ema_decay is not None)
-    state = 4 * each * sharing * (2 + moments)
+    copies = [2 + moments if leaf.trained else 1 for leaf in leaves]  # itself, its gradient, what the optimizer keeps
+    each = [n * math.prod(s.shard_shape(x.shape)) for n, x, s in zip(copies, leaves, shardings, strict=True)]
+    state = 4 * sum(each) * sharing
     train = config.train
     steps = min(x for x in (config.execution.steps_per_dispatch, train.steps, train.eval_every_steps,
                             config.checkpoint.save_every_steps) if x is not None)  # fmt: skip

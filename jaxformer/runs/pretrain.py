@@ -148,7 +148,7 @@ def _prepare(
         stack.enter_context(WorkdirLock(config.workdir))
     corpus = open_corpus(config.data, progress=chief, verify=verify)
     config = fit_vocabulary(config, corpus.tokenizer)
-    model = make_model(config.model, config.loss, config.execution)
+    model = make_model(config.model, config.loss, config.execution, config.optimizer.freeze)
     memory_check.check_training(config, model.specs, mesh)  # refuses what does not divide as well
     own = host_rows(config.train.global_batch_size, mesh)
     shape = {"rows": config.train.global_batch_size, "context_length": config.model.context_length}

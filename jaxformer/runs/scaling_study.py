@@ -150,7 +150,7 @@ def run(study: Study, *, at_once: int | None = None, log: Callable[[str], None] 
     if config.compilation_cache:
         keep_compiled_programs()
     sources = scheduler.Sources(
-        model=lambda c: make_model(c.model, c.loss, c.execution),
+        model=lambda c: make_model(c.model, c.loss, c.execution, c.optimizer.freeze),
         batches=functools.lru_cache(64)(lambda c: _batches(c, study.corpus)),
         held_out=functools.lru_cache(1)(lambda c: _held_out(c, study.corpus)),
         bytes_per_token=bytes_per_token(config, study.corpus.validation),
