@@ -40,7 +40,7 @@ class Floor(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """BERT's corruption, see `objectives.corrupt`: rate of selected tokens, and of masked and random ones among them."""
+    """BERT's corruption (`objectives.corrupt`): the rate of selected tokens, and of masked and random among them."""
 
     mask_rate: float
     mask_token_rate: float
