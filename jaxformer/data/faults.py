@@ -26,7 +26,7 @@ class Faults:
     def meet(self, error: ConfigError) -> None:
         """Raises the error, with a hint to the setting that skips it, or counts it."""
         if self.on_error == "stop":
-            raise ConfigError(f"{error}; data.on_error=skip goes on without it") from error
+            raise ConfigError(f"{error}; data.on_error=skip skips it") from error
         self.first = self.first or str(error)
         self.count += 1
 

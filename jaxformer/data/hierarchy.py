@@ -18,12 +18,6 @@ from jaxformer.data.shuffle import below, bits_of, fractions, keys, permuted
 _STREAMS = {"train": 20, "validation": 21, "rules": 22}  # of `shuffle.bits_of`
 
 
-@functools.lru_cache(maxsize=2)
-def hierarchy(symbols: int, depth: int, branching: int, synonyms: int, seed: int, zipf: float = 0.0) -> "Hierarchy":
-    """The hierarchical language with these parameters, cached."""
-    return Hierarchy(symbols, depth, branching, synonyms, seed, zipf)
-
-
 class Hierarchy:
     """The random hierarchy model: a root symbol, each symbol of a level replaced by one of m strings of s symbols.
 
@@ -92,3 +86,6 @@ class Hierarchy:
             largest = message.max(axis=-1, keepdims=True)
             message, scale = message / largest, scale + np.log(largest).sum(axis=(1, 2))
         return scale + np.log(message.mean(axis=(1, 2)))
+
+
+hierarchy = functools.lru_cache(maxsize=2)(Hierarchy)  # the same, cached

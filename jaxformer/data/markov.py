@@ -83,12 +83,6 @@ def _minus_plogp(p: np.ndarray) -> np.ndarray:
     return -p * np.log(np.where(p > 0, p, 1.0))
 
 
-@functools.lru_cache(maxsize=2)
-def markov(symbols: int, order: int, zipf: float, seed: int) -> "Markov":
-    """The Markov language with these parameters, cached."""
-    return Markov(symbols, order, zipf, seed)
-
-
 class Markov:
     """A chain in which the last `order` symbols determine the distribution of the next.
 
@@ -172,9 +166,7 @@ class Markov:
         nats = np.empty((len(windows), windows.shape[1] - 1))
         for place in range(1, windows.shape[1]):
             known = min(place, self.order)
-            context = np.zeros(len(windows), np.int64)
-            for column in range(place - known, place):
-                context = context * self.symbols + windows[:, column]
+            context = windows[:, place - known : place] @ self.symbols ** np.arange(known - 1, -1, -1)
             nats[:, place - 1] = -np.log(self._given[known][context, windows[:, place]])
         return nats
 
@@ -279,6 +271,9 @@ class Markov:
             block = first_block(place) * backward.reshape(rows, *(size,) * order)
             out[:, place] = block.sum(axis=tuple(axis + 1 for axis in range(order) if axis != place))
         return out / out.sum(axis=-1, keepdims=True)
+
+
+markov = functools.lru_cache(maxsize=2)(Markov)  # the same, cached
 
 
 def corrupted(clean: np.ndarray, bits: np.ndarray, noise: Noise, symbols: int) -> np.ndarray:

@@ -47,9 +47,6 @@ def with_mask(split: Split, tokenizer: Tokenizer, most_tokens: int = 12) -> str:
 
 def first_line(split: Split, tokenizer: Tokenizer) -> str:
     """The beginning of the first line that is not blank, up to an unprintable or incomplete character; may be empty."""
-    text = tokenizer.decode(split.tokens[:_LOOK_AT])
-    for line in text.splitlines():
-        start = "".join(itertools.takewhile(lambda c: c.isprintable() and c != "\ufffd", line.strip()))
-        if start.strip():
-            return start[:_LINE].strip()
-    return ""
+    lines = tokenizer.decode(split.tokens[:_LOOK_AT]).splitlines()
+    starts = ("".join(itertools.takewhile(lambda c: c.isprintable() and c != "\ufffd", x.strip())) for x in lines)
+    return next((start[:_LINE].strip() for start in starts if start.strip()), "")

@@ -264,8 +264,12 @@ def _opened(path: Path, field: str, open_file: OpenFile) -> Iterator[Any]:
     except OSError as error:
         raise ConfigError(f"config.{field}: {path}: {error.strerror}") from None
     with file:
-        unpacked: Any = {".gz": gzip.open, ".xz": XzReader}.get(path.suffix, lambda plain: plain)
-        yield _Zstandard(file, _zstandard(path, field)) if path.suffix == ".zst" else unpacked(file)
+        unpacked: Any = {".gz": gzip.open, ".xz": XzReader, ".zst": _Zstandard}.get(path.suffix, lambda plain: plain)
+        try:
+            reader = unpacked(file)
+        except ImportError:
+            raise ConfigError(f"config.{field}: {path} needs the zstd extra: pip install 'jaxformer[zstd]'") from None
+        yield reader
 
 
 def _read(file: Any, path: Path, field: str, where: Callable[[], str]) -> bytes:
@@ -281,10 +285,12 @@ def _read(file: Any, path: Path, field: str, where: Callable[[], str]) -> bytes:
 class _Zstandard:
     """Reads a .zst file to its end; the library's own reader does not notice that a file is truncated."""
 
-    def __init__(self, file: IO[bytes], library: Any):
-        self._file, self._library = file, library
-        self._frame = library.ZstdDecompressor().decompressobj()
-        self._begun = False
+    def __init__(self, file: IO[bytes]):
+        from zstandard import ZstdDecompressor
+
+        self._file, self._begun = file, False
+        self._new_frame = lambda: ZstdDecompressor().decompressobj()
+        self._frame = self._new_frame()
 
     def read(self, size: int) -> bytes:
         """Some bytes, none at the end, from at most `size` compressed bytes."""
@@ -296,15 +302,7 @@ class _Zstandard:
                     raise EOFError("the compressed file ends too early")
                 return b""
             if self._frame.eof:
-                self._frame = self._library.ZstdDecompressor().decompressobj()
+                self._frame = self._new_frame()
             self._begun = True
             out = self._frame.decompress(block)
         return out
-
-
-def _zstandard(path: Path, field: str) -> Any:
-    try:
-        import zstandard
-    except ImportError:
-        raise ConfigError(f"config.{field}: {path} needs the zstd extra: pip install 'jaxformer[zstd]'") from None
-    return zstandard

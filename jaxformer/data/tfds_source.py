@@ -80,11 +80,9 @@ def find(data: DataConfig) -> Path:
             return root
     else:
         root = Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
-    if data.tfds_name is None:
-        below, what = "", f"config.data.tfds_dir: {root}"
-    else:
-        below, what = data.tfds_name.partition(":")[0].strip("/"), f"config.data.tfds_name: {data.tfds_name!r}"
-    version = (data.tfds_name or "").partition(":")[2]
+    name, _, version = (data.tfds_name or "").partition(":")
+    below = name.strip("/")
+    what = f"config.data.tfds_dir: {root}" if data.tfds_name is None else f"config.data.tfds_name: {data.tfds_name!r}"
     found = (path.parent for path in (root / below).glob("**/dataset_info.json"))
     # TFDS names a folder "incomplete..." while it prepares it.
     prepared = [path for path in found if version in ("", path.name) and not path.name.startswith("incomplete")]

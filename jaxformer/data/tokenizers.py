@@ -78,14 +78,9 @@ class Tokenizer:
         backend.encode_special_tokens = True  # read their names as ordinary text; not saved in the file
         self._backend = backend
         vocabulary = backend.get_vocab(with_added_tokens=True)
-        ids = {role: vocabulary[name] for role, name in zip(SPECIALS, names, strict=True)}
-        self.separator_id: int = ids["separator"]
-        self.pad_id: int = ids["pad"]
-        self.cls_id: int = ids["cls"]
-        self.sep_id: int = ids["sep"]
-        self.mask_id: int = ids["mask"]
-        self.unk_id: int = ids["unk"]
-        self._by_name = {names[0]: ids[role] for role, names in SPECIALS.items()}
+        ids: list[int] = [vocabulary[name] for name in names]  # in the order of SPECIALS
+        self.separator_id, self.pad_id, self.cls_id, self.sep_id, self.mask_id, self.unk_id = ids
+        self._by_name = dict(zip(_NAMES, ids, strict=True))
         self._tokens = {index: token for token, index in vocabulary.items()}
         self.vocab_size = max(self._tokens) + 1
         if self.vocab_size > MOST_IDS:

@@ -29,8 +29,7 @@ class XzReader:
             if self._stream.eof:  # there may be zeros between two streams
                 block = self._stream.unused_data.lstrip(b"\0")
                 while not block:
-                    read = self._file.read(BLOCK_BYTES)
-                    if not read:
+                    if not (read := self._file.read(BLOCK_BYTES)):
                         return b""
                     block = read.lstrip(b"\0")
                 self._stream = lzma.LZMADecompressor()

@@ -156,8 +156,7 @@ def replica_groups(text: str, devices: int) -> list[list[int]] | None:
 
 
 def _iota(shape: str, sizes: str, order: str | None) -> np.ndarray:
-    to = [int(n) for n in shape.split(",")]
-    from_ = [int(n) for n in sizes.split(",")]
+    to, from_ = ([int(n) for n in text.split(",")] for text in (shape, sizes))
     numbers = np.arange(np.prod(from_)).reshape(from_)
     return (numbers.transpose([int(n) for n in order.split(",")]) if order else numbers).reshape(to)
 

@@ -125,17 +125,11 @@ class Program:
 
     def _initial(self, computation: Computation, loop: Instruction, index: int) -> int | None:
         """The constant initial value of entry `index` of a loop's state."""
-        state = computation.instructions.get(loop.operands[0]) if loop.operands else None
-        if state is None or state.opcode != "tuple" or index >= len(state.operands):
-            return None
-        return _constant(_source(computation, state.operands[index]))
+        return _constant(_entry(computation, loop.operands[0], index)) if loop.operands else None
 
     def _increment(self, outer: Computation, loop: Instruction, body: Computation, index: int) -> int | None:
         """What one iteration adds to entry `index`; 2 if the compiler has unrolled the loop by two."""
-        root = body.instructions.get(body.root)
-        if root is None or root.opcode != "tuple" or index >= len(root.operands):
-            return None
-        added = _source(body, root.operands[index])
+        added = _entry(body, body.root, index)
         if added is None or added.opcode != "add":
             return None
         for operand in added.operands:
@@ -183,6 +177,14 @@ def _source(computation: Computation, name: str) -> Instruction | None:
     while found is not None and found.opcode in ("bitcast", "copy", "convert") and found.operands:
         found = computation.instructions.get(found.operands[0])
     return found
+
+
+def _entry(computation: Computation, name: str, index: int) -> Instruction | None:
+    """The instruction that gives entry `index` of the tuple of that name."""
+    found = computation.instructions.get(name)
+    if found is None or found.opcode != "tuple" or index >= len(found.operands):
+        return None
+    return _source(computation, found.operands[index])
 
 
 def _constant(instruction: Instruction | None) -> int | None:

@@ -56,7 +56,7 @@ def candidates(config: Config, topology: Topology) -> list[Config]:
 
 
 def search(
-    config: Config, topology: Topology, *, tries: int = 12, log: Callable[[str], None] | None = None
+    config: Config, topology: Topology, *, tries: int = 12, log: Callable[[str], None] = lambda line: None
 ) -> list[Trial]:
     """Plans of at most `tries` candidates, best first: those that fit by time of an update without overlap, then the
     others by memory. If a mesh does not fit with remat "full", other policies are not tried on it.
@@ -81,12 +81,10 @@ def search(
             try:
                 plan = make_plan(one, topology)
             except ConfigError as error:
-                if log is not None:
-                    log(f"{name}: {error}")
+                log(f"{name}: {error}")
                 break
             trials.append(Trial(name, one, plan))
-            if log is not None:
-                log(_line(trials[-1]))
+            log(_line(trials[-1]))
             if plan["memory"]["fits"] is False:
                 break
     return sorted(trials, key=_rank)

@@ -72,7 +72,7 @@ def parse(name: str) -> tuple[Chip, tuple[int, ...]]:
         raise ConfigError(f"--topology: {name!r} is not known; {hint}known: {FORMS}")
     chip = CHIPS[kind]
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", sizes):
-        raise ConfigError(f"--topology: {name!r} says no shape; accepted: {FORMS}")
+        raise ConfigError(f"--topology: {name!r} has no shape; accepted: {FORMS}")
     shape = tuple(int(n[:40]) for n in sizes.split("x"))  # so large a number is refused below anyway
     if chip.platform == "cuda" and len(shape) == 1:
         shape = (1, *shape)

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import jax
 
 from jaxformer.config import Config, DistributedConfig, diff, from_mapping, to_dict
+from jaxformer.config.fields import shown
 from jaxformer.errors import ConfigError
 from jaxformer.storage import credentials, files, json_checksum
 
@@ -97,7 +98,7 @@ def read(workdir: str | Path) -> dict[str, Any]:
         )
     for name, kind in (("config", dict), ("data_fingerprint", str), ("fingerprint", str)):
         if not isinstance(manifest.get(name, "" if name == "fingerprint" else None), kind):
-            raise ConfigError(f"workdir {workdir}: {FILE_NAME} cannot be read ({name}: {_short(manifest.get(name))})")
+            raise ConfigError(f"workdir {workdir}: {FILE_NAME} cannot be read ({name}: {shown(manifest.get(name))})")
     return manifest
 
 
@@ -170,9 +171,9 @@ def nothing_kept(workdir: str | Path) -> bool:
     Files that cannot be read count as worth keeping.
     """
     workdir = Path(workdir)
-    for pattern in ("checkpoints/*", "trunks/*/*", "runs/*"):
-        if any(".orbax-checkpoint-tmp" not in path.name and path.name[0] != "." for path in workdir.glob(pattern)):
-            return False
+    found = (path.name for pattern in ("checkpoints/*", "trunks/*/*", "runs/*") for path in workdir.glob(pattern))
+    if any(".orbax-checkpoint-tmp" not in name and name[0] != "." for name in found):
+        return False
     try:
         lines = files.read_bytes(workdir / "records.jsonl", 2**16).split(b"\n")
         return all(not line or json_checksum.parse(line)["kind"] == "event" for line in lines[:-1])
@@ -321,11 +322,6 @@ def _essential(config: dict[str, Any], free: Sequence[str]) -> dict[str, Any]:
         fields, key = (kept[section], field) if field else (kept, section)
         fields.pop(key, None)
     return kept
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) < 80 else f"{text[:77]}..."
 
 
 def _version(name: str) -> str | None:

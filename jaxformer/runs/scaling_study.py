@@ -33,7 +33,7 @@ from jaxformer.scaling import ladder
 from jaxformer.scaling.ladder import LadderConfig, StudyConfig
 from jaxformer.training.progress import duration
 from jaxformer.training.sweep import run_files, scheduler
-from jaxformer.training.sweep.trunks import Member, gflop_per_step, shapes, trunks
+from jaxformer.training.sweep.trunks import Member, gflop_per_step, grouped, shapes, trunks
 
 RECORDS = "records.jsonl"
 # The ladder's fields that may change when a study resumes: those that a run's name shows. The fields that define the
@@ -70,7 +70,7 @@ def open_study(config: StudyConfig, *, verify: bool = False) -> Study:
     found = cluster.detect(os.environ, config.distributed)
     if found is not None and found.processes is not None:  # a TPU VM does not know whether there are others
         raise ConfigError(
-            f"config.distributed: {found.found} says {found.processes} processes, and each would train the whole "
+            f"config.distributed: {found.found} reports {found.processes} processes, and each would train the whole "
             "study; accepted: one process"
         )
     if config.optimizer.schedule != "wsd" and len(config.ladder.budgets) + len(config.ladder.tokens) > 1:
@@ -230,12 +230,10 @@ def _fingerprint(workdir: Path) -> str:
 def _kept(workdir: Path) -> dict[str, list[dict[str, Any]]]:
     """Name -> records of the runs in `records.jsonl` that have a final one."""
     path = workdir / RECORDS
-    out: dict[str, list[dict[str, Any]]] = {}
     found = records.load(path, more=records.STUDY) if path.exists() else []
     records.check_run(path, found, _fingerprint(workdir))
-    for record in found:
-        out.setdefault(record["run"], []).append(record)
-    return {name: mine for name, mine in out.items() if mine[-1]["kind"] == "final"}
+    runs = grouped(found, lambda record: record["run"])
+    return {name: mine for name, mine in runs.items() if mine[-1]["kind"] == "final"}
 
 
 def _finished(study: Study) -> dict[str, dict[str, Any]]:

@@ -155,12 +155,10 @@ class WorkdirLock:
         """The lock's content, which describes its holder; empty if it cannot be read."""
         try:
             found = json_checksum.parse(files.read_bytes(self._path, 2**16))
-        except ValueError:
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno not in (errno.ENOENT, errno.ESTALE):
+                raise
             return {}
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ESTALE):
-                return {}
-            raise
         return found if isinstance(found, dict) else {}
 
     def _close(self) -> None:

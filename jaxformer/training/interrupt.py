@@ -49,9 +49,7 @@ class StopSignal:
     def _watch(self) -> None:
         while received := self._reader.recv(1):
             number = received[0]
-            if number not in (signal.SIGTERM, signal.SIGINT):
-                continue
-            if self.requested is None:
+            if self.requested is None and number in (signal.SIGTERM, signal.SIGINT):
                 self.requested = signal.Signals(number).name
                 self._tell(f"{self.requested}: finishing this dispatch, then saving (Ctrl-C now: exit at once)")
             elif number == signal.SIGINT:

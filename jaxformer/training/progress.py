@@ -74,11 +74,10 @@ class Progress:
 
     def line(self, text: str) -> None:
         """Prints a line, above the bar if there is one."""
-        if self._show:
-            if self._bar is not None:
-                self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
-            else:
-                self._log(text)
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        elif self._show:
+            self._log(text)
 
     def close(self) -> None:
         """Removes the bar."""

@@ -72,7 +72,7 @@ def test_a_broken_line_is_named_or_left_out(tmp_path, short_lines, case):
     assert len(message) < 650 and message.isprintable()
     faults = Faults("skip")
     assert read(path, faults=faults) == ["one", "two"]
-    assert (faults.count, f"{faults.first}; data.on_error=skip goes on without it") == (2, message)
+    assert (faults.count, f"{faults.first}; data.on_error=skip skips it") == (2, message)
 
 
 @pytest.mark.parametrize("case", WHOLE)

@@ -64,8 +64,7 @@ class Checkpoints:
         also: Sequence[str] = (),
     ):
         self.directory = Path(directory).absolute()
-        self._also = tuple(also)
-        self._cfg, self._fingerprint = cfg, fingerprint
+        self._cfg, self._fingerprint, self._also = cfg, fingerprint, tuple(also)
         self._warn = warn or (lambda text: print(text, file=sys.stderr, flush=True))
         self._invalid: list[int] = []
         self._saved: int | None = None  # newest step known to be valid

@@ -34,7 +34,7 @@ from jaxformer.training.state import TrainState, averaged
 from jaxformer.training.step import StepMetrics
 from jaxformer.training.sweep.run_files import curve, run_path, set_aside_damaged, settled
 from jaxformer.training.sweep.stacked_program import ExecutionPlan, StackedProgram, choose
-from jaxformer.training.sweep.trunks import Member, Trunk, branches, gflop_per_step, shape_of, shapes, trunks
+from jaxformer.training.sweep.trunks import Member, Trunk, branches, gflop_per_step, grouped, shape_of, shapes, trunks
 from jaxformer.types import Model
 
 
@@ -135,10 +135,7 @@ class _Sweep:
     def train_shape(self, found: list[Trunk]) -> None:
         """Trains the trunks of one shape, together those that branch at the same steps."""
         config = found[0].members[-1].config
-        groups: dict[Any, list[Trunk]] = {}
-        for trunk in found:
-            key = trunk.branches, tuple(m.config.train.steps for m in trunk.members)
-            groups.setdefault(key, []).append(trunk)
+        groups = grouped(found, lambda trunk: (trunk.branches, tuple(m.config.train.steps for m in trunk.members)))
         shape = shape_of(config)
         if shape not in self.plans:
             model, batch = self.sources.model(config), self.sources.batches(config)[0]

@@ -11,12 +11,14 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from jaxformer.config import Config, OptimizerConfig, to_dict
 from jaxformer.training.optim import TracedHyperparameters
+
+T = TypeVar("T")
 
 
 class Member(NamedTuple):
@@ -54,6 +56,14 @@ class Trunk(NamedTuple):
         )
 
 
+def grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
+    """key(item) -> the items that have it, both in their order."""
+    found: dict[Any, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
 def branches(member: Member) -> bool:
     """True if a member can branch off a trunk."""
     return member.config.optimizer.schedule == "wsd"
@@ -61,11 +71,8 @@ def branches(member: Member) -> bool:
 
 def trunks(members: Iterable[Member]) -> list[Trunk]:
     """Members grouped into trunks, in the order of their first members."""
-    found: dict[str, list[Member]] = {}
-    for member in members:
-        found.setdefault(_trunk_name(member), []).append(member)
     out = []
-    for name, mine in found.items():
+    for name, mine in grouped(members, _trunk_name).items():
         mine.sort(key=lambda m: m.config.train.steps)
         out.append(Trunk(name, tuple(mine), tuple(map(_branch_step, mine))))
     return out
@@ -79,10 +86,7 @@ def _branch_step(member: Member) -> int:
 
 def shapes(members: Iterable[Member]) -> list[list[Trunk]]:
     """Trunks grouped by shape, one compiled program each."""
-    found: dict[str, list[Trunk]] = {}
-    for trunk in trunks(members):
-        key = json.dumps(to_dict(shape_of(trunk.members[0].config)), sort_keys=True)
-        found.setdefault(key, []).append(trunk)
+    found = grouped(trunks(members), lambda t: json.dumps(to_dict(shape_of(t.members[0].config)), sort_keys=True))
     return list(found.values())
 
 
