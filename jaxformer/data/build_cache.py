@@ -108,9 +108,8 @@ def get_or_build(
 def made_here(path: Path, root: Path) -> bool:
     """True for a folder directly in `root` that holds a file MARKER, none of them a symbolic link."""
     try:
-        if path.is_symlink() or not path.is_dir() or path.resolve().parent != root.resolve():
-            return False
-        return len(files.read_bytes(path / MARKER, 100)) > 0
+        inside = not path.is_symlink() and path.is_dir() and path.resolve().parent == root.resolve()
+        return inside and len(files.read_bytes(path / MARKER, 100)) > 0
     except OSError:
         return False
 

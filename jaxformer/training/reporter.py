@@ -171,9 +171,11 @@ def describe(values: Mapping[str, float]) -> str:
     parts = [loss, f"perplexity {values['perplexity']:.2f}"]
     if "bits_per_byte" in values:
         parts.append(f"{values['bits_per_byte']:.4f} ± {values['bits_per_byte_stderr']:.4f} bits per byte")
-    for name in sorted(values):
-        if name.endswith("accuracy"):
-            parts.append(f"{name.replace('_', ' ')} {100 * values[name]:.1f} % ± {100 * values[name + '_stderr']:.1f}")
+    parts += [
+        f"{name.replace('_', ' ')} {100 * values[name]:.1f} % ± {100 * values[name + '_stderr']:.1f}"
+        for name in sorted(values)
+        if name.endswith("accuracy")
+    ]
     return ", ".join(parts)
 
 
