@@ -1,7 +1,7 @@
-"""Who may see whom, described and not materialised.
+"""Attention masks as descriptions instead of arrays.
 
-A ``Mask`` is a small pytree of conditions that all must hold ("and"). Every attention implementation reads the
-description; only the reference implementation expands it to a [T, S] array, so a memory-saving one never has to.
+A ``Mask`` is a small pytree of conditions that must all hold ("and"). Every attention implementation reads the
+description, so memory-saving ones never need the [T, S] array; only the reference implementation expands it.
 
 >>> mask = causal() & segments(jnp.array([[1, 1, 2]]))
 >>> expand(mask, 3, 3)[0, 0].astype(int).tolist()
@@ -23,21 +23,20 @@ from jaxformer.types import Array
 class Mask:
     """Conditions under which query t may attend to key s; those that are None or False do not apply.
 
-    "Index" is the place in the sequence that `causal`, `window` and `prefix` compare: 0, 1, 2, ... unless
-    `query_index` / `key_index` say otherwise (a decoder's cache does). A key whose index is negative is an empty
-    slot and is never seen.
+    `causal`, `window` and `prefix` compare positions in the sequence ("index"): 0, 1, 2, ... unless `query_index` or
+    `key_index` is given (as for a decoding cache). A key with a negative index is an empty slot and always masked.
 
     Attributes:
       causal: key index <= query index.
       window: |query index - key index| < window.
       prefix: [B] int; key index <= query index, or key index < prefix (prefix language model).
-      keys: [B, S] bool; True where the key may be seen at all (padding is False).
-      query_segments, key_segments: [B, T], [B, S] int; equal numbers see each other.
+      keys: [B, S] bool; False for keys that are always masked (padding).
+      query_segments, key_segments: [B, T], [B, S] int; a query attends to keys of its own segment.
       query_index, key_index: [T] or [B, T], [S] or [B, S] int.
       dense: bool, broadcastable to [B, H, T, S].
-      parts: into how many parts the rows of a self-attention are folded (`parallel.context.SequenceSharding`): its
-        arrays are then [parts * B, T / parts, ...], while all the fields here are about whole rows, in the order of
-        the parts.
+      parts: number of sequence shards of a self-attention with context parallelism
+        (`parallel.context.SequenceSharding`): its arrays are then [parts * B, T / parts, ...], while the fields here
+        still describe whole rows, in the order of the shards.
     """
 
     causal: bool = field(default=False, metadata={"static": True})
@@ -53,7 +52,7 @@ class Mask:
 
     @property
     def hides(self) -> bool:
-        """Whether there is any condition at all: without, every query sees every key."""
+        """True if there is any condition; otherwise every query attends to every key."""
         arrays = (self.prefix, self.keys, self.query_segments, self.key_segments, self.key_index, self.dense)
         return self.causal or self.window is not None or any(x is not None for x in arrays)
 
@@ -61,7 +60,7 @@ class Mask:
         """Both masks' conditions.
 
         Raises:
-          ValueError: if both carry a prefix, segments or an index of their own; say one of them with `dense`.
+          ValueError: if both have a prefix, segments or an index; express one of them with `dense`.
         """
         if not isinstance(other, Mask):
             return NotImplemented
@@ -84,12 +83,12 @@ class Mask:
 
 
 def causal() -> Mask:
-    """A query sees the keys up to its own index."""
+    """A query attends to the keys up to its own index."""
     return Mask(causal=True)
 
 
 def window(size: int) -> Mask:
-    """A query sees the keys fewer than `size` away, itself included; with `causal()` these are the last `size`.
+    """A query attends to the keys fewer than `size` away, itself included; with `causal()` these are the last `size`.
 
     Raises:
       ValueError: if `size` is below 1.
@@ -100,7 +99,7 @@ def window(size: int) -> Mask:
 
 
 def prefix(lengths: Array) -> Mask:
-    """Causal, but the first `lengths[b]` keys of row b are seen by all. `lengths`: [B] int.
+    """Causal, except that every query of row b attends to its first `lengths[b]` keys. `lengths`: [B] int.
 
     Source: Raffel et al. 2020, section 3.2.1 (prefix LM).
     """
@@ -108,7 +107,7 @@ def prefix(lengths: Array) -> Mask:
 
 
 def padding(keys: Array) -> Mask:
-    """Keys that are True may be seen. `keys`: [B, S] bool, or 0 and 1; not lengths.
+    """Masks the keys that are False. `keys`: [B, S] bool, or 0 and 1; not lengths.
 
     Raises:
       TypeError: `keys` are floats.
@@ -117,7 +116,7 @@ def padding(keys: Array) -> Mask:
 
 
 def segments(query_segments: Array, key_segments: Array | None = None) -> Mask:
-    """A query sees the keys of its own segment: documents packed into one row stay apart.
+    """A query attends to the keys of its own segment: documents packed into one row do not see each other.
 
     Args:
       query_segments: [B, T] int.
@@ -131,7 +130,7 @@ def dense(allowed: Array) -> Mask:
     """Any mask as an array. `allowed`: bool, broadcastable to [B, H, T, S], True where attending is allowed.
 
     Raises:
-      TypeError: `allowed` is of floats, as a mask that is added to scores: that is a `bias` of `attention`.
+      TypeError: `allowed` has floats, like a mask that is added to scores: pass that as `bias` of `attention`.
     """
     return Mask(dense=_allowed("dense", allowed))
 
@@ -156,7 +155,7 @@ def expand(mask: Mask | None, queries: int, keys: int) -> Array | None:
     if mask.window is not None:
         parts.append((q - k < mask.window) & (k - q < mask.window))
     if mask.prefix is not None:
-        # The index may be [T] only; give it a batch axis so that it meets the prefix's [B, 1, 1, 1].
+        # The index may be [T] only; add a batch axis so that it broadcasts with the prefix's [B, 1, 1, 1].
         q4, k4 = (x if x.ndim == 4 else x[None] for x in (q, k))
         parts.append((k4 <= q4) | (k4 < mask.prefix[:, None, None, None]))
     if mask.key_index is not None:
@@ -173,7 +172,7 @@ def expand(mask: Mask | None, queries: int, keys: int) -> Array | None:
 
 
 def _allowed(name: str, array: Array) -> Array:
-    """An array as bool; floats are refused, since of a mask made to be added (0, -inf) bool would be the opposite."""
+    """An array as bool. Refuses floats: for an additive mask of 0 and -inf, bool would mean the opposite."""
     found = jnp.asarray(array)
     if jnp.issubdtype(found.dtype, jnp.inexact):
         raise TypeError(
@@ -184,14 +183,14 @@ def _allowed(name: str, array: Array) -> Array:
 
 
 def _and(a: Array, b: Array) -> Array:
-    """a & b, the one of lower rank with leading axes of size 1: broadcasting that is meant is written."""
+    """a & b, with leading axes of size 1 for the lower rank, because implicit rank promotion may be an error."""
     rank = max(a.ndim, b.ndim)
     a, b = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (a, b))
     return a & b
 
 
 def crop(mask: Mask, queries: int, keys: int, query_slice: slice, key_slice: slice) -> Mask:
-    """The mask of a block of queries against a block of keys (static slices) of a [T, S] = [queries, keys] problem."""
+    """The mask of a block of queries and a block of keys (static slices) in attention over [T, S] = [queries, keys]."""
 
     def cut(x, part, axis):
         if x is None or x.shape[axis] == 1:
@@ -219,10 +218,10 @@ def crop(mask: Mask, queries: int, keys: int, query_slice: slice, key_slice: sli
 
 
 def check_shapes(mask: Mask, batch: int, heads: int, queries: int, keys: int) -> None:
-    """Whether the mask fits a [B, H, T, S] problem; an axis of size 1 stands for all.
+    """Checks that the mask fits scores of [B, H, T, S]; an axis of size 1 broadcasts.
 
     Raises:
-      ValueError: a field of another shape, or segments on one side only.
+      ValueError: a field has another shape, or only one of the two segments is given.
     """
     rows = {
         "prefix": (batch,),

@@ -1,11 +1,11 @@
-"""Folders that are made once: whole or not there, whoever starts at the same time and whenever a maker is killed.
+"""Atomic, locked build cache: each folder is built once and is complete or absent, even if a builder is killed.
 
-A folder is made under a name of its own and renamed when complete, which is atomic. A lock, held by the kernel so that
-it ends with its process, keeps a second process from doing the same work; where the file system has no locks, both
-work, and the first to finish wins.
+A folder is built under a temporary name and renamed when complete, which is atomic. A kernel lock, which ends with its
+process, keeps a second process from doing the same work; on file systems without locks both build, and the first to
+finish wins.
 
-A cache may be shared, so what lies in it is not trusted: a folder is used or removed only if it was made here, which
-the file MARKER in it says, and no symbolic link inside the root is followed. The root itself may be a link.
+A cache may be shared, so its content is not trusted: a folder is used or removed only if jaxformer built it, which the
+file MARKER in it shows, and no symbolic link inside the root is followed. The root itself may be a link.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from jaxformer.errors import ConfigError, DamagedCacheError
 from jaxformer.storage import files
 
 MARKER = ".made-by-jaxformer"
-DAMAGED = ".damaged"  # in a folder whose damage was found while it was used
+DAMAGED = ".damaged"  # marks a folder that was found damaged while in use
 _KEY = re.compile(r"[0-9a-f]{16}")
 _BUILDING = re.compile(r"\.building-([0-9a-f]{16})-[0-9]+-[0-9a-f]{8}")
 
@@ -31,12 +31,12 @@ T = TypeVar("T")
 
 
 def default_root() -> Path:
-    """jaxformer's folder in the user's cache folder."""
+    """The folder for jaxformer in the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxformer"
 
 
 def is_key(text: object) -> bool:
-    """True of 16 hexadecimal digits, the only names of folders here.
+    """True for 16 hexadecimal digits, the form of every folder's name.
 
     >>> is_key("0123456789abcdef"), is_key("../../../victim"), is_key("/home/me"), is_key(7)
     (True, False, False, False)
@@ -51,18 +51,18 @@ def get_or_build(
     opened: Callable[[Path], T],
     waiting: Callable[[], None] = lambda: None,
 ) -> T:
-    """What `opened` makes of the folder `root/key`, which `build` makes if it is not there or damaged.
+    """Returns `opened(root/key)`; calls `build` first if that folder is missing or damaged.
 
     Args:
-      root: the cache folder; made if missing.
-      key: name of the folder, see `is_key`; says all that its content depends on.
-      build: writes the content into the folder it is given, which holds nothing but MARKER.
-      opened: opens a complete folder; raises DamagedCacheError if it does not hold what it should.
-      waiting: called once if another process is found making the same folder, before waiting for it.
+      root: the cache folder; created if missing.
+      key: name of the folder, see `is_key`; must identify everything that its content depends on.
+      build: writes the content into the folder it is given, which is empty except for MARKER.
+      opened: opens a complete folder; raises DamagedCacheError if its content is not what was written.
+      waiting: called once, before waiting for another process that is building the same folder.
 
     Raises:
-      ConfigError: the folder cannot be written, or the disk is full (what was begun is removed); or something of that
-        name is there that was not made here (it is left alone).
+      ConfigError: the folder cannot be written, or the disk is full (the unfinished folder is removed); or the name is
+        taken by something that jaxformer did not build (it is left alone).
     """
     if not is_key(key):
         raise ValueError(f"key: {key!r}; accepted: 16 hexadecimal digits")
@@ -79,7 +79,7 @@ def get_or_build(
                 try:
                     return opened(_checked(final, root))
                 except DamagedCacheError as damage:
-                    say(f"data.cache_dir: {final}: {damage}; it is made again")
+                    say(f"data.cache_dir: {final}: {damage}; it is rebuilt")
                     _remove(final, root)
             made = root / _building_name(key)
             made.mkdir()
@@ -93,7 +93,7 @@ def get_or_build(
                 try:
                     made.rename(final)
                 except OSError:
-                    if not os.path.lexists(final):  # otherwise another process was first, without locks
+                    if not os.path.lexists(final):  # without locks another process may have been first
                         raise
                 files.sync_folder(root)
             finally:
@@ -102,21 +102,20 @@ def get_or_build(
             try:
                 return opened(_checked(final, root))
             except DamagedCacheError as damage:
-                raise ConfigError(f"config.data.cache_dir: {final}: {damage}, though it was only just made") from None
+                raise ConfigError(f"config.data.cache_dir: {final}: {damage}, though it was just written") from None
 
 
 def made_here(path: Path, root: Path) -> bool:
-    """True of a folder, no link, that lies directly in `root` and holds MARKER, a file and no link."""
+    """True for a folder directly in `root` that holds a file MARKER, none of them a symbolic link."""
     try:
-        if path.is_symlink() or not path.is_dir() or path.resolve().parent != root.resolve():
-            return False
-        return len(files.read_bytes(path / MARKER, 100)) > 0
+        inside = not path.is_symlink() and path.is_dir() and path.resolve().parent == root.resolve()
+        return inside and len(files.read_bytes(path / MARKER, 100)) > 0
     except OSError:
         return False
 
 
 def mark_damaged(path: Path, root: Path) -> bool:
-    """Says in a kept folder that it is damaged, so that the next start makes it again; False if that fails."""
+    """Marks a folder as damaged, so that the next start rebuilds it; False if that fails."""
     with contextlib.suppress(OSError):
         if made_here(path, root):
             files.write_atomically(path / DAMAGED, "")
@@ -126,22 +125,22 @@ def mark_damaged(path: Path, root: Path) -> bool:
 
 @contextlib.contextmanager
 def errors_in_one_line(root: Path) -> Iterator[None]:
-    """Turns what the operating system says about writing into a ConfigError."""
+    """Turns the operating system's errors into a ConfigError."""
     try:
         yield
-    except (OSError, RecursionError) as error:  # folders in folders a thousand deep cannot be removed
+    except (OSError, RecursionError) as error:  # RecursionError: from removing folders nested a thousand deep
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"config.data.cache_dir: {root}: {reason}; set data.cache_dir to a folder with room that can be written"
+            f"config.data.cache_dir: {root}: {reason}; set data.cache_dir to a writable folder with free space"
         ) from None
 
 
 def _checked(path: Path, root: Path) -> Path:
-    """`path`, if it was made here; ConfigError if not."""
+    """`path`, if jaxformer built it; ConfigError if not."""
     if not made_here(path, root):
         what = "is a symbolic link" if path.is_symlink() else f"holds no {MARKER}" if path.is_dir() else "is no folder"
         raise ConfigError(
-            f"config.data.cache_dir: {path} {what}, so it was not made here and is neither used nor removed; "
+            f"config.data.cache_dir: {path} {what}, so jaxformer did not make it and neither uses nor removes it; "
             "move it away, or set data.cache_dir to another folder"
         )
     return path
@@ -149,7 +148,7 @@ def _checked(path: Path, root: Path) -> Path:
 
 @contextlib.contextmanager
 def _only_maker(root: Path, key: str, waiting: Callable[[], None]) -> Iterator[bool]:
-    """Holds the lock of one key; gives False where there are no locks."""
+    """Holds the lock of one key; yields False if the file system has no locks."""
     with _lock_file(root, key) as handle:
         try:
             locked = _lock(handle, wait=False)
@@ -168,13 +167,13 @@ def _lock_file(root: Path, key: str) -> IO[bytes]:
             raise
         reason = "is not a regular file" if error.errno != errno.ELOOP else "is a symbolic link"
         raise ConfigError(
-            f"config.data.cache_dir: {path} {reason}, so it was not made here and is not opened; "
+            f"config.data.cache_dir: {path} {reason}, so jaxformer did not make it and does not open it; "
             "move it away, or set data.cache_dir to another folder"
         ) from None
 
 
 def _lock(handle: IO[bytes], *, wait: bool) -> bool:
-    """True if locked (until the handle is closed), False if this system cannot; BlockingIOError if another has it."""
+    """True if locked (until the handle is closed), False if unsupported; BlockingIOError if another process has it."""
     try:
         import fcntl
     except ImportError:
@@ -193,23 +192,22 @@ def _building_name(key: str) -> str:
 
 
 def _remove_leftovers(root: Path, own: str) -> None:
-    """Removes what killed makers left: of `own`, whose lock we hold, and of every key whose lock nobody holds."""
+    """Removes what killed builders left: for key `own`, whose lock we hold, and for every key whose lock is free."""
     for path in sorted(root.iterdir()):
         match = _BUILDING.fullmatch(path.name)
-        if match is None:
-            continue
-        if match[1] == own:
+        if match and match[1] == own:
             _remove(path, root)
-            continue
-        with contextlib.suppress(BlockingIOError, ConfigError), _lock_file(root, match[1]) as handle:
-            if _lock(handle, wait=False):
-                _remove(path, root)
+        elif match:
+            with contextlib.suppress(BlockingIOError, ConfigError), _lock_file(root, match[1]) as handle:
+                if _lock(handle, wait=False):
+                    _remove(path, root)
 
 
 def _remove(path: Path, root: Path) -> None:
-    """Removes a folder that was made here; of others only an empty one (a maker killed before it had a marker).
+    """Removes a folder that jaxformer built, or an empty one (its builder was killed before it wrote the marker).
 
-    A complete folder is renamed first, and the marker goes last, so that what a kill leaves is a leftover of ours.
+    A complete folder is renamed first and its marker deleted last, so that a kill leaves something `_remove_leftovers`
+    recognises.
     """
     with contextlib.suppress(OSError):
         if not path.is_symlink():

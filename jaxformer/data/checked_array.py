@@ -1,7 +1,7 @@
-"""Checksums of a file's blocks: taken while it is written, compared before what was written is used.
+"""Checksums of a file's blocks: computed while it is written, verified before its content is used.
 
-A short file is compared whole when it is opened. Of a longer one each block is compared before its first use, so that
-opening stays fast and a host reads only what it trains on. The checksum is CRC-32: it finds damage, not forgery.
+A short file is verified whole when it is opened. In a longer one each block is verified before its first use, so that
+opening stays fast and a host reads only what it trains on. The checksum is CRC-32: it detects damage, not forgery.
 
 >>> import tempfile
 >>> path = Path(tempfile.mkdtemp()) / "ids"
@@ -25,19 +25,19 @@ import numpy as np
 
 from jaxformer.storage import files
 
-BLOCK_BYTES = 1 << 20  # what the first use of a token costs: 0.15 ms, and the reading of so much
-AT_ONCE = 1 << 26  # bytes of a file that are compared when it is opened: 20 ms
+BLOCK_BYTES = 1 << 20  # read and verified on the first use of a token in it
+AT_ONCE = 1 << 26  # files of at most this many bytes are verified when they are opened
 
 
 class BlockWriter:
-    """Writes a new file and takes its checksums.
+    """Writes a new file and computes its checksums.
 
     Attributes:
       sums: of all blocks, eight hexadecimal digits each; complete after `close`.
     """
 
     def __init__(self, path: Path):
-        """Raises OSError if the file cannot be made, or is there already."""
+        """Raises OSError if the file cannot be created or exists already."""
         self._file = open(path, "xb")  # noqa: SIM115 (closed by __exit__)
         self._crc = self._filled = 0
         self.sums = ""
@@ -67,38 +67,38 @@ class BlockWriter:
 
 
 class CheckedArray:
-    """A memory-mapped array of one axis, each block of which is compared with its checksum before its first use.
+    """A memory-mapped array of one axis, each block of which is verified before its first use.
 
-    Indexing gives plain NumPy arrays; `np.asarray` compares everything and gives the memory map.
+    Indexing gives plain NumPy arrays; `np.asarray` verifies everything and gives the memory map.
 
     Attributes:
-      shape, dtype, nbytes: as of any array.
-      failed: makes the error to raise from what is wrong, as in "train.tokens is damaged at bytes 0 to 99".
+      shape, dtype, nbytes: as for any array.
+      failed: problem, as in "train.tokens is damaged at bytes 0 to 99" -> the error to raise.
     """
 
     def __init__(
         self, path: Path, dtype: str, sums: str, *, most: int | None, failed: Callable[[str], Exception]
     ) -> None:
-        """Maps the file; compares nothing yet.
+        """Maps the file; verifies nothing yet.
 
         Args:
           path: a regular file.
           dtype: of its numbers.
-          sums: BlockWriter's.
-          most: the largest number there may be; None: any.
+          sums: from BlockWriter.
+          most: the largest possible number; None: any.
           failed: see above.
 
         Raises:
-          OSError: the file is not there, or a link, a pipe, a folder. Otherwise what `failed` makes: it is empty, or
-          its length is not that of the checksums.
+          OSError: the file is missing, or a link, a pipe, a folder. The error of `failed`: it is empty, or its length
+          does not match the checksums.
         """
+        self._sums = _numbers(sums)
         with files.open_to_read(path) as file:
-            size, known = file.seek(0, 2), _numbers(sums)
-            if size == 0 or size % np.dtype(dtype).itemsize or -(-size // BLOCK_BYTES) != len(known):
+            size = file.seek(0, 2)
+            if size == 0 or size % np.dtype(dtype).itemsize or -(-size // BLOCK_BYTES) != len(self._sums):
                 raise failed(f"{path.name} has {size} bytes, not what was written")
             self._array = np.memmap(file, dtype, "r")
-        self._plain = np.asarray(self._array)  # without the subclass, indexing takes half the time
-        self._sums = known
+        self._plain = np.asarray(self._array)  # indexing is faster without the memmap subclass
         self._name, self._most, self.failed = path.name, most, failed
         self._per_block = BLOCK_BYTES // self._array.itemsize
         self._seen = np.zeros(len(self._sums), bool)
@@ -106,14 +106,14 @@ class CheckedArray:
         self.shape, self.dtype, self.nbytes = self._array.shape, self._array.dtype, self._array.nbytes
 
     def check(self, blocks: Any = None) -> None:
-        """Compares blocks that were not compared before; None: all of them. Raises what `failed` makes."""
+        """Verifies the given blocks; None: all that are not verified yet. Raises the error of `failed`."""
         for block in np.flatnonzero(~self._seen) if blocks is None else blocks:
-            part = self._plain[block * self._per_block : (block + 1) * self._per_block]
-            if zlib.crc32(part.data) != self._sums[block]:
+            values = self._plain[block * self._per_block : (block + 1) * self._per_block]
+            if zlib.crc32(values.data) != self._sums[block]:
                 begin = int(block) * BLOCK_BYTES
-                raise self.failed(f"{self._name} is damaged at bytes {begin} to {begin + part.nbytes - 1}")
-            if self._most is not None and part.max() > self._most:
-                raise self.failed(f"{self._name} holds {part.max()} where at most {self._most} is possible")
+                raise self.failed(f"{self._name} is damaged at bytes {begin} to {begin + values.nbytes - 1}")
+            if self._most is not None and values.max() > self._most:
+                raise self.failed(f"{self._name} holds {values.max()} where at most {self._most} is possible")
             self._seen[block] = True
         self._all_seen = bool(self._seen.all())
 
@@ -126,7 +126,7 @@ class CheckedArray:
         return self._plain[index]
 
     def _unseen(self, index: Any) -> Any:
-        """The blocks not compared yet that an index reaches into; None, all, of an index that is no number or slice."""
+        """The unverified blocks that an index touches; None (all) for an index that is neither integers nor a slice."""
         if isinstance(index, slice):
             reached = range(*index.indices(len(self)))
             if not reached:
@@ -134,11 +134,11 @@ class CheckedArray:
             ends = reached[0] // self._per_block, reached[-1] // self._per_block
             blocks = np.arange(min(ends), max(ends) + 1)
         else:
-            places = np.asarray(index)
-            if places.dtype.kind not in "iu":
+            indices = np.asarray(index)
+            if indices.dtype.kind not in "iu":
                 return None
-            inside = (places >= -len(self)) & (places < len(self))  # NumPy refuses the others
-            blocks = np.where(places < 0, places + len(self), places)[inside] // self._per_block
+            inside = (indices >= -len(self)) & (indices < len(self))  # NumPy refuses the others
+            blocks = np.where(indices < 0, indices + len(self), indices)[inside] // self._per_block
         return np.unique(blocks[~self._seen[blocks]])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -147,12 +147,12 @@ class CheckedArray:
 
 
 def indexable(array: Any) -> Any:
-    """What rows are cut from: a CheckedArray as it is, of anything else a plain NumPy array."""
+    """A CheckedArray unchanged, anything else as a plain NumPy array."""
     return array if isinstance(array, CheckedArray) else np.asarray(array)
 
 
 def _numbers(sums: str) -> np.ndarray:
-    """The checksums of all blocks; none if the text is not BlockWriter's."""
+    """The checksums of all blocks; none if the text is not from BlockWriter."""
     try:
         return np.frombuffer(bytes.fromhex(sums), ">u4")
     except ValueError:

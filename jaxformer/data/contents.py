@@ -1,5 +1,5 @@
-"""What the files of a corpus held when they were hashed. Whoever reads them through `Contents` gets those bytes or an
-error, however often they are read, so that a corpus is never kept under the hash of another text.
+"""Hashes of a corpus's files. Reading a file through `Contents` gives the bytes that were hashed or an error, so that a
+corpus is never cached under the hash of another text.
 
 >>> import tempfile
 >>> path = Path(tempfile.mkdtemp()) / "a.txt"
@@ -29,10 +29,10 @@ _BLOCK_BYTES = 1 << 20
 
 
 def look(path: Path) -> list[int]:
-    """Size, mtime, ctime and inode number of a file: what differs when the content does.
+    """Size, mtime, ctime and inode number of a file, which differ when the content does.
 
-    A file of other content with all four the same (a clock set back, a write within one tick of the clock) is taken
-    for unchanged; `verify` of `corpus.open_corpus` hashes it again. Raises ConfigError if it cannot be looked at.
+    A changed file with all four the same (a clock set back, a write within one clock tick) counts as unchanged;
+    `verify` of `corpus.open_corpus` hashes again. Raises ConfigError if the file cannot be examined.
     """
     try:
         return _look(path.stat())
@@ -48,44 +48,44 @@ class Contents:
     """
 
     def __init__(self, inputs: Sequence[Input]):
-        """Reads all files once. Raises ConfigError: one cannot be read, or changes meanwhile."""
+        """Reads all files once. Raises ConfigError if one cannot be read or changes meanwhile."""
         self._inputs = list(inputs)
         self._looks: dict[Path, list[int]] = {}
         self._blocks: dict[Path, list[bytes]] = {}
         for path in dict.fromkeys(each.path for each in inputs):
             self._looks[path], self._blocks[path] = _hashed(path)
-        self.hashes = [[each.label, _digest(b"".join(self._blocks[each.path]))] for each in inputs]
+        self.hashes = [[each.label, hashlib.sha256(b"".join(self._blocks[each.path])).hexdigest()] for each in inputs]
 
     @property
     def looks(self) -> list[list[int]]:
-        """`look` of each file, when it was hashed."""
+        """`look` of each file, from when it was hashed."""
         return [self._looks[each.path] for each in self._inputs]
 
     def open(self, path: Path) -> BinaryIO:
-        """Opens one of the files; reading raises ConfigError where it holds other bytes than when it was hashed."""
+        """Opens one of the files; reading raises ConfigError at bytes that changed since it was hashed."""
         if path not in self._blocks:
             raise _changed(path)
         return io.BufferedReader(_Compared(path, self._blocks[path]), 1 << 16)
 
     def confirm(self, inputs: Sequence[Input], *, hash_again: bool) -> None:
-        """Raises ConfigError if the text now consists of other files, or one was changed since it was hashed.
+        """Raises ConfigError if the text now consists of other files, or one has changed since it was hashed.
 
         Args:
           inputs: the files found now.
-          hash_again: also hash them, where they were read by others than `open`.
+          hash_again: also hash them, because they were not read through `open`.
         """
         before, now = {each.path for each in self._inputs}, {each.path for each in inputs}
-        for path in sorted(before ^ now):
-            raise _changed(path)
+        if differing := sorted(before ^ now):
+            raise _changed(differing[0])
         for path in self._looks:
             if look(path) != self._looks[path] or (hash_again and _hashed(path)[1] != self._blocks[path]):
                 raise _changed(path)
 
 
 class _Compared(io.RawIOBase):
-    """A file whose every block is compared with its hash before it is handed out."""
+    """A file of which every block is checked against its hash before it is returned."""
 
-    _file: Any = None  # where it could not be opened, `close` is called all the same
+    _file: Any = None  # `close` is called even if opening failed
 
     def __init__(self, path: Path, blocks: list[bytes]):
         self._path, self._blocks, self._number, self._left = path, blocks, 0, memoryview(b"")
@@ -120,9 +120,7 @@ def _hashed(path: Path) -> tuple[list[int], list[bytes]]:
     try:
         with files.open_to_read(path, follow=True) as file:
             before = _look(os.fstat(file.fileno()))
-            blocks = []
-            while block := file.read(_BLOCK_BYTES):
-                blocks.append(hashlib.sha256(block).digest())
+            blocks = [hashlib.sha256(block).digest() for block in iter(lambda: file.read(_BLOCK_BYTES), b"")]
             after = _look(os.fstat(file.fileno()))
     except OSError as error:
         raise ConfigError(f"config.data: {path}: {error.strerror}") from None
@@ -133,10 +131,6 @@ def _hashed(path: Path) -> tuple[list[int], list[bytes]]:
 
 def _look(stat: os.stat_result) -> list[int]:
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def _changed(path: Path) -> ConfigError:

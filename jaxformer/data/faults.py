@@ -1,4 +1,4 @@
-"""What becomes of a line of a file, or an example of a dataset, that cannot be read as text."""
+"""Stops at, or skips and counts, lines of a file or examples of a dataset that cannot be read as text."""
 
 from typing import Literal
 
@@ -6,10 +6,10 @@ from jaxformer.errors import ConfigError
 
 
 class Faults:
-    """What is done about a line or example that cannot be read as text: reading ends, or goes on without it.
+    """Handles lines or examples that cannot be read as text, by config.data.on_error: raises, or skips them.
 
     Attributes:
-      count: how many were left out.
+      count: how many were skipped.
       first: what was wrong with the first of them; "" if there was none.
 
     >>> faults = Faults("skip")
@@ -19,17 +19,17 @@ class Faults:
     """
 
     def __init__(self, on_error: Literal["stop", "skip"]):
-        """Begins to count."""
+        """Starts the count at 0."""
         self.on_error = on_error
         self.count, self.first = 0, ""
 
     def meet(self, error: ConfigError) -> None:
-        """Raises the error, with the setting that goes on without it, or counts it."""
+        """Raises the error, with a hint to the setting that skips it, or counts it."""
         if self.on_error == "stop":
-            raise ConfigError(f"{error}; data.on_error=skip goes on without it") from error
+            raise ConfigError(f"{error}; data.on_error=skip skips it") from error
         self.first = self.first or str(error)
         self.count += 1
 
     def clear(self) -> None:
-        """Forgets what was counted."""
+        """Resets the count."""
         self.count, self.first = 0, ""

@@ -1,4 +1,4 @@
-"""A Markov language over V symbols, and what the best model loses on it: next tokens, and masked ones.
+"""A Markov language over V symbols, and the least loss that any model can reach on its next or masked tokens.
 
 >>> language = markov(symbols=4, order=1, zipf=1.0, seed=0)
 >>> bool(language.entropy_rate == language.context_entropies[1] < language.context_entropies[0] < np.log(4))
@@ -19,18 +19,18 @@ from jaxformer.data.shuffle import below, bits_of, fractions
 from jaxformer.errors import ConfigError
 
 _STREAMS = {"train": 16, "validation": 17, "floor": 18, "table": 19}  # of `shuffle.bits_of`
-_FLOOR_ROWS = 256  # sampled for the masked floor: 0.3 % standard error with 128 tokens of 32 symbols, order 2
+_FLOOR_ROWS = 256  # sampled for the masked entropy bound
 _BLOCK = 1 << 22  # numbers that message passing holds at once
 
 
 class Floor(NamedTuple):
-    """The least expected loss of any model on held-out rows.
+    """The entropy bound: the least expected loss of any model on validation rows.
 
     Attributes:
       nats: per predicted token.
-      standard_error: of `nats`, where it is a mean over sampled rows; 0.0 where it is a closed form.
-      attained: the best model reaches `nats`; False: it is only a bound from below.
-      ends: nats by which the mean over a whole held-out split may differ: its first and last rows are unlike others.
+      standard_error: of `nats`, if it is a mean over sampled rows; 0.0 if it is a closed form.
+      attained: the best model reaches `nats`; False: it is only a lower bound.
+      ends: nats by which the mean over a whole split may differ, because its first and last rows differ from others.
     """
 
     nats: float
@@ -40,7 +40,7 @@ class Floor(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """BERT's corruption as `objectives.corrupt` makes it: parts selected, and of these hidden, and made random."""
+    """BERT's corruption (`objectives.corrupt`): the rate of selected tokens, and of masked and random among them."""
 
     mask_rate: float
     mask_token_rate: float
@@ -48,17 +48,17 @@ class Noise(NamedTuple):
 
     @classmethod
     def of(cls, data: DataConfig) -> "Noise":
-        """That of a configuration."""
+        """The noise of a config."""
         return cls(data.mask_rate, data.mask_token_rate, data.mask_random_rate)
 
     def likelihood(self, seen: np.ndarray, symbols: int, *, selected: bool) -> np.ndarray:
-        """[..., V]: P(seen | the token was a), of a selected token, or of one that may or may not be selected.
+        """[..., V]: P(seen | the token was a), for a selected token, or for one that may or may not be selected.
 
         Args:
           seen: [...] integers; `symbols` stands for [MASK].
           symbols: V.
-          selected: whether it is known to be selected. The loss counts selected tokens only, so the model may assume it
-            of the token it restores, never of the others.
+          selected: True if it is known to be selected. Only selected tokens have a loss, so the model may assume this
+            of the token it predicts, but not of the others.
         """
         rate = 1.0 if selected else self.mask_rate
         hidden, other = rate * self.mask_token_rate, rate * self.mask_random_rate / symbols
@@ -67,9 +67,9 @@ class Noise(NamedTuple):
         return np.where((seen == symbols)[..., None], hidden, visible)
 
     def remaining(self, chances: np.ndarray) -> np.ndarray:
-        """[...] nats: entropy of a selected token after its own noisy reading, given [..., V] chances from the others.
+        """[...] nats: entropy of a selected token given its own noisy reading and [..., V] its chances from the others.
 
-        H(token) + H(reading | token) - H(reading) of the noise as a channel, in closed form.
+        H(token) + H(reading | token) - H(reading), with the noise as a channel, in closed form.
         """
         other = self.mask_random_rate / chances.shape[-1]
         kept = max(0.0, 1 - self.mask_token_rate - self.mask_random_rate)
@@ -83,29 +83,23 @@ def _minus_plogp(p: np.ndarray) -> np.ndarray:
     return -p * np.log(np.where(p > 0, p, 1.0))
 
 
-@functools.lru_cache(maxsize=2)
-def markov(symbols: int, order: int, zipf: float, seed: int) -> "Markov":
-    """The Markov language of some parameters, kept for the next call."""
-    return Markov(symbols, order, zipf, seed)
-
-
 class Markov:
-    """A chain in which the last `order` symbols decide the chances of the next.
+    """A chain in which the last `order` symbols determine the distribution of the next.
 
     The chance of symbol x is rank(x)**-zipf times a random factor for each suffix of the context (the last symbol, the
-    last two, ...), so that symbols and contexts have about Zipfian frequencies and each longer context adds something.
-    All chances are positive: there is one stationary distribution, and text is drawn from it from the first token on.
+    last two, ...), so that symbols and contexts have about Zipfian frequencies and each longer context is informative.
+    All chances are positive, so there is one stationary distribution, from which text is drawn from the first token on.
 
     Attributes:
       symbols, order: V and k.
       chances: [V**k, V] P(next | context); a context is a number in base V, its newest symbol the last digit.
       stationary: [V**k] P(context).
-      context_entropies: [k + 1] nats: entropy of a token given the 0, 1, ... k tokens before it and no others.
+      context_entropies: [k + 1] nats: entropy of a token given only the 0, 1, ... k tokens before it.
       entropy_rate: the last of these, nats per token.
     """
 
     def __init__(self, symbols: int, order: int, zipf: float, seed: int):
-        """Makes the table and its stationary distribution; V**(k + 1) numbers."""
+        """Computes the table, V**(k + 1) numbers, and its stationary distribution."""
         self.symbols, self.order, self._seed = symbols, order, seed
         logits = -zipf * np.log(np.arange(1, symbols + 1))
         for length in range(1, order + 1):
@@ -124,7 +118,7 @@ class Markov:
         self.entropy_rate = float(self.context_entropies[-1])
 
     def _stationary(self) -> np.ndarray:
-        """Power iteration to rounding error."""
+        """Power iteration down to rounding error."""
         share = np.full(self.symbols**self.order, self.symbols**-self.order)
         for _ in range(100_000):
             new = (share[:, None] * self.chances).reshape(self.symbols, -1).sum(axis=0)
@@ -132,15 +126,15 @@ class Markov:
             change, share = np.abs(new - share).sum(), new
             if change < 1e-14:
                 return share
-        raise ConfigError("config.data.language_zipf: this chain forgets too slowly to find its frequencies")
+        raise ConfigError("config.data.language_zipf: this chain mixes too slowly to compute its frequencies")
 
     def sample(self, tokens: int, stream: str, number: int = 0) -> np.ndarray:
-        """[tokens] int64, a stretch of the stationary chain.
+        """[tokens] int64, a sample of the stationary chain.
 
         Args:
           tokens: at least 1.
-          stream: "train", "validation" or "floor"; samples of different ones are independent.
-          number: which of independent samples.
+          stream: "train", "validation" or "floor"; samples of different streams are independent.
+          number: of the sample; samples with different numbers are independent.
         """
         uniform = array("d", fractions(bits_of(self._seed, _STREAMS[stream], number, tokens + 1)).tobytes())
         steps, size, contexts = self._cumulative, self.symbols, self.symbols**self.order
@@ -158,36 +152,34 @@ class Markov:
         return array("d", np.cumsum(self.chances, axis=1).tobytes())
 
     def next_token_floor(self, row_tokens: int, first_context: int = 1) -> float:
-        """Nats per target, the exact mean over a row: position j knows first_context + j tokens of its row.
+        """Nats per target, the exact mean over a row: position j sees first_context + j tokens of its row.
 
         Args:
-          row_tokens: targets of a row.
-          first_context: tokens that the first target is predicted from; 1 as `objectives.next_token` cuts rows.
+          row_tokens: targets per row.
+          first_context: tokens from which the first target is predicted; 1 in rows of `objectives.next_token`.
         """
         known = np.minimum(first_context + np.arange(row_tokens), self.order)
         return float(self.context_entropies[known].mean())
 
     def next_token_nats(self, windows: np.ndarray) -> np.ndarray:
-        """[R, T] nats the best model loses on each target of rows of text; [R, T + 1] symbols as for `next_token`."""
+        """[R, T] nats: the best model's loss on each target of rows of text; [R, T + 1] symbols as for `next_token`."""
         nats = np.empty((len(windows), windows.shape[1] - 1))
         for place in range(1, windows.shape[1]):
             known = min(place, self.order)
-            context = np.zeros(len(windows), np.int64)
-            for column in range(place - known, place):
-                context = context * self.symbols + windows[:, column]
+            context = windows[:, place - known : place] @ self.symbols ** np.arange(known - 1, -1, -1)
             nats[:, place - 1] = -np.log(self._given[known][context, windows[:, place]])
         return nats
 
     def masked_floor(self, row_tokens: int, noise: Noise, rows: int = _FLOOR_ROWS) -> Floor:
-        """Nats per selected token, averaged over the places of a row.
+        """Nats per selected token, averaged over the positions of a row.
 
         A mean over sampled rows and noise, with the exact posterior of every token given all others by forward-backward
-        message passing, and the noise of the token itself integrated out. The same from the k nearest others only is
-        known exactly as well as on the sample; regression on that (control variates) removes much of the spread.
-        Rows are the only source of error, and independent: the standard error is that of their corrected means.
+        message passing, and the noise of the token itself integrated out. Control variates reduce the variance: the
+        loss from the k nearest tokens alone, whose expectation is known exactly. The sampled rows are independent and
+        the only source of error, so the standard error is that of their corrected means.
 
         Args:
-          row_tokens: tokens of a row.
+          row_tokens: tokens per row.
           noise: how rows are corrupted.
           rows: how many are sampled.
 
@@ -206,13 +198,13 @@ class Markov:
         return Floor(float(means.mean()), float(means.std(ddof=1 + known) / math.sqrt(rows)), True)
 
     def _excess_of_nearest(self, seen: np.ndarray, noise: Noise, left: int) -> np.ndarray:
-        """[R]: mean loss in each row of a model that reads `left` tokens before and k - left after the one it restores,
-        less the exact expectation of that loss."""
+        """[R]: mean loss per row of a model that sees `left` tokens before and k - left after the one it predicts,
+        minus the exact expectation of that loss."""
         size, order = self.symbols, self.order
         joint = (self.stationary[:, None] * self.chances).reshape((size,) * (order + 1))
         joint = np.moveaxis(joint, left, 0)
         readings = noise.likelihood(np.arange(size + 1), size, selected=False)
-        for _ in range(order):  # each neighbour in turn becomes its reading
+        for _ in range(order):  # replaces each neighbour by its noisy reading
             joint = np.tensordot(joint, readings, axes=(1, 1))
         joint = np.moveaxis(joint, 0, -1)
         share = joint.sum(axis=-1)
@@ -222,19 +214,19 @@ class Markov:
         return nats[neighbours].mean(axis=1) - (share * nats).sum()
 
     def masked_nats(self, clean: np.ndarray, seen: np.ndarray, noise: Noise) -> np.ndarray:
-        """[R, T] nats the best model loses on each token of corrupted rows if it is selected.
+        """[R, T] nats: the best model's loss on each token of corrupted rows if it is selected.
 
         Args:
           clean: [R, T] symbols.
-          seen: [R, T] what is read; V stands for [MASK].
-          noise: how it was made.
+          seen: [R, T] corrupted symbols; V stands for [MASK].
+          noise: how they were corrupted.
         """
         joint = self.from_others(seen, noise) * noise.likelihood(seen, self.symbols, selected=True)
         right = np.take_along_axis(joint, clean[..., None], axis=-1)[..., 0]
         return np.log(joint.sum(axis=-1)) - np.log(right)
 
     def from_others(self, seen: np.ndarray, noise: Noise) -> np.ndarray:
-        """[R, T, V]: P(token | what is read of all other tokens of its row); `seen` [R, T], V stands for [MASK]."""
+        """[R, T, V]: P(token | the readings of all other tokens of its row); `seen` [R, T], V stands for [MASK]."""
         rows, length = seen.shape
         if length < self.order:
             raise ConfigError(
@@ -281,8 +273,11 @@ class Markov:
         return out / out.sum(axis=-1, keepdims=True)
 
 
+markov = functools.lru_cache(maxsize=2)(Markov)  # the same, cached
+
+
 def corrupted(clean: np.ndarray, bits: np.ndarray, noise: Noise, symbols: int) -> np.ndarray:
-    """[R, T] what is read of symbols [R, T]; V stands for [MASK]; `bits` [2, R, T] random uint64."""
+    """[R, T] the symbols `clean` after the noise; V stands for [MASK]; `bits` [2, R, T] random uint64."""
     action = (bits[1] >> np.uint64(32)) * 2.0**-32
     replaced = np.where(action < noise.mask_token_rate + noise.mask_random_rate, below(symbols, bits[1]), clean)
     read = np.where(action < noise.mask_token_rate, symbols, replaced)

@@ -1,5 +1,5 @@
-"""meta.json of a kept corpus: what its files hold, with checksums of them and of itself. Nothing in it is trusted when
-it is read."""
+"""meta.json of a cached corpus: describes its files, with checksums of them and of itself. Reading it checks all of it,
+because a cache is not trusted."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def read(folder: Path) -> dict[str, Any]:
       "num_documents", "num_bytes", "num_unknown", "compressed", "token_sums", "start_sums".
 
     Raises:
-      DamagedCacheError: it is not there, not what was written, or holds impossible values.
+      DamagedCacheError: it is missing, not what was written, or holds impossible values.
     """
     about = json_checksum.read_verified(folder / META, _MOST_BYTES)
     if about is None:
@@ -68,9 +68,9 @@ def read_split(folder: Path, split: str, about: dict[str, Any], tokenizer: Token
       folder: of the corpus.
       split: "train" or "validation".
       about: meta.json.
-      tokenizer: every token id has to be one of its own.
-      at_once: a file of at most so many bytes is compared with its checksums now and is a plain np.memmap; a longer
-        one is a CheckedArray, which compares before use.
+      tokenizer: every token id must be one of its ids.
+      at_once: a file of at most this many bytes is verified now and returned as a plain np.memmap; a longer one is a
+        CheckedArray, which verifies before use.
 
     Raises:
       DamagedCacheError: a file is not what was written.

@@ -1,4 +1,4 @@
-"""Progress bars on standard error for work that is done once, such as tokenising a corpus."""
+"""Progress bars on standard error for one-time work, such as tokenising a corpus."""
 
 import contextlib
 import sys
@@ -11,19 +11,18 @@ Bar = Callable[[str, int | None], Advance]
 
 @contextlib.contextmanager
 def bars(show: bool) -> Iterator[Bar]:
-    """Gives `bar(description, total) -> advance(amount)`; amounts are bytes, a total of None is "not known".
+    """Yields `bar(description, total) -> advance(amount)`; amounts are bytes, a total of None means unknown.
 
-    Nothing is imported or drawn before the first bar. Where standard error is no terminal each bar is one plain line.
+    Nothing is imported or drawn before the first bar. If standard error is not a terminal, each bar is one plain line.
     """
     with contextlib.ExitStack() as stack:
         drawn: Any = None
 
         def bar(description: str, total: int | None) -> Advance:
             nonlocal drawn
-            if not show:
-                return lambda amount: None
-            if not sys.stderr.isatty():
-                say(description)
+            if not show or not sys.stderr.isatty():
+                if show:
+                    say(description)
                 return lambda amount: None
             if drawn is None:
                 drawn = stack.enter_context(_rich())
@@ -34,7 +33,7 @@ def bars(show: bool) -> Iterator[Bar]:
 
 
 def say(line: str) -> None:
-    """One plain line on standard error."""
+    """Prints one plain line on standard error."""
     print(line, file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""A few words of a held-out split, to try a model on: something its corpus could say, whatever corpus it is.
+"""A few words of the validation text as a prompt to try a model with, whatever its corpus is.
 
 >>> import numpy as np
 >>> from jaxformer.data import tokenizers
@@ -14,25 +14,25 @@ import itertools
 from jaxformer.data.corpus import Split
 from jaxformer.data.tokenizers import Tokenizer
 
-_LOOK_AT = 512  # tokens in which a line with something in it is looked for
-_LINE = 80  # characters of it that are looked at
-_CHARACTERS = 24  # more than this without a space is not a word
+_LOOK_AT = 512  # tokens searched for a line that is not blank
+_LINE = 80  # characters used of it
+_CHARACTERS = 24  # longest prompt of words; anything longer is text without spaces between words
 
 
 def prompt(split: Split, tokenizer: Tokenizer) -> str:
-    """The first words of the split, up to three; a few characters where there are none; "" where nothing is."""
+    """The first words of the split, up to three; a few characters of text without words; "" if there is no text."""
     line = first_line(split, tokenizer)
     words = " ".join(line.split()[:3])
     return words if len(words) <= _CHARACTERS else line[:8].strip()
 
 
 def with_mask(split: Split, tokenizer: Tokenizer, most_tokens: int = 12) -> str:
-    """The first tokens of the split, as text in which the one in the middle is [MASK].
+    """The first tokens of the split as text, with [MASK] in place of the middle one.
 
     Args:
-      split: where from.
-      tokenizer: what made it.
-      most_tokens: how many, at most.
+      split: with the text.
+      tokenizer: of the split.
+      most_tokens: maximum number of tokens.
     """
     ids = tokenizer.encode(first_line(split, tokenizer))[:most_tokens]
     texts = [tokenizer.decode([token]) for token in ids]
@@ -46,10 +46,7 @@ def with_mask(split: Split, tokenizer: Tokenizer, most_tokens: int = 12) -> str:
 
 
 def first_line(split: Split, tokenizer: Tokenizer) -> str:
-    """The beginning of the first line with anything in it: whole characters that can be printed; may be empty."""
-    text = tokenizer.decode(split.tokens[:_LOOK_AT])
-    for line in text.splitlines():
-        start = "".join(itertools.takewhile(lambda sign: sign.isprintable() and sign != "\ufffd", line.strip()))
-        if start.strip():
-            return start[:_LINE].strip()
-    return ""
+    """The beginning of the first line that is not blank, up to an unprintable or incomplete character; may be empty."""
+    lines = tokenizer.decode(split.tokens[:_LOOK_AT]).splitlines()
+    starts = ("".join(itertools.takewhile(lambda c: c.isprintable() and c != "\ufffd", x.strip())) for x in lines)
+    return next((start[:_LINE].strip() for start in starts if start.strip()), "")

@@ -1,5 +1,5 @@
-"""Order and noise as pure functions of numbers: any row of any epoch in any order, on any number of hosts, with no
-state to save. Integer arithmetic and a raw Philox stream only, so nothing depends on the versions of libraries.
+"""Shuffles and random bits as pure functions of integers: any row of any epoch, on any number of hosts, with no state
+to save. Only integer arithmetic and a raw Philox stream, so that results do not depend on library versions.
 
 >>> sorted(permuted(np.arange(10), 10, keys(3, 0, np.arange(10) * 0)).tolist())
 [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
@@ -9,12 +9,12 @@ import math
 
 import numpy as np
 
-_ROUNDS = 6  # pairs of half rounds: with 4 the neighbours of 12 rows are seen to depend on each other, with 6 not
+_ROUNDS = 6  # pairs of half rounds; with 4, neighbours in a short shuffle are measurably dependent
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: its multiples are far apart
 
 
 def mix(values: np.ndarray) -> np.ndarray:
-    """A bijection of 64-bit numbers that spreads every input bit over all output bits (splitmix64's last step).
+    """A bijection of 64-bit numbers that spreads every input bit over all output bits (splitmix64's finaliser).
 
     Source: Steele, Lea and Flood 2014; constants by Stafford (variant 13).
     """
@@ -24,7 +24,7 @@ def mix(values: np.ndarray) -> np.ndarray:
 
 
 def keys(seed: int, stream: int, numbers: np.ndarray) -> np.ndarray:
-    """One 64-bit key for each number; another seed or stream gives unrelated keys.
+    """One 64-bit key for each number; different seeds or streams give unrelated keys.
 
     Args:
       seed: at least 0.
@@ -34,25 +34,25 @@ def keys(seed: int, stream: int, numbers: np.ndarray) -> np.ndarray:
     Returns:
       [R] uint64.
     """
-    out = np.zeros(1, np.uint64)  # arrays, for scalars would warn where they wrap
-    for part in (np.array([seed]), np.array([stream]), numbers):
-        out = mix(out + (part.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+    out = np.zeros(1, np.uint64)  # an array, because scalars warn when they overflow
+    for each in (np.array([seed]), np.array([stream]), numbers):
+        out = mix(out + (each.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
     return out
 
 
 def permuted(index: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
-    """Where a shuffle puts each index: a permutation of 0 .. size-1 for each key, computed index by index.
+    """The position of each index after a shuffle: for each key a permutation of 0 .. size-1, computed per index.
 
     Args:
       index: [R] integers from 0 to size - 1.
-      size: how many there are.
-      key: [R] uint64, the shuffle each index is in.
+      size: of the permutation.
+      key: [R] uint64, which shuffle to use for each index.
 
     Returns:
       [R] int64.
 
-    A Feistel network on a rectangle of at least `size` cells; what falls outside is sent through again. Source: Black
-    and Rogaway 2002, "Ciphers with arbitrary finite domains".
+    A Feistel network on a rectangle of at least `size` cells, applied again to results outside of it. Source: Black and
+    Rogaway 2002, "Ciphers with arbitrary finite domains".
     """
     width = np.uint64(math.isqrt(size - 1) + 1)
     height = np.uint64(-(-size // int(width)))
@@ -73,7 +73,7 @@ def permuted(index: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
 
 
 def noise(seed: int, first_row: int, rows: int, words: int) -> np.ndarray:
-    """Random bits of consecutive global rows; the bits of a row do not depend on which rows are asked for with it.
+    """Random bits of consecutive global rows; a row's bits do not depend on which other rows are requested with it.
 
     Args:
       seed: at least 0.
@@ -83,13 +83,13 @@ def noise(seed: int, first_row: int, rows: int, words: int) -> np.ndarray:
     Returns:
       [rows, words] uint64.
     """
-    blocks = -(-words // 4)  # Philox makes four words from each value of its counter
+    blocks = -(-words // 4)  # Philox makes four words per counter value
     generator = np.random.Philox(key=np.array([seed, 0], np.uint64), counter=first_row * blocks)
     return generator.random_raw(rows * blocks * 4).reshape(rows, blocks * 4)[:, :words]
 
 
 def bits_of(seed: int, stream: int, number: int, words: int) -> np.ndarray:
-    """[words] random uint64; another seed, stream or number gives unrelated ones, more words begin with the same.
+    """[words] random uint64; different seeds, streams or numbers give unrelated ones, more words only add to the end.
 
     Args:
       seed, stream, number: at least 0.

@@ -1,8 +1,8 @@
-"""Text files: found by glob, read through their compression, cut into documents, never held whole unless one
-document is the whole file. Everything wrong with a file is one line that says which file and where in it.
+"""Text files: finds them by glob, decompresses them and splits them into documents, without holding a whole file
+unless it is one document. Errors are one line that names the file and the place in it.
 
-Any UTF-8 is text, NUL bytes too. A line of a .jsonl file that cannot be read as text can be left out and counted
-(`Faults`); a file that cannot be read to its end always ends the program, because nobody knows how much is missing.
+Any UTF-8 is text, NUL bytes included. A .jsonl line that cannot be read as text can be skipped and counted (`Faults`);
+a file that cannot be read to its end always ends the program, because the amount of missing text is unknown.
 """
 
 import codecs
@@ -25,8 +25,8 @@ from jaxformer.errors import ConfigError
 ENDINGS = (".txt", ".jsonl")
 COMPRESSIONS = (".gz", ".xz", ".zst")
 BLOCK_BYTES = 1 << 20
-LINE_BYTES = 1 << 29  # longest line of a .jsonl file; reading one takes about four times its length
-# Numbers are not looked at, and float, unlike int, takes any number of digits.
+LINE_BYTES = 1 << 29  # longest line of a .jsonl file; reading one takes about four times as much memory
+# The values of numbers do not matter, and float, unlike int, accepts any number of digits.
 _JSON = json.JSONDecoder(parse_int=float)
 _KINDS = {float: "number", bool: "boolean", type(None): "null", str: "string", list: "list", dict: "dict"}
 
@@ -39,19 +39,19 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def find(patterns: tuple[str, ...], field: str) -> list[Path]:
-    """The files that glob patterns name, each once: pattern by pattern, sorted inside a pattern.
+    """The files that glob patterns match, each once: pattern by pattern, sorted within a pattern.
 
     Args:
-      patterns: globs; `**` and a leading `~` work. A name that exists is taken as it is, whatever signs it holds.
-        Folders that a pattern matches are left out.
-      field: config field to blame in an error.
+      patterns: globs; `**` and a leading `~` work. The name of an existing file is taken literally, whatever characters
+        it has. Folders that a pattern matches are left out.
+      field: config field to name in an error.
 
     Raises:
-      ConfigError: a pattern that matches no file, or a pipe, a link to nothing or a file of a kind that is not read.
+      ConfigError: a pattern matches no file, or a pipe, a broken link or a file with another ending.
     """
     found: dict[Path, None] = {}
     for pattern in patterns:
-        path = str(Path(os.path.expanduser(pattern)))  # not of ./~name, which Path makes ~name
+        path = str(Path(os.path.expanduser(pattern)))  # expanded first, because Path turns ./~name into ~name
         names = [path] if os.path.lexists(path) else sorted(set(_matches(path)))
         files = [Path(name) for name in names if not os.path.isdir(name)]
         for file in files:
@@ -73,8 +73,8 @@ def find(patterns: tuple[str, ...], field: str) -> list[Path]:
 def _matches(pattern: str) -> Iterator[str]:
     """As `glob.iglob`, but `**` enters each folder once, however many links lead to it.
 
-    Through a link to a folder above it glob finds every file 41 times, so that what is held out is trained on as well;
-    through two of them it does not end.
+    With a link to a parent folder glob would find every file many times, so that validation text would also be trained
+    on; with two such links it does not end.
     """
     deep = re.search(r"(?:^|(?<=/))\*\*(?:/+|$)", pattern)
     if deep is None:
@@ -93,7 +93,7 @@ def _matches(pattern: str) -> Iterator[str]:
 
 
 def kind(path: Path) -> str:
-    """The ending under the compression.
+    """The ending without that of the compression.
 
     >>> kind(Path("a/b.jsonl.xz")), kind(Path("c.txt"))
     ('.jsonl', '.txt')
@@ -110,19 +110,19 @@ def documents(
     faults: Faults | None = None,
     open_file: OpenFile = open_file,
 ) -> Iterator[str]:
-    """The documents of one file, in order; blank ones are left out.
+    """The documents of one file, in order, without blank ones.
 
     Args:
-      path: a .txt (one document, or several with `separator` between them) or .jsonl file (one on each line).
+      path: a .txt (one document, or several with `separator` between them) or .jsonl file (one per line).
       separator: text between documents of a .txt file; None: the file is one document.
       text_field: field of a .jsonl line that holds the text.
-      field: config field to blame in an error.
-      faults: meets the lines of a .jsonl file that cannot be read as text; None: the first ends the reading.
+      field: config field to name in an error.
+      faults: handles the lines of a .jsonl file that cannot be read as text; None: the first one is an error.
       open_file: opens the file, still compressed.
 
     Raises:
-      ConfigError: unreadable, broken compression, not UTF-8 (says the byte), or no text at all; where `faults` says so
-        also a line that is no JSON object, lacks the field, or holds what is no text (says the line).
+      ConfigError: unreadable, broken compression, not UTF-8 (names the byte), or no text at all; depending on `faults`
+        also a line that is not a JSON object, lacks the field, or whose field is not text (names the line).
     """
     faults = Faults("stop") if faults is None else faults
     before = faults.count
@@ -173,10 +173,10 @@ def _json_lines(path: Path, text_field: str, field: str, faults: Faults, open_fi
 
 
 def _text_of(line: bytes | None, text_field: str) -> str:
-    """The text of a line, "" of a blank one; None is a line that was too long to keep.
+    """The text of a line, "" if it is blank; a `line` of None was too long to keep.
 
     Raises:
-      LookupError: no such field. ValueError, RecursionError: whatever else is wrong; `_reason` says what.
+      LookupError: no such field. ValueError, RecursionError: anything else, see `_reason`.
     """
     if line is None:
         raise ValueError(f"the line is longer than {LINE_BYTES} bytes")
@@ -187,25 +187,25 @@ def _text_of(line: bytes | None, text_field: str) -> str:
     text = record.get(text_field) if isinstance(record, dict) else None
     if not isinstance(text, str):
         raise LookupError(f"no field {text_field!r} holding text; {_instead(record, text_field)}")
-    if not text.isascii() and "\\" in decoded:  # only an escape brings half a character into UTF-8
+    if not text.isascii() and "\\" in decoded:  # only a \u escape can bring a lone surrogate into UTF-8
         text.encode()
     return text
 
 
 def _reason(error: Exception) -> str:
-    """What is wrong with a line."""
+    """What is wrong with a line, as text."""
     if isinstance(error, UnicodeDecodeError):
         return f"byte {error.start} of the line is not UTF-8 text"
     if isinstance(error, UnicodeEncodeError):
-        half = error.object[error.start]
-        return f"the text holds half a character, {half!a}, at {error.start}, and is no Unicode"
+        surrogate = error.object[error.start]
+        return f"the text has a lone surrogate, {surrogate!a}, at character {error.start}, so it is not valid Unicode"
     if isinstance(error, json.JSONDecodeError):
         return f"not JSON ({error})"
     return "nested too deeply to be read" if isinstance(error, RecursionError) else str(error.args[0])
 
 
 def _instead(record: Any, text_field: str) -> str:
-    """What a line has that lacks the text; of many fields the first, and odd or long names as Python writes them."""
+    """What a line without the text field has instead: at most 12 field names, long or unprintable ones escaped."""
     if not isinstance(record, dict):
         return f"the line has a {_KINDS[type(record)]}"
     if text_field in record:
@@ -215,34 +215,32 @@ def _instead(record: Any, text_field: str) -> str:
 
 
 def _lines(path: Path, field: str, open_file: OpenFile) -> Iterator[bytes | None]:
-    """The lines of a file without a byte order mark, None for each of more than LINE_BYTES, which is not kept."""
-    parts: list[bytes] = []
+    """The lines of a file without its byte order mark; None for each line longer than LINE_BYTES."""
+    begun: list[bytes] = []
     size = number = 0
     blocks = _blocks(path, field, open_file, lambda: f" beyond line {number}" if number else "")
     for block in blocks:
-        *ended, last = block.split(b"\n")
-        for part in ended:
-            size, whole = 0, b"".join([*parts, part]) if size + len(part) <= LINE_BYTES else None
-            parts.clear()
+        *ended, last = (block or b"\n").split(b"\n")  # the empty block at the end ends the last line
+        for rest in ended:
+            size, line = 0, b"".join([*begun, rest]) if size + len(rest) <= LINE_BYTES else None
+            begun.clear()
             number += 1
-            yield whole.removeprefix(codecs.BOM_UTF8) if number == 1 and whole is not None else whole
+            yield line.removeprefix(codecs.BOM_UTF8) if number == 1 and line is not None else line
         size += len(last)
-        parts.append(last)
+        begun.append(last)
         if size > LINE_BYTES:
-            parts.clear()
-    whole = b"".join(parts) if size <= LINE_BYTES else None
-    yield whole.removeprefix(codecs.BOM_UTF8) if number == 0 and whole is not None else whole
+            begun.clear()
 
 
 def _decoded(path: Path, field: str, open_file: OpenFile) -> Iterator[str]:
-    """The text in blocks, without a byte order mark; line ends as they are in the file."""
+    """The text in blocks, without its byte order mark; line ends are unchanged."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     done = 0
     for block in _blocks(path, field, open_file, lambda: ""):
         try:
             text = decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
-            held = len(error.object) - len(block)  # bytes of a character that the last block cut
+            held = len(error.object) - len(block)  # bytes of a character that began in the previous block
             inside = " of the decompressed text" if path.suffix in COMPRESSIONS else ""
             raise ConfigError(
                 f"config.{field}: {path}: byte {done - held + error.start}{inside} is not UTF-8 text"
@@ -252,12 +250,11 @@ def _decoded(path: Path, field: str, open_file: OpenFile) -> Iterator[str]:
 
 
 def _blocks(path: Path, field: str, open_file: OpenFile, where: Callable[[], str]) -> Iterator[bytes]:
-    """The decompressed bytes of a file, an empty block at last; `where` says how far its reader has come."""
+    """The decompressed bytes of a file, then an empty block; `where` says how far the reader has come, for errors."""
     with _opened(path, field, open_file) as file:
-        block = b"begin"
-        while block:
-            block = _read(file, path, field, where)
+        while block := _read(file, path, field, where):
             yield block
+        yield b""
 
 
 @contextlib.contextmanager
@@ -267,49 +264,45 @@ def _opened(path: Path, field: str, open_file: OpenFile) -> Iterator[Any]:
     except OSError as error:
         raise ConfigError(f"config.{field}: {path}: {error.strerror}") from None
     with file:
-        unpacked: Any = {".gz": gzip.open, ".xz": XzReader}.get(path.suffix, lambda plain: plain)
-        yield _Zstandard(file, _zstandard(path, field)) if path.suffix == ".zst" else unpacked(file)
+        unpacked: Any = {".gz": gzip.open, ".xz": XzReader, ".zst": _Zstandard}.get(path.suffix, lambda plain: plain)
+        try:
+            reader = unpacked(file)
+        except ImportError:
+            raise ConfigError(f"config.{field}: {path} needs the zstd extra: pip install 'jaxformer[zstd]'") from None
+        yield reader
 
 
 def _read(file: Any, path: Path, field: str, where: Callable[[], str]) -> bytes:
     try:
         return file.read(BLOCK_BYTES)
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise ConfigError(f"config.{field}: {path}: cannot be read{where()} ({error})") from None
     except Exception as error:
-        if type(error).__name__ != "ZstdError":  # known by name, for zstandard need not be installed
+        known = isinstance(error, OSError | EOFError | lzma.LZMAError | zlib.error)
+        if not known and type(error).__name__ != "ZstdError":  # by name: zstandard may not be installed
             raise
         raise ConfigError(f"config.{field}: {path}: cannot be read{where()} ({error})") from None
 
 
 class _Zstandard:
-    """Reads a .zst file to its end; the library's own reader takes a file that was cut off for a shorter one."""
+    """Reads a .zst file to its end; the library's own reader does not notice that a file is truncated."""
 
-    def __init__(self, file: IO[bytes], library: Any):
-        self._file, self._library = file, library
-        self._frame = library.ZstdDecompressor().decompressobj()
-        self._begun = False
+    def __init__(self, file: IO[bytes]):
+        from zstandard import ZstdDecompressor
+
+        self._file, self._begun = file, False
+        self._new_frame = lambda: ZstdDecompressor().decompressobj()
+        self._frame = self._new_frame()
 
     def read(self, size: int) -> bytes:
-        """Some bytes, none at the end; `size` is of the compressed ones, not more than it."""
+        """Some bytes, none at the end, from at most `size` compressed bytes."""
         out = b""
         while not out:
-            block = self._frame.unused_data if self._frame.eof else b""
-            block = block or self._file.read(min(size, 1 << 16))
+            block = (self._frame.unused_data if self._frame.eof else b"") or self._file.read(min(size, 1 << 16))
             if not block:
                 if self._begun and not self._frame.eof:
                     raise EOFError("the compressed file ends too early")
                 return b""
             if self._frame.eof:
-                self._frame = self._library.ZstdDecompressor().decompressobj()
+                self._frame = self._new_frame()
             self._begun = True
             out = self._frame.decompress(block)
         return out
-
-
-def _zstandard(path: Path, field: str) -> Any:
-    try:
-        import zstandard
-    except ImportError:
-        raise ConfigError(f"config.{field}: {path} needs the zstd extra: pip install 'jaxformer[zstd]'") from None
-    return zstandard

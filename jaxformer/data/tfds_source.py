@@ -1,7 +1,7 @@
 """Documents of a prepared TensorFlow dataset, read without TensorFlow (which the array_record format allows).
 
-Only what lies on this machine is read. A dataset is looked up by hand, because asking TFDS for one that is not here
-makes it try the network for minutes, and an unknown name print hundreds of lines.
+Reads only local files. Finds datasets without TFDS, which would try the network for minutes if one is missing and
+print hundreds of lines for an unknown name.
 """
 
 import difflib
@@ -17,22 +17,22 @@ from jaxformer.errors import ConfigError
 
 
 def documents(data: DataConfig, split: str, faults: Faults | None = None) -> Iterator[str]:
-    """The text of each example of data.tfds_train_split or data.tfds_validation_split, in order; blank ones left out.
+    """The text of each example of data.tfds_train_split or data.tfds_validation_split, in order, without blank ones.
 
     Args:
-      data: tfds_name and tfds_dir say which dataset, text_field which feature holds the text.
+      data: tfds_name and tfds_dir name the dataset, text_field the feature that holds the text.
       split: "train" or "validation".
-      faults: meets the examples that are no text; None: as data.on_error says.
+      faults: handles examples that are not text; None: by data.on_error.
 
     Raises:
-      ConfigError: the extra is not installed; no such dataset, or not prepared here, or damaged; a format that needs
-        TensorFlow; no such split or feature; where `faults` says so, also an example that is not UTF-8 text.
+      ConfigError: the extra is not installed; the dataset is unknown, not prepared here, or damaged; a format that
+        needs TensorFlow; no such split or feature; depending on `faults`, also an example that is not UTF-8 text.
     """
     directory = find(data)
     tfds = _tfds()
     try:
         builder = tfds.builder_from_directory(str(directory))
-    except Exception as error:  # of several libraries; what they read is damaged
+    except Exception as error:  # several libraries may raise; the dataset is damaged
         raise ConfigError(f"config.data.tfds_name: {directory} cannot be read ({_one_line(error)})") from None
     if builder.info.file_format.value != "array_record":
         raise ConfigError(
@@ -58,19 +58,19 @@ def documents(data: DataConfig, split: str, faults: Faults | None = None) -> Ite
 
 
 def files(data: DataConfig) -> list[Path]:
-    """The files the dataset consists of, sorted."""
+    """The files of the dataset, sorted."""
     return sorted(path for path in find(data).iterdir() if path.is_file())
 
 
 def find(data: DataConfig) -> Path:
     """The directory of the dataset that data.tfds_name and data.tfds_dir name.
 
-    `tfds_dir` alone is a dataset's own directory (the one with dataset_info.json) or one with a single dataset below.
-    With `tfds_name` ("name", "name/config", either with ":1.0.0") it is the folder of all datasets; None: TFDS's own.
-    Of several versions the newest counts.
+    `tfds_dir` alone is the dataset's own directory (with dataset_info.json) or one with a single dataset below it. With
+    `tfds_name` ("name", "name/config", either with ":1.0.0") it is the folder of all datasets; None: TFDS's default. Of
+    several versions the newest is used.
 
     Raises:
-      ConfigError: nothing there; says how to prepare it, or the nearest known name.
+      ConfigError: nothing found; says how to prepare it, or the nearest known name.
     """
     if data.tfds_dir is not None:
         root = Path(data.tfds_dir).expanduser()
@@ -80,25 +80,19 @@ def find(data: DataConfig) -> Path:
             return root
     else:
         root = Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
-    if data.tfds_name is None:
-        below, what = "", f"config.data.tfds_dir: {root}"
-    else:
-        below, what = data.tfds_name.partition(":")[0].strip("/"), f"config.data.tfds_name: {data.tfds_name!r}"
-    version = (data.tfds_name or "").partition(":")[2]
-    prepared = [path.parent for path in (root / below).glob("**/dataset_info.json")]
-    prepared = [path for path in prepared if not version or path.name == version]
-    prepared = [path for path in prepared if not path.name.startswith("incomplete")]  # being prepared, or killed then
+    name, _, version = (data.tfds_name or "").partition(":")
+    below = name.strip("/")
+    what = f"config.data.tfds_dir: {root}" if data.tfds_name is None else f"config.data.tfds_name: {data.tfds_name!r}"
+    found = (path.parent for path in (root / below).glob("**/dataset_info.json"))
+    # TFDS names a folder "incomplete..." while it prepares it.
+    prepared = [path for path in found if version in ("", path.name) and not path.name.startswith("incomplete")]
     families = sorted({str(path.parent.relative_to(root)) for path in prepared})
     if len(families) > 1 and below not in families:
         raise ConfigError(f"{what} is several datasets; set data.tfds_name to one of {', '.join(families)}")
     if not prepared:
         raise ConfigError(f"{what} {_why_not(data.tfds_name, root)}")
     own = [path for path in prepared if str(path.parent.relative_to(root)) == below]
-    return max(own or prepared, key=_version)
-
-
-def _version(path: Path) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", path.name)]
+    return max(own or prepared, key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)])
 
 
 def _why_not(name: str | None, root: Path) -> str:
@@ -120,7 +114,7 @@ def _texts(examples: Any, text_field: str, where: str, faults: Faults) -> Iterat
     for index in range(len(examples)):
         try:
             value = examples[index][text_field]
-            if value is None:  # what the library makes of a file that was cut off
+            if value is None:  # the library's result for a truncated file
                 raise ValueError("nothing is there")
         except Exception as error:
             raise ConfigError(f"{where}: example {index} cannot be read ({_one_line(error)})") from None

@@ -1,7 +1,7 @@
-"""Text to token ids and back: bytes, characters, or byte-level BPE, all as one `tokenizer.json` in the format of the
-Hugging Face `tokenizers` library, so that encoding, decoding and saving have one path.
+"""Text to token ids and back: bytes, characters, or byte-level BPE. All are stored as a `tokenizer.json` in the format
+of the Hugging Face `tokenizers` library, so that they share the code to encode, decode and save.
 
-Every tokenizer has the special tokens of `SPECIALS`. Text never turns into one of them, even if it spells its name.
+Every tokenizer has the special tokens of `SPECIALS`. Text never becomes one of them, even if it spells its name.
 
 >>> tokenizer = train("bytes", [], vocab_size=None)
 >>> tokenizer.decode(tokenizer.encode("naïve"))
@@ -12,6 +12,7 @@ Every tokenizer has the special tokens of `SPECIALS`. Text never turns into one 
 
 import functools
 import hashlib
+import itertools
 import json
 import re
 import unicodedata
@@ -26,8 +27,8 @@ from jaxformer.errors import ConfigError
 from jaxformer.storage import files
 
 FILE_NAME = "tokenizer.json"
-# What each special token does -> its name in our tokenizers, then the names others give it. One token may do two
-# things: BERT's [SEP] ends a span and stands between documents, as RoBERTa's <s> opens both a row and a document.
+# Role of each special token -> its name in our tokenizers, then its names in others. One token may have two roles:
+# BERT's [SEP] ends a span and separates documents, and RoBERTa's <s> starts both a row and a document.
 SPECIALS = {
     "separator": (
         "<|endoftext|>", "<|begin_of_text|>", "<s>", "<bos>", "</s>", "<eos>", "<|end_of_text|>", "[BOS]", "[EOS]",
@@ -39,13 +40,12 @@ SPECIALS = {
     "mask": ("[MASK]", "<mask>"),
     "unk": ("[UNK]", "<unk>"),
 }  # fmt: skip
-MOST_IDS = 1 << 24  # tables of all ids are made; the largest vocabularies that are known have a million
+MOST_IDS = 1 << 24  # there are tables over all ids; the largest known vocabularies have a million
 MOST_BYTES = 1 << 30  # of a tokenizer.json
 _NAMES = [names[0] for names in SPECIALS.values()]
 
-# A word with the space before it; up to three digits; a run of other signs; a line end with the indentation after it
-# (one token starts a line of code; 7 % fewer tokens than a token for each); spaces. A line end
-# never joins a sign before it, which `ingest.pieces` relies on.
+# A word with the space before it; up to three digits; a run of other characters; a line end with the indentation after
+# it (fewer tokens in code); spaces. A line end never joins the character before it, which `ingest.pieces` relies on.
 _WORDS = (
     r"(?<=\p{L})'(?:[sdmt]|ll|ve|re)(?!\p{L})"
     r"| ?[\p{L}\p{M}]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{M}\p{N}]+"
@@ -54,38 +54,33 @@ _WORDS = (
 
 
 class Tokenizer:
-    """Token ids of texts, texts of token ids, and what each token stands for.
+    """Encodes text as token ids and decodes them.
 
     Attributes:
       vocab_size: number of ids, special tokens included.
       separator_id: starts every document.
       mask_id, cls_id, sep_id, pad_id, unk_id: the other special tokens.
-      special_ids: [n] int32, sorted; every id that stands for no text.
+      special_ids: [n] int32, sorted; every id that encodes no text.
     """
 
     def __init__(self, backend: hf.Tokenizer):
         """Wraps a tokenizer of the `tokenizers` library.
 
-        Ids stay as they are; what has no token among its special ones (among all, if it declares none) gets one added
-        at the end.
+        Its ids stay unchanged; a role that none of its special tokens has (of all tokens, if it declares none special)
+        gets a new token at the end.
         """
         backend.no_padding()
         backend.no_truncation()
         declared = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
-        there = declared or backend.get_vocab(with_added_tokens=True)
-        names = [next((name for name in known if name in there), known[0]) for known in SPECIALS.values()]
+        existing = declared or backend.get_vocab(with_added_tokens=True)
+        names = [next((name for name in known if name in existing), known[0]) for known in SPECIALS.values()]
         backend.add_special_tokens(names)
-        backend.encode_special_tokens = True  # as ordinary text; not saved in the file
+        backend.encode_special_tokens = True  # read their names as ordinary text; not saved in the file
         self._backend = backend
         vocabulary = backend.get_vocab(with_added_tokens=True)
-        ids = {role: vocabulary[name] for role, name in zip(SPECIALS, names, strict=True)}
-        self.separator_id: int = ids["separator"]
-        self.pad_id: int = ids["pad"]
-        self.cls_id: int = ids["cls"]
-        self.sep_id: int = ids["sep"]
-        self.mask_id: int = ids["mask"]
-        self.unk_id: int = ids["unk"]
-        self._by_name = {names[0]: ids[role] for role, names in SPECIALS.items()}
+        ids: list[int] = [vocabulary[name] for name in names]  # in the order of SPECIALS
+        self.separator_id, self.pad_id, self.cls_id, self.sep_id, self.mask_id, self.unk_id = ids
+        self._by_name = dict(zip(_NAMES, ids, strict=True))
         self._tokens = {index: token for token, index in vocabulary.items()}
         self.vocab_size = max(self._tokens) + 1
         if self.vocab_size > MOST_IDS:
@@ -98,54 +93,54 @@ class Tokenizer:
 
         Args:
           text: any text.
-          strict: refuse characters outside the vocabulary instead of reading them as [UNK].
-          specials: read the names of special tokens ("[MASK]") as those tokens. A space before [MASK] then belongs
-            to the hidden token if the tokens of this vocabulary carry their leading space.
+          strict: raise for characters outside the vocabulary instead of encoding them as [UNK].
+          specials: encode the names of special tokens ("[MASK]") as those tokens. A space before [MASK] then belongs
+            to the masked token if this vocabulary's tokens include their leading space.
 
         Raises:
-          ConfigError: with `strict`, a character outside the vocabulary; always, text that has no UTF-8 form.
+          ConfigError: with `strict`, a character outside the vocabulary; always, text that cannot be encoded as UTF-8.
         """
         if specials:
             if self._leading_spaces:
                 text = text.replace(" [MASK]", "[MASK]")
-            parts = re.split("(" + "|".join(map(re.escape, self._by_name)) + ")", text)
+            pieces = re.split("(" + "|".join(map(re.escape, self._by_name)) + ")", text)
             return np.concatenate(
                 [
-                    np.array([self._by_name[part]], np.int32) if i % 2 else self.encode(part, strict=strict)
-                    for i, part in enumerate(parts)
+                    np.array([self._by_name[piece]], np.int32) if i % 2 else self.encode(piece, strict=strict)
+                    for i, piece in enumerate(pieces)
                 ]
             )
         ids = self.encode_batch([text])[0]
         if strict and (ids == self.unk_id).any():
-            signs = sorted({sign for sign in text if (self.encode_batch([sign])[0] == self.unk_id).any()})
-            raise ConfigError(f"text: {', '.join(map(repr, signs))} not in the vocabulary of this tokenizer")
+            unknown = sorted({c for c in text if (self.encode_batch([c])[0] == self.unk_id).any()})
+            raise ConfigError(f"text: {', '.join(map(repr, unknown))} not in the vocabulary of this tokenizer")
         return ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """[n] int32 ids of each text, computed on all cores; ConfigError for text that has no UTF-8 form."""
+        """[n] int32 ids of each text, on all cores; ConfigError for text that cannot be encoded as UTF-8."""
         for text in texts:
             try:
                 text.encode()
             except UnicodeEncodeError as error:
-                sign = ascii(text[error.start])
-                raise ConfigError(f"text: character {error.start}, {sign}, has no UTF-8 form") from None
+                character = ascii(text[error.start])
+                raise ConfigError(f"text: character {error.start}, {character}, has no UTF-8 form") from None
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
     def decode(self, ids: Iterable[int], *, skip_specials: bool = True) -> str:
-        """The text of some ids; bytes that make no whole character become U+FFFD."""
+        """The text of some ids; bytes that do not form a complete character become U+FFFD."""
         return self._backend.decode([int(i) for i in ids], skip_special_tokens=skip_specials)
 
     @functools.cached_property
     def pieces(self) -> list[bytes]:
-        """The UTF-8 bytes each id stands for: [V]; empty for special tokens."""
+        """The UTF-8 bytes that each id encodes: [V]; empty for special tokens."""
         decoder = json.dumps(json.loads(self._backend.to_str())["decoder"], ensure_ascii=False)
         special = set(self.special_ids.tolist())
         if '"ByteLevel"' in decoder:
-            byte_of = {sign: byte for byte, sign in enumerate(_byte_signs())}
+            byte_of = {character: byte for byte, character in enumerate(_byte_characters())}
 
             def piece(token: str) -> bytes:
-                return bytes(byte_of[sign] for sign in token) if all(s in byte_of for s in token) else token.encode()
+                return bytes(byte_of[c] for c in token) if all(c in byte_of for c in token) else token.encode()
         else:
             word_piece, metaspace = '"WordPiece"' in decoder, "▁" in decoder
 
@@ -161,12 +156,12 @@ class Tokenizer:
 
     @functools.cached_property
     def token_bytes(self) -> np.ndarray:
-        """[V] int32, how many UTF-8 bytes of text each id stands for; 0 for special tokens."""
+        """[V] int32, how many UTF-8 bytes of text each id encodes; 0 for special tokens."""
         return np.array([len(piece) for piece in self.pieces], np.int32)
 
     @functools.cached_property
     def word_starts(self) -> np.ndarray:
-        """[V] bool: the token begins with something that cannot continue a word (space, line end, sign)."""
+        """[V] bool: the token begins with something that cannot continue a word (space, line end, punctuation)."""
         return np.array([_breaks(piece, 0) for piece in self.pieces], bool)
 
     @functools.cached_property
@@ -180,11 +175,11 @@ class Tokenizer:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """16 hex digits that two tokenizers share only if they do the same."""
+        """16 hex digits, equal for two tokenizers only if they behave the same."""
         return hashlib.sha256(self._backend.to_str().encode()).hexdigest()[:16]
 
     def content(self) -> bytes:
-        """What `save` writes."""
+        """The bytes that `save` writes."""
         return self._backend.to_str(pretty=True).encode()
 
     def save(self, directory: str | Path) -> Path:
@@ -199,7 +194,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
-        """The tokenizer of a `tokenizer.json`, or of the one in a directory; those of other projects work too.
+        """The tokenizer in a `tokenizer.json` or a directory that has one; those of other projects work too.
 
         Raises:
           ConfigError: no such file, not a tokenizer, or one with an id beyond MOST_IDS.
@@ -215,10 +210,10 @@ class Tokenizer:
 
     @classmethod
     def parse(cls, text: str, path: Path) -> "Tokenizer":
-        """The tokenizer of the text of a `tokenizer.json`; `path` is for its ConfigError: not a tokenizer."""
+        """The tokenizer of the text of a `tokenizer.json`; ConfigError, which names `path`, if it is not one."""
         try:
             return cls(hf.Tokenizer.from_str(text))
-        except BaseException as error:  # the library raises plain Exception, and panics that are none
+        except BaseException as error:  # the library raises Exception, and Rust panics, which are not an Exception
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             reason = " ".join(str(error).split())[:200]
@@ -226,7 +221,7 @@ class Tokenizer:
 
 
 def train(kind: str, texts: Iterable[str], vocab_size: int | None) -> Tokenizer:
-    """A tokenizer made for some texts; the same texts give the same tokenizer.
+    """A tokenizer trained on some texts; the same texts give the same tokenizer.
 
     Args:
       kind: "bytes" (the 256 bytes; reads no text), "chars" (the characters of the texts) or "bpe" (byte-level BPE).
@@ -236,37 +231,34 @@ def train(kind: str, texts: Iterable[str], vocab_size: int | None) -> Tokenizer:
     Raises:
       ConfigError: a vocabulary too small for the 256 bytes.
     """
-    return {"bytes": _bytes, "chars": _chars, "bpe": _bpe}[kind](texts, vocab_size)
+    makers = {"bytes": _bytes, "chars": lambda: _chars(texts), "bpe": lambda: _bpe(texts, vocab_size)}
+    return makers[kind]()
 
 
 def check_vocab_size(vocab_size: int | None) -> int:
-    """The size; ConfigError if a byte-level BPE of it has no room for the bytes and the special tokens."""
+    """`vocab_size`; ConfigError if it is too small for the 256 bytes and the special tokens."""
     least = len(_NAMES) + 256
     if vocab_size is None or vocab_size < least:
         raise ConfigError(f"config.data.tokenizer_vocab: {vocab_size}; byte-level BPE needs at least {least}")
     return vocab_size
 
 
-def _bytes(texts: Iterable[str], vocab_size: int | None) -> Tokenizer:
-    del texts, vocab_size
-    backend = _without_merges(_byte_signs(), None)
+def _bytes() -> Tokenizer:
+    backend = _without_merges(_byte_characters(), None)
     backend.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = hf.decoders.ByteLevel()
     return Tokenizer(backend)
 
 
-def _chars(texts: Iterable[str], vocab_size: int | None) -> Tokenizer:
-    del vocab_size
-    signs: set[str] = set()
-    for text in texts:
-        signs.update(text)
-    backend = _without_merges(sorted(signs), SPECIALS["unk"][0])
+def _chars(texts: Iterable[str]) -> Tokenizer:
+    characters = sorted(set(itertools.chain.from_iterable(texts)))
+    backend = _without_merges(characters, SPECIALS["unk"][0])
     backend.decoder = hf.decoders.Fuse()
     return Tokenizer(backend)
 
 
-def _without_merges(signs: list[str], unknown: str | None) -> hf.Tokenizer:
-    vocabulary = {token: i for i, token in enumerate([*_NAMES, *signs])}
+def _without_merges(characters: list[str], unknown: str | None) -> hf.Tokenizer:
+    vocabulary = {token: i for i, token in enumerate([*_NAMES, *characters])}
     return hf.Tokenizer(hf.models.BPE(vocab=vocabulary, merges=[], unk_token=unknown, fuse_unk=False))
 
 
@@ -278,15 +270,15 @@ def _bpe(texts: Iterable[str], vocab_size: int | None) -> Tokenizer:
     backend.pre_tokenizer = hf.pre_tokenizers.Sequence([words, in_bytes])
     backend.decoder = hf.decoders.ByteLevel()
     trainer = hf.trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=_NAMES, initial_alphabet=_byte_signs(), show_progress=False
+        vocab_size=vocab_size, special_tokens=_NAMES, initial_alphabet=_byte_characters(), show_progress=False
     )
     backend.train_from_iterator(texts, trainer)
     return Tokenizer(backend)
 
 
 @functools.cache
-def _byte_signs() -> list[str]:
-    """The character that stands for each byte in a byte-level vocabulary (GPT-2's table): [256]."""
+def _byte_characters() -> list[str]:
+    """The character that represents each byte in a byte-level vocabulary (GPT-2's table): [256]."""
     shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     hidden = [byte for byte in range(256) if byte not in shown]
     table = {byte: chr(byte) for byte in shown} | {byte: chr(256 + i) for i, byte in enumerate(hidden)}
@@ -294,7 +286,7 @@ def _byte_signs() -> list[str]:
 
 
 def _breaks(piece: bytes, end: int) -> bool:
-    """True if the character at one end of a token (0 or -1) can be no part of a word; part of a character can."""
+    """True if the character at one end of a token (0 or -1) cannot be in a word; an incomplete character can."""
     text = piece.decode(errors="replace")
     if not text or text[end] == "\ufffd":
         return False

@@ -8,14 +8,14 @@ b'to '
 import lzma
 from typing import BinaryIO
 
-BLOCK_BYTES = 1 << 16  # read at once, compressed
+BLOCK_BYTES = 1 << 16  # compressed bytes per read
 
 
 class XzReader:
     """A .xz file of one stream or several (`cat a.xz b.xz`).
 
-    Python's own reader takes what follows a whole stream and is none for nothing, so that a second stream whose first
-    bytes are damaged would be left out without a word.
+    Python's own reader ignores whatever follows a complete stream and is not one, so it would silently drop a second
+    stream whose first bytes are damaged.
     """
 
     def __init__(self, file: BinaryIO):
@@ -26,11 +26,10 @@ class XzReader:
         out = b""
         while not out:
             block = b""
-            if self._stream.eof:  # zeros may stand between two streams
+            if self._stream.eof:  # there may be zeros between two streams
                 block = self._stream.unused_data.lstrip(b"\0")
                 while not block:
-                    read = self._file.read(BLOCK_BYTES)
-                    if not read:
+                    if not (read := self._file.read(BLOCK_BYTES)):
                         return b""
                     block = read.lstrip(b"\0")
                 self._stream = lzma.LZMADecompressor()

@@ -1,8 +1,8 @@
-"""Functions whose derivatives are written down for both modes, `jax.jvp` and `jax.grad`.
+"""Custom derivatives for both modes, `jax.jvp` and `jax.grad`.
 
-`jax.custom_vjp` refuses forward mode, and the transpose that JAX derives from a `jax.custom_jvp` is not the backward
-pass that is fast. Here the tangent of a `jax.custom_jvp` is one linear operation that carries its own transpose: the
-backward pass. In training it is only ever transposed, so that the program is the one `jax.custom_vjp` gives.
+`jax.custom_vjp` does not support forward mode, and the backward pass that JAX derives from a `jax.custom_jvp` is slow.
+Here the tangent of a `jax.custom_jvp` is one linear operation with its own transpose, the fast backward pass. Training
+only uses the transpose, so its program is the same as with `jax.custom_vjp`.
 """
 
 import functools
@@ -20,7 +20,7 @@ Flat = Sequence[Any]  # leaves of a tree
 
 
 class _Rules(NamedTuple):
-    """The linear operation and its transpose: functions of (arrays that were saved, arrays that they are linear in)."""
+    """The linear operation and its transpose: functions of (saved arrays, arrays in which they are linear)."""
 
     tangent: Callable[[Flat, Flat], list[Array]]
     backward: Callable[[Flat, Flat], list[Array | None]]  # None: zero
@@ -30,13 +30,13 @@ def define(function: Any, forward: Callable, tangent: Callable, backward: Callab
     """Gives a function its derivatives.
 
     Args:
-      function: a `jax.custom_jvp`; its outputs are floats. Its `nondiff_argnums` come first in what follows.
-      forward: of all the function's arguments; returns its result and what to save for the derivatives.
-      tangent: (*nondiff, saved, tangents of the other arguments) -> tangent of the result, in its dtypes. None stands
-        for the tangent of what is not a float. Should read no more of `saved` than `backward` does: it would be kept.
+      function: a `jax.custom_jvp`; its outputs are floats. Its `nondiff_argnums` come first in the next functions.
+      forward: all of the function's arguments -> its result and what to save for the derivatives.
+      tangent: (*nondiff, saved, tangents of the other arguments) -> tangent of the result, in its dtypes. Tangents of
+        non-floats are None. Should read only what `backward` reads of `saved`, or more would be kept in memory.
       backward: (*nondiff, saved, cotangent of the result) -> cotangents of the other arguments, None for zero.
-      loops: whether `forward` has loops. When JAX splits a loop for the backward pass it moves what is the same in
-        every round out of it and keeps that in memory; so `forward` becomes a call that is not split (`_apart`).
+      loops: True if `forward` has loops. When JAX splits a loop for the backward pass, it moves loop-invariant values
+        out of it and keeps them in memory; so `forward` becomes a call that JAX does not split (`_apart`).
     """
     places = sorted(function.nondiff_argnums)
 
@@ -58,21 +58,21 @@ def define(function: Any, forward: Callable, tangent: Callable, backward: Callab
 
 
 def _apart(function: Callable) -> Callable:
-    """The function as a call that partial evaluation hands on whole."""
+    """The function as a call that partial evaluation does not split."""
     call = jax.custom_jvp(function)
     call.defjvp(functools.partial(jax.jvp, function))
     return call
 
 
 def _linear(tangent: Callable, backward: Callable, saved: Any, tangents: tuple, out: Any) -> Any:
-    """tangent(saved, tangents), as the operation whose transpose is `backward`. `out`: read for its types alone."""
+    """tangent(saved, tangents), as the operation whose transpose is `backward`. `out`: only for its types."""
     saved_leaves, saved_tree = jax.tree.flatten(saved)
-    # Keys as their numbers: JAX's check of keys used twice cannot see into an operation of ours.
+    # PRNG keys as raw data, because JAX's check for reused keys does not know this primitive.
     kinds = [jax.random.key_impl(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else None for x in saved_leaves]
     saved_leaves = [x if kind is None else jax.random.key_data(x) for x, kind in zip(saved_leaves, kinds, strict=True)]
     out_leaves, out_tree = jax.tree.flatten(out)
     leaves, tree = jax.tree.flatten(tangents)
-    leaves = [leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf) for leaf in leaves]  # a number of Python's
+    leaves = [leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf) for leaf in leaves]  # Python numbers
     structures: list[Any] = [jax.tree.structure(argument) for argument in tangents]
     moves = [leaf.dtype != jax.dtypes.float0 for leaf in leaves]
 
@@ -103,7 +103,7 @@ def _linear(tangent: Callable, backward: Callable, saved: Any, tangents: tuple, 
     return jax.tree.unflatten(out_tree, found)
 
 
-_LINEAR = Primitive("linear_with_transpose")  # operands: `count` saved arrays, then what it is linear in
+_LINEAR = Primitive("linear_with_transpose")  # operands: `count` saved arrays, then those in which it is linear
 _LINEAR.multiple_results = True
 
 
@@ -121,7 +121,7 @@ def _transpose(cotangents, *args, rules, count, avals):
     del avals
     grads = rules.backward(args[:count], [ad.instantiate_zeros(ct) for ct in cotangents])
     wanted = zip(grads, args[count:], strict=True)
-    # What is not undefined is known, and the cotangents of the others do not depend on it.
+    # Other inputs are known primals, which get no cotangent.
     found = [(ad.Zero(x.aval) if d is None else d) if ad.is_undefined_primal(x) else None for d, x in wanted]
     return [None] * count + found
 
@@ -144,7 +144,7 @@ def _jvp(primals, tangents, *, rules, count, avals):
 
 def _batch(args, axes, *, rules, count, avals):
     size = next(x.shape[axis] for x, axis in zip(args, axes, strict=True) if axis is not None)
-    # What it is linear in is mapped as a whole, as its cotangents will be; of what is saved what is mapped already.
+    # All linear inputs are batched, as their cotangents will be; saved arrays only if they are batched already.
     whole = [
         x if axis is None and i < count else batching.bdim_at_front(x, axis, size)
         for i, (x, axis) in enumerate(zip(args, axes, strict=True))

@@ -1,15 +1,14 @@
 """Matrix products that stay on the fast paths of XLA's CPU backend, forward and backward; plain products elsewhere.
 
-Four paths are lost by writing the obvious thing on CPU (medians of alternating runs, two cores with AVX-512):
+On CPU the straightforward code would be slow for four reasons:
 
-- The gradient of a weight is x^T g. XLA folds that transpose into the product and leaves its fast routine (81-140
-  against about 400 GFLOP/s), or makes a bfloat16 product a float32 one (190 against 380 on two Zen 4 cores).
-  Transposing the narrower operand for real, behind an optimization barrier and with an axis more, keeps it.
-- A bfloat16 product with a bfloat16 result takes about twice as long as the same product with a float32 result that is
-  rounded afterwards (193 against 361 GFLOP/s on two Zen 4 cores), so results are rounded here and not in the product.
-- Most bfloat16 products with batch axes are made float32 ones (1.2 to 1.3 times the time of all of attention), unless
-  an operand has an axis more.
-- The gradient of a bias is a sum over tokens, in bfloat16 if differentiation makes it, and then a number at a time.
+- The gradient of a weight is x^T g. XLA folds the transpose into the product and then does not use its fast routine, or
+  converts a bfloat16 product to float32. Transposing the narrower operand explicitly, behind an optimization barrier
+  and with an extra axis, prevents both.
+- A bfloat16 product with a bfloat16 result is about half as fast as one with a float32 result that is rounded
+  afterwards, so results are rounded here and not in the product.
+- Most bfloat16 products with batch axes are converted to float32, unless an operand has an extra axis.
+- The gradient of a bias is a sum over tokens, which autodiff makes in bfloat16, and that is not vectorized.
 """
 
 import functools
@@ -29,7 +28,7 @@ _FEW_BATCHES = 64
 
 
 def rounded_einsum(spec: str, a: Array, b: Array, dtype) -> Array:
-    """einsum with the result in `dtype`; on CPU, narrow operands and results take the way that is faster there."""
+    """einsum with the result in `dtype`; 16-bit operands and results are computed the way that is fast on CPU."""
 
     def direct(a, b):
         return _ordered(spec, a, b, dtype)
@@ -50,11 +49,10 @@ def rounded_einsum(spec: str, a: Array, b: Array, dtype) -> Array:
 
 
 def _ordered(spec: str, a: Array, b: Array, dtype) -> Array:
-    """einsum by one dot_general whose operands stand in the order that leaves the largest array as it lies.
+    """einsum by one dot_general, with the operands in the order that needs no transpose of the largest array.
 
-    jnp.einsum always takes them the other way round, and XLA's CPU backend then makes a pass over the scores of
-    attention to transpose them, and over the weights. What lies right: as first operand what is contracted along its
-    last axis, as second what is contracted along earlier ones.
+    jnp.einsum always uses the other order, for which XLA's CPU backend transposes attention's scores and weights. No
+    transpose is needed for a first operand that is contracted along its last axis, or a second along earlier ones.
     """
     inputs, out = spec.split("->")
     left, right = inputs.split(",")
@@ -73,9 +71,9 @@ def _ordered(spec: str, a: Array, b: Array, dtype) -> Array:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 3))
 def product(spec: str, a: Array, b: Array, dtype) -> Array:
-    """einsum of two operands of one dtype, result in `dtype`; so are all products of its gradient.
+    """einsum of two operands of one dtype, result in `dtype`; the gradient's products also use the operands' dtype.
 
-    Without this a float32 result of bfloat16 operands would make both products of the backward pass float32 ones.
+    Otherwise a float32 result of bfloat16 operands would make both products of the backward pass float32.
 
     Args:
       spec: einsum subscripts of two operands; every letter of an operand is in the other one or in the result.
@@ -109,9 +107,9 @@ derivatives.define(product, _product_forward, _product_tangent, _product_backwar
 
 @jax.custom_jvp
 def matmul(x: Array, w: Array) -> Array:
-    """x @ w. `x`: [N, D]; `w`: [D, F], cast to the dtype of x inside. Returns [N, F] in the dtype of x.
+    """x @ w. `x`: [N, D]; `w`: [D, F], cast to the dtype of x. Returns [N, F] in the dtype of x.
 
-    The gradient of w comes out in w's own (wider) dtype, with no rounding in between.
+    The gradient of w is computed in w's own (wider) dtype, without rounding in between.
     """
     return rounded_einsum("ND,DF->NF", x, w.astype(x.dtype), x.dtype)
 
@@ -134,20 +132,20 @@ derivatives.define(matmul, _matmul_forward, _matmul_tangent, _matmul_backward)
 
 
 def _weight_again(w: Array, g: Array) -> Array:
-    """`w` in the dtype of `g`, cut out of a stack of layers and cast again rather than kept; not over several devices,
-    which would have to be sent the number of `g` on which that depends."""
+    """`w` in the dtype of `g`, rematerialised: sliced from the stack of layers and cast again instead of kept. Not on
+    several devices, which would have to communicate the element of `g` that this depends on."""
     w = w.astype(g.dtype)
     return w if mesh_axes() else rematerialize(w, g[:1, :1])
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def matmul_of(function: Callable[..., Array], inputs: tuple[Array, ...], w: Array) -> Array:
-    """function(*inputs) @ w, of which the inputs alone are kept for the backward pass.
+    """function(*inputs) @ w, keeping only the inputs for the backward pass.
 
     Args:
       function: elementwise; [..., D] of each input to [..., D].
       inputs: [..., D] each.
-      w: [D, F], cast to the dtype of the inputs inside.
+      w: [D, F], cast to the dtype of the inputs.
 
     Returns:
       [N, F], N tokens, in the dtype of the function's result.
@@ -188,8 +186,8 @@ def transposed_product(x: Array, g: Array, dtype) -> Array:
     def transposed(x, g):
         if x.shape[1] <= g.shape[1]:
             return jnp.einsum("ODN,NF->ODF", _turned(x), g, preferred_element_type=dtype)[0]
-        # The result behind a barrier too: XLA would fold its transpose into the product and be off the fast path
-        # again (1.35 times the time), or, where g is a constant, on one that cannot run bfloat16 at all.
+        # A barrier for the result too: otherwise XLA folds its transpose into the product, which is slow again or, for
+        # a constant g, fails because that routine has no bfloat16.
         out = jnp.einsum("OFN,ND->OFD", _turned(g), x, preferred_element_type=dtype)[0]
         return jax.lax.optimization_barrier(out).T
 
@@ -201,9 +199,8 @@ def transposed_products(x: Array, g: Array, dtype) -> Array:
 
     Returns [(B,) G, K, S] in `dtype`.
 
-    On CPU narrow x, and float32 ones of few batches, are turned first: otherwise XLA takes another library's routine,
-    at half of the rate where other products run beside it (GPT-2's step of one row takes 0.95 of the time so; of 96
-    batches 1.01 to 1.02).
+    On CPU x is transposed first if it is 16-bit, or float32 with few batches: otherwise XLA uses a routine that is slow
+    when other products run at the same time.
     """
     batch = "BG"[4 - x.ndim :]
 
@@ -222,8 +219,8 @@ def transposed_products(x: Array, g: Array, dtype) -> Array:
 def times_transpose(a: Array, b: Array, dtype) -> Array:
     """a b^T. `a`: [N, K]; `b`: [M, K]. Returns [N, M] in `dtype`.
 
-    On CPU narrow operands have b^T made an array of its own first; for few rows that would cost more than it saves, and
-    float32 ones are as fast without.
+    On CPU b is transposed explicitly first for 16-bit operands; not for few rows, where that costs more than it saves,
+    and not for float32, which is as fast without.
     """
 
     def plain(a, b):
@@ -238,8 +235,8 @@ def times_transpose(a: Array, b: Array, dtype) -> Array:
 
 
 def _turned(x: Array) -> Array:
-    """x^T [N, D] -> [1, D, N], an array of its own. For the axis more, XLA never takes it for a transpose of x: not
-    even before fusion, when it decides which bfloat16 products to make float32 ones (1.7 to 1.9 times the time)."""
+    """x^T [N, D] -> [1, D, N] as a new array. The extra axis hides the transpose from XLA, also before fusion, when it
+    decides which bfloat16 products to convert to float32."""
     return jax.lax.optimization_barrier(x.T[None])
 
 
@@ -247,8 +244,8 @@ def _turned(x: Array) -> Array:
 def add_bias(x: Array, b: Array) -> Array:
     """x + b. `x`: [N, F]; `b`: [F], cast to the dtype of x. Returns [N, F] in the dtype of x.
 
-    The gradient of b is summed and comes out in b's own (wider) dtype; a sum in bfloat16, which differentiation would
-    make, is less exact and much slower on CPU.
+    The gradient of b is summed in b's own (wider) dtype; autodiff's sum in bfloat16 is less exact and much slower on
+    CPU.
     """
     return x + b.astype(x.dtype)[None]
 

@@ -1,7 +1,7 @@
-"""Computing in the backward pass what the forward pass had already: memory for a little time, on CPU.
+"""Rematerialisation that works on CPU: recompute a value in the backward pass instead of keeping it in memory.
 
-XLA finds two equal computations, makes them one and keeps its result from the one use to the other; on CPU it also
-drops `optimization_barrier` before it looks. What depends on a gradient it can only compute once the gradient is there.
+XLA merges equal computations and keeps the result between its uses, and its CPU backend removes `optimization_barrier`
+first. Making the value depend on the incoming gradient forces XLA to recompute it.
 """
 
 import jax
@@ -9,18 +9,17 @@ import jax.numpy as jnp
 
 from jaxformer.types import Array
 
-_WORTH_IT = 2**20  # bytes; smaller arrays stay in the caches, and are few
-# Bytes a number: half the memory to gain, and conversions more; a bfloat16 step took 1.03 to 1.08 of its time.
-_NARROW = 2
+_WORTH_IT = 2**20  # bytes; smaller arrays fit in the CPU's caches
+_NARROW = 2  # bytes per number; 16-bit arrays save half as much memory and need conversions, so steps get slower
 
 
 def rematerialize(x: Array, gradient: Array, kept_bytes: int | None = None) -> Array:
-    """`x`, where that is worth it made anew once `gradient` is known: what is computed from it is no older than that.
+    """`x`, but if worthwhile depending on `gradient`, so that whatever is computed from it waits for the gradient.
 
     Args:
       x: of any shape.
       gradient: broadcasts to x. Where it is NaN, so is the result.
-      kept_bytes: of what would be kept otherwise; None: x.
+      kept_bytes: size of what would be kept in memory otherwise; None: that of x.
 
     Returns:
       An array equal to x.

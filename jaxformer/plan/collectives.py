@@ -1,8 +1,8 @@
-"""Who talks to whom in a compiled program: every collective, its mesh axes and the bytes a device sends for it.
+"""The collectives of a compiled program: each one's mesh axes and the bytes a device sends for it.
 
-Bytes are what one device sends in one update under a ring algorithm, which is the least any algorithm can do where all
-links are equal: for N bytes of the whole array over n devices, all-gather, reduce-scatter and all-to-all
-(n - 1) / n N, all-reduce twice that, a permutation N. (Patarasu and Yuan 2009.)
+Bytes are what one device sends in one update with a ring algorithm, which is optimal if all links are equal: for an
+array of N bytes in total over n devices, (n - 1) / n N for all-gather, reduce-scatter and all-to-all, twice that for
+all-reduce, N for a permutation. (Patarasu and Yuan 2009.)
 """
 
 import re
@@ -27,12 +27,12 @@ class Collective:
 
     Attributes:
       kind: one of KINDS.
-      axes: names of the mesh axes it spans, joined by "+"; "?" where its groups could not be read.
-      group: devices in one group.
-      bytes: that one device sends each time.
+      axes: names of the mesh axes it spans, joined by "+"; "?" if its groups could not be read.
+      group: devices per group.
+      bytes: sent by one device each time.
       times: how often in one update.
-      shape: of the array a device puts in, "bf16[4,128]".
-      source: where in the traced program it comes from.
+      shape: of a device's operand, "bf16[4,128]".
+      source: its place in the traced program.
     """
 
     kind: str
@@ -52,13 +52,12 @@ class Collective:
 def find(program: Program, mesh: dict[str, int]) -> list[Collective]:
     """All collectives of a program whose partitions are numbered along `mesh` (axis -> size), most bytes first.
 
-    A pair of start and done counts once; so does a gather that a TPU's compiler has cut into pieces between which
-    other work runs, which it prints once for every piece under one channel number.
+    A pair of start and done counts once. So does a gather that the TPU compiler splits to overlap it with other work,
+    which is printed once per piece with the same channel number.
     """
     found, seen = [], set()
     for computation, instruction, times, _ in program.runs():
-        kind = instruction.opcode.removesuffix("-start")
-        kind = "all-to-all" if kind == "ragged-all-to-all" else kind
+        kind = instruction.opcode.removesuffix("-start").removeprefix("ragged-")
         if kind not in KINDS:
             continue
         channel = instruction.attribute("channel_id")
@@ -66,7 +65,8 @@ def find(program: Program, mesh: dict[str, int]) -> list[Collective]:
             if channel in seen:
                 continue
             seen.add(channel)
-        if kind == "all-reduce" and _scattered(computation):
+        # TPUs print a reduce-scatter as a computation in which a slice of an all-reduce is taken.
+        if kind == "all-reduce" and "all-reduce-scatter" in computation.name:
             kind = "reduce-scatter"
         axes, group = span(instruction, mesh)
         each = computation.sizes(instruction)
@@ -83,11 +83,6 @@ def find(program: Program, mesh: dict[str, int]) -> list[Collective]:
                 Collective(kind, axes, group, sent, times, _shape(computation, instruction), _source(instruction))
             )
     return sorted(found, key=lambda c: -c.total)
-
-
-def _scattered(computation: Computation) -> bool:
-    """A TPU's reduce-scatter is printed as a computation with an all-reduce of which a slice is kept."""
-    return "all-reduce-scatter" in computation.name
 
 
 def span(instruction: Instruction, mesh: dict[str, int]) -> tuple[str, int]:
@@ -122,13 +117,13 @@ def _axes(groups: Iterable[Iterable[int]], sizes: dict[str, int]) -> str:
         members = np.asarray(list(group))
         if members.max(initial=0) >= np.prod(shape):
             return "?"
-        places = np.stack(np.unravel_index(members, shape))
-        differing |= (places != places[:, :1]).any(axis=1)
+        coordinates = np.stack(np.unravel_index(members, shape))
+        differing |= (coordinates != coordinates[:, :1]).any(axis=1)
     return "+".join(name for name, differs in zip(sizes, differing, strict=True) if differs) or "?"
 
 
 def replica_groups(text: str, devices: int) -> list[list[int]] | None:
-    """The groups of a `replica_groups=` in any of the three ways XLA prints them; None if it is a fourth.
+    """The groups of a `replica_groups=` in any of the three formats XLA prints; None for an unknown format.
 
     >>> replica_groups("{{0,2},{1,3}}", 4), replica_groups("[2,2]<=[2,2]T(1,0)", 4)
     ([[0, 2], [1, 3]], [[0, 2], [1, 3]])
@@ -161,19 +156,18 @@ def replica_groups(text: str, devices: int) -> list[list[int]] | None:
 
 
 def _iota(shape: str, sizes: str, order: str | None) -> np.ndarray:
-    to = [int(n) for n in shape.split(",")]
-    from_ = [int(n) for n in sizes.split(",")]
+    to, from_ = ([int(n) for n in text.split(",")] for text in (shape, sizes))
     numbers = np.arange(np.prod(from_)).reshape(from_)
     return (numbers.transpose([int(n) for n in order.split(",")]) if order else numbers).reshape(to)
 
 
 def _shape(computation: Computation, instruction: Instruction) -> str:
     names = [computation.instructions[o] for o in instruction.operands if o in computation.instructions]
-    parts = [f"{s.dtype}[{','.join(map(str, s.sizes))}]" for i in names for s in i.shapes]
-    return parts[0] + (f" and {len(parts) - 1} more" if len(parts) > 1 else "") if parts else "?"
+    shown = [f"{s.dtype}[{','.join(map(str, s.sizes))}]" for i in names for s in i.shapes]
+    return shown[0] + (f" and {len(shown) - 1} more" if len(shown) > 1 else "") if shown else "?"
 
 
 def _source(instruction: Instruction) -> str:
-    """The path in the traced program, without what every path begins with."""
+    """The path in the traced program, without the prefix that all paths share."""
     found = re.search(r'op_name="([^"]*)"', instruction.text)
     return found[1].removeprefix("jit(train_steps)/while/body/").removeprefix("closed_call/") if found else ""

@@ -1,9 +1,9 @@
-"""What a plan knows of the chips: one small table, its numbers from the makers.
+"""A table of chips for plans, with the vendors' numbers.
 
 Dense bfloat16 peaks, memory and its bandwidth: cloud.google.com/tpu/docs (v4, v5e, v5p, v6e), NVIDIA's data sheets of
 the H100 SXM5, H200 SXM and A100 SXM4 80GB. Links of a TPU, one direction of one link: Austin et al. 2025, "How to Scale
 Your Model", chapter 2. NVLink: data sheets, one direction. Between nodes: one ConnectX-7 (400 Gb/s) per H100 or H200,
-one ConnectX-6 (200 Gb/s) per A100, as in the makers' own eight-GPU machines.
+one ConnectX-6 (200 Gb/s) per A100, as in the vendors' own eight-GPU machines.
 """
 
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ class Chip:
     Attributes:
       name: as in a topology, "v5e".
       platform: "tpu", "cuda" or "cpu".
-      memory: bytes that a program may use; None: not known.
-      flops: dense bfloat16 peak, FLOP/s; None: not known.
+      memory: bytes that a program may use; None: unknown.
+      flops: dense bfloat16 peak, FLOP/s; None: unknown.
       bandwidth: of its memory, bytes/s.
-      link: bytes/s that a device sends to its neighbours along one axis of a TPU's torus, both directions together;
-        or over NVLink to the GPUs of its node.
+      link: bytes/s that a device sends along one axis of a TPU's torus, both directions together; or over NVLink to the
+        GPUs of its node.
       torus: axes of a TPU's torus; 0: none.
       network: bytes/s of one device to other nodes; None: there are none.
     """
@@ -37,8 +37,8 @@ class Chip:
     network: float | None = None
 
 
-# A TPU's compiler keeps a part of the memory for itself: 15.75 of v5e's 16 GiB are a program's. GPUs: what the driver
-# leaves, of which the run takes all but a twentieth.
+# TPU compilers reserve some memory: a program gets 15.75 of v5e's 16 GiB. GPUs: 95 % of what the driver leaves, as
+# allocated by a run.
 CHIPS = {
     chip.name: chip
     for chip in (
@@ -55,11 +55,10 @@ CHIPS = {
 
 
 def chip_of(device_kind: str) -> Chip | None:
-    """The chip that a JAX device says it is; None: not in the table.
+    """The chip of a JAX device kind; None: not in the table.
 
     >>> chip_of("NVIDIA H200").name, chip_of("TPU v5 lite").name, chip_of("cpu").name, chip_of("NVIDIA T4")
     ('h200', 'v5e', 'cpu', None)
     """
     kind = device_kind.lower().replace("lite", "e").replace("tpu v5p", "v5p").replace("tpu v5", "v5").replace(" ", "")
-    found = [chip for name, chip in CHIPS.items() if name in kind]
-    return found[0] if found else None
+    return next((chip for name, chip in CHIPS.items() if name in kind), None)

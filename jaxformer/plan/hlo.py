@@ -1,8 +1,8 @@
 """Reads the text of a compiled program: its instructions, and how many times a call runs each of them.
 
-Only what XLA prints is read (`compiled.as_text()`), no private interface. A loop's trip count is what XLA noted, or
-follows from its condition, start and increment; the one loop that has none is the outer loop over the updates of a
-dispatch, which counts once: so everything here is per update.
+Uses only what XLA prints (`compiled.as_text()`). A loop's trip count is the one XLA notes, or follows from its
+condition, start and increment. The only loop without one is the loop over the updates of a dispatch, which counts once:
+so all numbers are per update.
 """
 
 import math
@@ -10,14 +10,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-BYTES = {"pred": 1.0, "bf16": 2.0, "token": 0.0, "opaque": 0.0}  # the others have their bits in their name
+BYTES = {"pred": 1.0, "bf16": 2.0, "token": 0.0, "opaque": 0.0}  # other types have their bits in their name
 _SHAPE = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,<= ]*)\](\{[^}]*\})?")
 _CALLED = re.compile(r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One array: element type, sizes, and whether it lives in the device's main memory (a TPU's S(1) does not)."""
+    """One array: element type, sizes, and whether it is in the device's main memory (a TPU's S(1) is not)."""
 
     dtype: str
     sizes: tuple[int, ...]
@@ -36,9 +36,10 @@ class Instruction:
     Attributes:
       name: unique in its computation.
       opcode: "all-gather", "fusion", ...
-      shapes: arrays of its result, those of a tuple one after another.
+      shapes: arrays of its result, in order if it is a tuple.
       operands: names.
-      text: what stands after the operands: attributes.
+      text: its attributes, after the operands.
+      literal: text between the parentheses: a constant's value, a parameter's number.
     """
 
     name: str
@@ -68,7 +69,7 @@ class Instruction:
 
 @dataclass
 class Computation:
-    """A list of instructions by name, in order; the last said to be ROOT is its result."""
+    """Instructions by name, in order; `root` names the one marked ROOT, its result."""
 
     name: str
     instructions: dict[str, Instruction] = field(default_factory=dict)
@@ -86,23 +87,21 @@ class Program:
     computations: dict[str, Computation]
     entry: str
 
-    def runs(self) -> Iterator[tuple[Computation, Instruction, float, bool]]:
+    def runs(
+        self, name: str | None = None, times: float = 1.0, fused: bool = False
+    ) -> Iterator[tuple[Computation, Instruction, float, bool]]:
         """Every instruction that runs: its computation, itself, how often in one update, and whether it is inside a
-        fusion (which reads and writes no memory of its own)."""
-        yield from self._walk(self.entry, 1.0, False, 0)
-
-    def _walk(self, name: str, times: float, fused: bool, depth: int):
-        computation = self.computations[name]
+        fusion (where it reads and writes no memory). The arguments are for its own recursion into called computations.
+        """
+        computation = self.computations[self.entry if name is None else name]
         for instruction in computation.instructions.values():
             yield computation, instruction, times, fused
             inside = times * (self.trips(computation, instruction) if instruction.opcode == "while" else 1)
             for called in self.called(instruction):
-                yield from self._walk(called, inside, fused or instruction.opcode == "fusion", depth + 1)
+                yield from self.runs(called, inside, fused or instruction.opcode == "fusion")
 
     def called(self, instruction: Instruction) -> list[str]:
-        """Computations that an instruction runs; not those a reduction applies to pairs of numbers."""
-        if instruction.opcode.endswith(("-done", "-update")):
-            return []
+        """Computations that an instruction runs, except a reduction's function of two numbers."""
         if instruction.opcode not in ("while", "fusion", "call", "conditional", "async-start"):
             return []
         names = _CALLED.findall(instruction.text)
@@ -111,16 +110,13 @@ class Program:
         return [n for n in names if n in self.computations]
 
     def trips(self, computation: Computation, loop: Instruction) -> float:
-        """How often a loop runs; 1 if the text does not say."""
-        noted = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.text)
-        if noted:
+        """How often a loop runs; 1 if unknown."""
+        if noted := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.text):
             return float(noted[1])
         condition = self.computations.get((loop.attribute("condition") or "").strip("%"))
         body = self.computations.get((loop.attribute("body") or "").strip("%"))
-        if condition is None or body is None:
-            return 1.0
-        compare = self._comparison(condition)
-        if compare is None:
+        compare = self._comparison(condition) if condition is not None else None
+        if body is None or compare is None:
             return 1.0
         index, bound, inclusive = compare
         start = self._initial(computation, loop, index) or 0
@@ -128,18 +124,12 @@ class Program:
         return float(max(0, math.ceil((bound + inclusive - start) / step)))
 
     def _initial(self, computation: Computation, loop: Instruction, index: int) -> int | None:
-        """The constant that entry `index` of a loop's state begins with."""
-        state = computation.instructions.get(loop.operands[0]) if loop.operands else None
-        if state is None or state.opcode != "tuple" or index >= len(state.operands):
-            return None
-        return _constant(_source(computation, state.operands[index]))
+        """The constant initial value of entry `index` of a loop's state."""
+        return _constant(_entry(computation, loop.operands[0], index)) if loop.operands else None
 
     def _increment(self, outer: Computation, loop: Instruction, body: Computation, index: int) -> int | None:
-        """What one turn adds to entry `index`; a compiler that unrolls a loop by two adds two."""
-        root = body.instructions.get(body.root)
-        if root is None or root.opcode != "tuple" or index >= len(root.operands):
-            return None
-        added = _source(body, root.operands[index])
+        """What one iteration adds to entry `index`; 2 if the compiler has unrolled the loop by two."""
+        added = _entry(body, body.root, index)
         if added is None or added.opcode != "add":
             return None
         for operand in added.operands:
@@ -154,7 +144,7 @@ class Program:
         return None
 
     def _comparison(self, condition: Computation) -> tuple[int, int, int] | None:
-        """(index in the loop's state, bound, 1 if it is still inside) of "counter < bound"; looks into a fusion."""
+        """(counter's index in the loop's state, bound, 1 if the bound is included), also if inside a fusion."""
         outer = condition
         root = condition.instructions.get(condition.root)
         arguments: list[str] = []
@@ -189,6 +179,14 @@ def _source(computation: Computation, name: str) -> Instruction | None:
     return found
 
 
+def _entry(computation: Computation, name: str, index: int) -> Instruction | None:
+    """The instruction that gives entry `index` of the tuple of that name."""
+    found = computation.instructions.get(name)
+    if found is None or found.opcode != "tuple" or index >= len(found.operands):
+        return None
+    return _source(computation, found.operands[index])
+
+
 def _constant(instruction: Instruction | None) -> int | None:
     if instruction is None or instruction.opcode != "constant" or not re.fullmatch(r"-?\d+", instruction.literal):
         return None
@@ -209,11 +207,10 @@ def shapes(text: str) -> tuple[Shape, ...]:
     >>> [s.bytes for s in shapes("(f32[2,3]{1,0:T(8,128)}, bf16[4]{0:S(1)})")], shapes("s32[]")[0].sizes
     ([24.0, 8.0], ())
     """
-    found = []
-    for dtype, sizes, layout in _SHAPE.findall(text):
-        numbers = tuple(int(n.replace("<=", "")) for n in sizes.split(",") if n.strip())
-        found.append(Shape(dtype, numbers, "S(1)" not in layout))
-    return tuple(found)
+    return tuple(
+        Shape(dtype, tuple(int(n.replace("<=", "")) for n in sizes.split(",") if n.strip()), "S(1)" not in layout)
+        for dtype, sizes, layout in _SHAPE.findall(text)
+    )
 
 
 def read(text: str) -> Program:
@@ -223,10 +220,9 @@ def read(text: str) -> Program:
     for line in text.splitlines():
         if line.endswith("{") and not line.startswith(" "):
             head = re.match(r"(ENTRY )?%?([\w.\-]+) ", line)
-            if head is None or line.startswith("HloModule"):
-                continue
-            current = computations.setdefault(head[2], Computation(head[2]))
-            entry = head[2] if head[1] else entry
+            if head is not None and not line.startswith("HloModule"):
+                current = computations.setdefault(head[2], Computation(head[2]))
+                entry = head[2] if head[1] else entry
         elif current is not None and " = " in line and line.startswith(" "):
             instruction = _instruction(line.strip())
             if instruction is not None:
@@ -251,7 +247,7 @@ def _instruction(line: str) -> Instruction | None:
 
 
 def _closing(text: str, start: int) -> int:
-    """Where the parenthesis opened at `start` closes."""
+    """The index of the parenthesis that closes the one at `start`."""
     depth = 0
     for match in re.compile(r"[()]").finditer(text, start):
         depth += 1 if match[0] == "(" else -1

@@ -1,4 +1,4 @@
-"""Tries the sensible meshes and remat policies of a config on a topology, and ranks those that fit."""
+"""Tries the sensible meshes and remat policies for a config on a topology, and ranks them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,9 +28,10 @@ class Trial:
 
 
 def candidates(config: Config, topology: Topology) -> list[Config]:
-    """Meshes of data x fsdp x tensor, most promising first, without any remat policy chosen yet: tensor up to the
-    devices of a node (16 on a TPU) and to what divides the heads; fsdp over the rest or over one node, data beside it.
-    The context axis stays as it is (1 where it would fill).
+    """The config with meshes of data x fsdp x tensor, most promising first; the remat policy is chosen later.
+
+    tensor: up to a node's devices (16 on a TPU), and dividing the heads; fsdp: all other devices, those of one node, or
+    1; data: the rest. The context axis keeps its size (1 if the config gives it the rest).
 
     >>> from jaxformer.config import from_mapping
     >>> from jaxformer.plan.topology import parse
@@ -46,7 +47,7 @@ def candidates(config: Config, topology: Topology) -> list[Config]:
     leaves = jax.tree.leaves(block_specs(config.model), is_leaf=is_spec)
     over = {axis for axis, rule in RULES.items() if "tensor" in (rule or ())}
     split = {size for spec in leaves for size, axis in zip(spec.shape, spec.axes, strict=True) if axis in over}
-    parts = config.execution.gradient_accumulation_steps
+    steps = config.execution.gradient_accumulation_steps
     found = []
     for tensor in (1, 2, 4, 8, 16):
         if tensor > most or devices % tensor or any(size % tensor for size in split):
@@ -54,17 +55,17 @@ def candidates(config: Config, topology: Topology) -> list[Config]:
         rest = devices // tensor
         inside = max(1, topology.per_node // tensor) if topology.chip.platform == "cuda" else max(1, int(rest**0.5))
         for fsdp in dict.fromkeys((rest, inside, 1)):
-            if rest % fsdp == 0 and config.train.global_batch_size % (rest * parts) == 0:
+            if rest % fsdp == 0 and config.train.global_batch_size % (rest * steps) == 0:
                 mesh = replace(config.mesh, data=rest // fsdp, fsdp=fsdp, tensor=tensor, context=context)
                 found.append(replace(config, mesh=mesh))
     return found
 
 
 def search(
-    config: Config, topology: Topology, *, tries: int = 12, log: Callable[[str], None] | None = None
+    config: Config, topology: Topology, *, tries: int = 12, log: Callable[[str], None] = lambda line: None
 ) -> list[Trial]:
     """Plans of at most `tries` candidates, best first: those that fit by time of an update without overlap, then the
-    others by memory. A mesh on which "full" does not fit is not tried with less.
+    others by memory. If a mesh does not fit with remat "full", other policies are not tried on it.
 
     Raises:
       ConfigError: no mesh divides the batch.
@@ -86,12 +87,10 @@ def search(
             try:
                 plan = make_plan(one, topology)
             except ConfigError as error:
-                if log is not None:
-                    log(f"{name}: {error}")
+                log(f"{name}: {error}")
                 break
             trials.append(Trial(name, one, plan))
-            if log is not None:
-                log(_line(trials[-1]))
+            log(_line(trials[-1]))
             if plan["memory"]["fits"] is False:
                 break
     return sorted(trials, key=_rank)
@@ -115,5 +114,5 @@ def _line(trial: Trial) -> str:
 
 def lines(trials: list[Trial]) -> list[str]:
     """The ranking as a table."""
-    head = f"{'best first':44} {'memory':>10}  {'':14}{'an update':>12}  utilisation, links alone to overlapped; bound"
+    head = f"{'best first':44} {'memory':>10}  {'':14}{'an update':>12}  MFU, without and with overlap; bound by"
     return [head, *map(_line, trials)]

@@ -1,4 +1,4 @@
-"""A plan for people: what fits, what it sends beside the least it could, how fast it can be; and two plans compared."""
+"""A plan as text: memory, communication beside its lower bound, and least time; and a comparison of two plans."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 def size(number: float | None) -> str:
-    """Bytes in three digits.
+    """Bytes as text with three digits.
 
     >>> size(8632745984), size(12), size(None)
     ('8.04 GiB', '12 B', 'unknown')
@@ -37,9 +37,9 @@ def lines(plan: Plan) -> list[str]:
         ("optimizer", "optimizer"),
         ("temporaries", "temporaries, at their peak"),
         ("gradients", "  of them gradients, float32"),
-        ("activations", "  of them activations kept, about"),
-        ("total", "all, with the batch"),
-        ("limit", "what the device has"),
+        ("activations", "  of them saved activations, about"),
+        ("total", "total, with the batch"),
+        ("limit", "available on the device"),
     )
     out += [f"  {label:34} {size(memory.get(name)):>12}" for name, label in names]
     out.append(f"  {'fits':34} {verdict(plan):>12}")
@@ -52,7 +52,7 @@ def lines(plan: Plan) -> list[str]:
 
 
 def verdict(plan: Plan) -> str:
-    """yes, no or unknown."""
+    """Whether the plan fits: yes, no or unknown."""
     return {True: "yes", False: "no", None: "unknown"}[plan["memory"]["fits"]]
 
 
@@ -94,14 +94,14 @@ def _roofline(times: dict[str, Any]) -> list[str]:
         "least time of one update",
         *(f"  {name:34} {times[name] * 1e3:>10.1f} ms" for name in ("compute", "memory", "links")),
         f"  {'all three at once: ' + times['bound'] + ' bound':34} {times['step'] * 1e3:>10.1f} ms, "
-        f"utilisation {times['utilisation']:.1%}",
+        f"MFU {times['utilisation']:.1%}",
         f"  {'links after the rest':34} {times['no_overlap'] * 1e3:>10.1f} ms, "
-        f"utilisation {times['utilisation_no_overlap']:.1%}",
+        f"MFU {times['utilisation_no_overlap']:.1%}",
     ]
 
 
 def remedy(plan: Plan) -> str:
-    """One line of what to change where a plan does not fit."""
+    """One line about what to change if a plan does not fit."""
     memory, mesh = plan["memory"], plan["mesh"]
     rows, execution = plan["config"]["train"]["global_batch_size"], plan["config"]["execution"]
     line = (
@@ -115,8 +115,8 @@ def remedy(plan: Plan) -> str:
         if execution["remat"] != "full":
             ideas.append(f"execution.remat=full (now {execution['remat']})")
         rows //= mesh.get("data", 1) * mesh.get("fsdp", 1)
-        if rows > (parts := execution["gradient_accumulation_steps"]):
-            ideas.append(f"execution.gradient_accumulation_steps={rows} (now {parts})")
+        if rows > (steps := execution["gradient_accumulation_steps"]):
+            ideas.append(f"execution.gradient_accumulation_steps={rows} (now {steps})")
         ideas.append(f"a larger mesh.tensor (now {mesh.get('tensor', 1)})")
         if execution["layers"] == "unroll":
             ideas.append("execution.layers=scan")
@@ -129,29 +129,19 @@ def compare(old: Plan, new: Plan) -> list[str]:
     """What differs between two plans, settings first, then numbers with their ratio."""
     names = ("topology", "devices", "mesh", "config")
     out = diff({n: old.get(n) for n in names}, {n: new.get(n) for n in names})
-    for label, a, b in _numbers(old, new):
+    before, after = _numbers(old), _numbers(new)
+    for name in sorted(before.keys() | after.keys()):
+        a, b = before.get(name, 0.0), after.get(name, 0.0)
         if a != b:
             ratio = f" ({b / a:.3f})" if a and b else ""
-            out.append(f"{label}: {a:.6g} -> {b:.6g}{ratio}")
+            out.append(f"{name}: {a:.6g} -> {b:.6g}{ratio}")
     return out or ["no difference"]
 
 
-def _numbers(old: Plan, new: Plan) -> list[tuple[str, float, float]]:
-    pairs = []
+def _numbers(plan: Plan) -> dict[str, float]:
+    """Every number of a plan, by a name in dots; 0 if unknown."""
+    out = {"traffic": plan.get("traffic"), "seconds": plan["seconds"]}
     for section in ("memory", "flops", "roofline"):
-        a, b = old.get(section) or {}, new.get(section) or {}
-        for name in a.keys() | b.keys():
-            pairs.append((f"{section}.{name}", a.get(name), b.get(name)))
-    pairs.append(("traffic", old.get("traffic"), new.get("traffic")))
-
-    def rows(plan: Plan) -> dict[str, float]:
-        return {f"sent.{r['kind']}.{r['axes']}": r["bytes"] for r in plan.get("collectives", ())}
-
-    a, b = rows(old), rows(new)
-    pairs += [(name, a.get(name, 0.0), b.get(name, 0.0)) for name in a.keys() | b.keys()]
-    pairs.append(("seconds", old["seconds"], new["seconds"]))
-    return sorted(
-        (name, float(x or 0), float(y or 0))
-        for name, x, y in pairs
-        if not isinstance(x, str) and not isinstance(y, str)
-    )
+        out |= {f"{section}.{name}": value for name, value in (plan.get(section) or {}).items()}
+    out |= {f"sent.{row['kind']}.{row['axes']}": row["bytes"] for row in plan.get("collectives", ())}
+    return {name: float(value or 0) for name, value in out.items() if not isinstance(value, str)}

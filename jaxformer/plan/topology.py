@@ -1,7 +1,7 @@
-"""From "v5e:16x16", "h100:4x8" or "cpu:8" to devices that need not be here.
+"""Devices to compile for, from "v5e:16x16", "h100:4x8" or "cpu:8", that this machine need not have.
 
-TPUs through libtpu's compiler, GPUs through XLA's deviceless CUDA compiler and a description of the chip
-(`targets/*.txtpb`), CPU devices as many as asked for.
+TPUs use libtpu's compiler, GPUs XLA's deviceless CUDA compiler with a description of the chip (`targets/*.txtpb`), and
+any number of CPU devices can be simulated.
 """
 
 import difflib
@@ -22,9 +22,9 @@ from jaxformer.plan.hardware import CHIPS, Chip
 
 TARGETS = Path(__file__).parent / "targets"
 FORMS = "v4:XxYxZ, v5p:XxYxZ, v5e:XxY, v6e:XxY (chips), a100:NxG, h100:NxG, h200:NxG (nodes x GPUs), cpu:N"
-# A process has threads for each of its CPU devices; slices have no more than about 9,000 chips.
+# Each CPU device needs threads in this process; the largest TPU slices have about 9,000 chips.
 MOST_DEVICES = {"cpu": 1024, "tpu": 65536, "cuda": 65536}
-# What libtpu would otherwise ask the machine it runs on.
+# Values that libtpu would otherwise query from the machine.
 TPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -38,10 +38,10 @@ class Topology:
     """Devices to compile for.
 
     Attributes:
-      name: as asked for.
-      chip: what each device is.
-      shape: chips along each axis of a TPU's torus; (nodes, GPUs in a node); (devices,).
-      devices: one for each, in JAX's order.
+      name: as the user gave it.
+      chip: of every device.
+      shape: chips along each axis of a TPU's torus; (nodes, GPUs per node); (devices,).
+      devices: in JAX's order.
     """
 
     name: str
@@ -51,12 +51,12 @@ class Topology:
 
     @property
     def per_node(self) -> int:
-        """Devices that reach each other without the network."""
+        """Devices connected without the network."""
         return self.shape[-1] if self.chip.platform == "cuda" else len(self.devices)
 
 
 def parse(name: str) -> tuple[Chip, tuple[int, ...]]:
-    """The chip and the shape a topology's name says; starts nothing.
+    """The chip and the shape of a topology's name; starts no backend.
 
     Raises:
       ConfigError: no such chip, or a shape it cannot have.
@@ -72,8 +72,8 @@ def parse(name: str) -> tuple[Chip, tuple[int, ...]]:
         raise ConfigError(f"--topology: {name!r} is not known; {hint}known: {FORMS}")
     chip = CHIPS[kind]
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", sizes):
-        raise ConfigError(f"--topology: {name!r} says no shape; accepted: {FORMS}")
-    shape = tuple(int(n[:40]) for n in sizes.split("x"))  # more digits are refused below
+        raise ConfigError(f"--topology: {name!r} has no shape; accepted: {FORMS}")
+    shape = tuple(int(n[:40]) for n in sizes.split("x"))  # so large a number is refused below anyway
     if chip.platform == "cuda" and len(shape) == 1:
         shape = (1, *shape)
     wanted = chip.torus or {"cuda": 2, "cpu": 1}[chip.platform]
@@ -86,11 +86,14 @@ def parse(name: str) -> tuple[Chip, tuple[int, ...]]:
 
 
 def prepare(name: str) -> None:
-    """Settings that have to be made before JAX starts a backend: no accelerator is taken, CPU devices are as many as
-    asked for. Errors as in `parse`; and ConfigError where what is needed is not installed."""
+    """Configures JAX before it starts a backend: uses no accelerator, and simulates enough CPU devices.
+
+    Raises:
+      ConfigError: as in `parse`; or a compiler that is needed is not installed.
+    """
     chip, shape = parse(name)
     if chip.platform == "cpu":
-        with suppress(RuntimeError):  # a backend has started: `make` says whether it has enough
+        with suppress(RuntimeError):  # a backend has already started: `make` checks its devices
             jax.config.update("jax_num_cpu_devices", math.prod(shape))
     elif chip.platform == "tpu":
         if importlib.util.find_spec("libtpu") is None:
@@ -98,10 +101,7 @@ def prepare(name: str) -> None:
         for variable, value in TPU_ENVIRONMENT.items():
             os.environ.setdefault(variable, value)
     else:
-        if (
-            importlib.util.find_spec("jax_cuda12_plugin") is None
-            and importlib.util.find_spec("jax_cuda13_plugin") is None
-        ):
+        if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
             raise ConfigError(
                 f"--topology: {name} needs JAX's CUDA compiler, which is not installed; pip install 'jaxformer[cuda]'"
             )
@@ -110,7 +110,7 @@ def prepare(name: str) -> None:
 
 
 def make(name: str) -> Topology:
-    """The devices of a topology; after `prepare`.
+    """The devices of a topology; call `prepare` first.
 
     Raises:
       ConfigError: as in `parse`; or the compiler has no such topology.

@@ -1,8 +1,8 @@
-"""What a run's directory says about it, and whether it may be gone on with.
+"""A run's manifest, and the checks before a run starts or resumes in a directory.
 
 `manifest.json` is written once, before the first step: the whole config, what the command line changed, versions,
-devices, data fingerprint, git commit, seed, and a checksum of all that. A directory whose manifest names another config
-is refused with a diff, unless that run left nothing worth keeping: no checkpoint, and no record but of its start.
+devices, data fingerprint, git commit, seed, and a checksum of all this. A directory whose manifest has another config
+is refused with a diff, unless that run left nothing worth keeping: no checkpoint, and only the record of its start.
 """
 
 import hashlib
@@ -21,19 +21,20 @@ from typing import Any, TypeVar
 import jax
 
 from jaxformer.config import Config, DistributedConfig, diff, from_mapping, to_dict
+from jaxformer.config.fields import shown
 from jaxformer.errors import ConfigError
 from jaxformer.storage import credentials, files, json_checksum
 
 C = TypeVar("C", bound=Config)
 
 FILE_NAME = "manifest.json"
-# May change between two starts of one run: they decide where and how it runs, not what it computes.
+# May change when a run resumes: they decide where and how it runs, not what it computes.
 OPERATIONAL = (
     "workdir", "execution", "mesh", "distributed", "checkpoint", "tensorboard", "compilation_cache", "data.cache_dir",
 )  # fmt: skip
-# Version of the rule by which a config and a seed give batches; 2: random spans of data.pairs are cut as true ones.
+# Version of the rule from config and seed to batches; 2: random spans of data.pairs are cut like the true ones.
 BATCHES = 2
-# What a run or a study writes into its directory, and what may lie in it; none of it is ever a link.
+# What a run or a study writes into its directory; none of it is ever a link.
 OWN_FILES = (FILE_NAME, "records.jsonl", "records.damaged.jsonl", "tokenizer.json", "fit.json", "report.html")
 OWN_FOLDERS = ("checkpoints", "tensorboard", "runs", "trunks", "figures")
 VERSIONS = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers")
@@ -42,20 +43,20 @@ VERSIONS = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "toke
 def describe(
     config: Config, overrides: list[str], source: str, fingerprint: str, tokenizer: str | None = None
 ) -> dict[str, Any]:
-    """The manifest of a run that starts now, what looks like a credential masked.
+    """The manifest of a run that starts now, with anything that looks like a credential masked.
 
     Args:
       config: resolved, vocabulary size filled in.
-      overrides: lines of what the command line changed.
+      overrides: what the command line changed, one line each.
       source: the config file.
       fingerprint: of the corpus.
-      tokenizer: `json_checksum.digest` of the content of tokenizer.json; None where a run keeps none.
+      tokenizer: `json_checksum.digest` of tokenizer.json; None if the run writes none.
     """
     devices = jax.devices()
-    told = credentials.mask(to_dict(config))
-    about = json.dumps([_essential(told, ()), fingerprint], sort_keys=True)
+    masked = credentials.mask(to_dict(config))
+    about = json.dumps([_essential(masked, ()), fingerprint], sort_keys=True)
     return {
-        "config": told,
+        "config": masked,
         "config_file": credentials.mask_text(source),
         "overrides": [credentials.mask_change(line) for line in overrides],
         "command": credentials.mask_command([Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -77,7 +78,7 @@ def read(workdir: str | Path) -> dict[str, Any]:
     """The manifest of a run.
 
     Raises:
-      ConfigError: there is no run in `workdir`, or its manifest is damaged or was changed.
+      ConfigError: there is no run in `workdir`, or its manifest was damaged or edited.
     """
     path = Path(workdir) / FILE_NAME
     try:
@@ -87,7 +88,7 @@ def read(workdir: str | Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"workdir {workdir}: {FILE_NAME} cannot be read ({reason})") from None
-    # Those of earlier versions have neither a checksum nor a fingerprint.
+    # Manifests of earlier versions have neither a checksum nor a fingerprint.
     earlier = isinstance(found, dict) and json_checksum.FIELD not in found and "fingerprint" not in found
     manifest = found if earlier else json_checksum.verified(found)
     if manifest is None:
@@ -97,13 +98,13 @@ def read(workdir: str | Path) -> dict[str, Any]:
         )
     for name, kind in (("config", dict), ("data_fingerprint", str), ("fingerprint", str)):
         if not isinstance(manifest.get(name, "" if name == "fingerprint" else None), kind):
-            raise ConfigError(f"workdir {workdir}: {FILE_NAME} cannot be read ({name}: {_short(manifest.get(name))})")
+            raise ConfigError(f"workdir {workdir}: {FILE_NAME} cannot be read ({name}: {shown(manifest.get(name))})")
     return manifest
 
 
 def read_config(workdir: str | Path, cls: type[C] = Config) -> C:  # type: ignore[assignment]
-    """The config of the run in `workdir`, which may come from elsewhere: where this machine writes, and whom it talks
-    to, is not taken from it. Raises ConfigError as `read`, or if it is not one of a `cls`."""
+    """The config of the run in `workdir`, which may come from another machine: paths to write to and hosts to contact
+    are not taken from it. Raises ConfigError as `read`, or if it is not the config of a `cls`."""
     config = _config_of(workdir, read(workdir), cls)
     return replace(
         config,
@@ -115,7 +116,7 @@ def read_config(workdir: str | Path, cls: type[C] = Config) -> C:  # type: ignor
 
 
 def _config_of(workdir: str | Path, manifest: Mapping[str, Any], cls: type[C]) -> C:
-    """The manifest's config; fields that this version has and that one had not take their defaults."""
+    """The manifest's config; fields that its version did not have take their defaults."""
     try:
         config = from_mapping(manifest["config"], cls=cls)
     except ConfigError as error:
@@ -128,15 +129,15 @@ def _config_of(workdir: str | Path, manifest: Mapping[str, Any], cls: type[C]) -
 
 
 def fingerprints(workdir: str | Path, config: Config | None = None) -> tuple[str, list[str]]:
-    """What the checkpoints of the run in `workdir` carry: the manifest's fingerprint, and others that stand for it.
+    """The fingerprint of the run in `workdir`, and others that its checkpoints may have instead.
 
-    The fingerprint is of the config without what may change between two starts (`OPERATIONAL`), and of the text. It is
-    read from the manifest, not computed again, so that it stays the same when later versions know more fields. Earlier
-    versions kept none; there it was a hash of the whole config at that start.
+    The fingerprint covers the text and the config without the fields that may change on resume (`OPERATIONAL`). It is
+    read from the manifest, not recomputed, so that it stays the same when later versions add fields. Checkpoints of
+    versions before that have a hash of the whole config at that start.
 
     Args:
       workdir: of the run.
-      config: as the run is started now, if it is.
+      config: of the run that starts now; None if none does.
     """
     manifest = read(workdir)
     if "fingerprint" in manifest:
@@ -150,12 +151,12 @@ def _whole(config: Mapping[str, Any]) -> str:
 
 
 def tokenizer_is_kept(workdir: str | Path) -> bool:
-    """Whether tokenizer.json is there and as the manifest says; an earlier version's says nothing of it.
+    """True if tokenizer.json exists and matches the manifest; those of earlier versions have no digest to match.
 
     Raises:
-      ConfigError: it is there and cannot be read.
+      ConfigError: it exists and cannot be read.
     """
-    told = read(workdir).get("tokenizer")
+    expected = read(workdir).get("tokenizer")
     path = Path(workdir) / "tokenizer.json"
     try:
         found = json_checksum.digest(files.read_bytes(path, json_checksum.MOST_BYTES, follow=True))
@@ -163,18 +164,18 @@ def tokenizer_is_kept(workdir: str | Path) -> bool:
         return False
     except OSError as error:
         raise ConfigError(f"workdir {workdir}: tokenizer.json cannot be read ({error.strerror})") from None
-    return told in (None, found)
+    return expected in (None, found)
 
 
 def nothing_kept(workdir: str | Path) -> bool:
-    """Whether the run in `workdir` left nothing worth keeping: no checkpoint, and no record but of its start.
+    """True if the run in `workdir` left nothing worth keeping: no checkpoint, and only the record of its start.
 
-    What cannot be read counts as worth keeping.
+    Files that cannot be read count as worth keeping.
     """
     workdir = Path(workdir)
-    for pattern in ("checkpoints/*", "trunks/*/*", "runs/*"):
-        if any(".orbax-checkpoint-tmp" not in path.name and path.name[0] != "." for path in workdir.glob(pattern)):
-            return False
+    found = (path.name for pattern in ("checkpoints/*", "trunks/*/*", "runs/*") for path in workdir.glob(pattern))
+    if any(".orbax-checkpoint-tmp" not in name and name[0] != "." for name in found):
+        return False
     try:
         lines = files.read_bytes(workdir / "records.jsonl", 2**16).split(b"\n")
         return all(not line or json_checksum.parse(line)["kind"] == "event" for line in lines[:-1])
@@ -185,37 +186,34 @@ def nothing_kept(workdir: str | Path) -> bool:
 
 
 def check_own_files(workdir: str | Path) -> None:
-    """Checks, before anything is written into a directory that may come from elsewhere, that no link leads out of it.
+    """Checks that no link leads out of the directory, which may come from another machine, before anything is written.
 
     Raises:
       ConfigError: what a run writes is a symbolic link, or a folder where a file should be, or the other way round.
     """
     workdir = Path(workdir)
-    inside = [f"{folder}/*" for folder in OWN_FOLDERS] + ["trunks/*/*"]
-    for path in (workdir / name for name in (*OWN_FILES, *OWN_FOLDERS)):
+    own = [workdir / name for name in (*OWN_FILES, *OWN_FOLDERS)]
+    for path in own:
         if not path.is_symlink() and path.exists() and path.is_dir() != (path.name in OWN_FOLDERS):
             kind = "a folder" if path.name in OWN_FOLDERS else "a file"
-            raise ConfigError(f"config.workdir: {path} is not {kind}; accepted: what a run of ours writes there")
-    for path in [*(workdir / name for name in (*OWN_FILES, *OWN_FOLDERS)), *_inside(workdir, inside)]:
+            raise ConfigError(f"config.workdir: {path} is not {kind}; accepted: what a jaxformer run writes there")
+    patterns = [*(f"{folder}/*" for folder in OWN_FOLDERS), "trunks/*/*"]
+    for path in [*own, *(path for pattern in patterns for path in sorted(workdir.glob(pattern)))]:
         if path.is_symlink():
             raise ConfigError(
-                f"config.workdir: {path} is a symbolic link, which is not followed; accepted: what a run of ours "
+                f"config.workdir: {path} is a symbolic link, which is not followed; accepted: what a jaxformer run "
                 "writes there"
             )
 
 
-def _inside(workdir: Path, patterns: Sequence[str]) -> list[Path]:
-    return [path for pattern in patterns for path in sorted(workdir.glob(pattern))]
-
-
 def check_workdir(config: Config, free: Sequence[str] = ()) -> None:
-    """Checks, before anything is computed, that `config.workdir` can be written and is free or holds this run.
+    """Checks, before anything is computed, that `config.workdir` is writable and either empty or holds this run.
 
-    Writes nothing but the empty directory.
+    Creates the directory, and writes nothing else.
 
     Args:
-      config: of the run that is to start.
-      free: sections and fields, beside OPERATIONAL, in which it may differ from the one found.
+      config: of the run that starts now.
+      free: sections and fields, besides OPERATIONAL, that may differ from the run found.
 
     Raises:
       ConfigError: not a directory, not writable, not empty and not a run, or a run of another config (with a diff).
@@ -243,13 +241,13 @@ def check_workdir(config: Config, free: Sequence[str] = ()) -> None:
             )
     elif foreign := [name for name in found if not name.startswith(".")]:
         raise ConfigError(
-            f"config.workdir: {workdir} is not empty and holds no run of ours ({', '.join(sorted(foreign)[:3])}); "
-            "accepted: a new or empty directory, or one of a run to go on with"
+            f"config.workdir: {workdir} is not empty and holds no jaxformer run ({', '.join(sorted(foreign)[:3])}); "
+            "accepted: a new or empty directory, or that of a run to resume"
         )
 
 
 def execution_changes(config: Config) -> str | None:
-    """A line that says what of `execution` differs from the start of the run in `config.workdir`; None: nothing."""
+    """A note about what changed in `execution` since the run in `config.workdir` started; None if nothing did."""
     stored = _config_of(config.workdir, read(config.workdir), type(config))
     changes = diff(to_dict(stored.execution), to_dict(config.execution), "execution.")
     if not changes:
@@ -258,13 +256,13 @@ def execution_changes(config: Config) -> str | None:
 
 
 def write_or_check(manifest: Mapping[str, Any], config: Config, free: Sequence[str] = ()) -> None:
-    """Writes the manifest of a new run; of one that goes on, checks that the data are still the same.
+    """Writes the manifest of a new run; for a resumed one, checks that the data are the same.
 
-    Called while the directory is locked (`workdir_lock`), so it looks again whether it is still free. A run that left
-    nothing worth keeping makes way.
+    Called with the directory locked (`workdir_lock`), so it repeats `check_workdir`. A run that left nothing worth
+    keeping is replaced.
 
     Raises:
-      ConfigError: as `check_workdir`; the corpus is another one, this version would cut other batches from it, or the
+      ConfigError: as `check_workdir`; the corpus differs, this version would make other batches from it, or the
         manifest cannot be written.
     """
     check_workdir(config, free)
@@ -296,19 +294,14 @@ def write_or_check(manifest: Mapping[str, Any], config: Config, free: Sequence[s
 
 
 def identity(config: Config, fingerprint: str) -> dict[str, str]:
-    """What all processes of one run must agree on: text, versions, and config except where each keeps its cache."""
-    told = to_dict(config)
-    told["distributed"] = told["data"]["cache_dir"] = told["data"]["tfds_dir"] = None
-    lines = json.dumps(told, sort_keys=True)
-    return {
-        "text": f"corpus {fingerprint}",
-        "config": hashlib.blake2b(lines.encode(), digest_size=8).hexdigest(),
-        "version of jax": str(_version("jax")),
-    }
+    """What all processes of one run must agree on: text, versions, and the config except each machine's own paths."""
+    shared = to_dict(config)
+    shared["distributed"] = shared["data"]["cache_dir"] = shared["data"]["tfds_dir"] = None
+    return {"text": f"corpus {fingerprint}", "config": _whole(shared), "version of jax": str(_version("jax"))}
 
 
 def check_shared(config: Config, seconds: float = 30.0) -> None:
-    """Checks that this process sees the manifest that process 0 has written; a network file system gets some time.
+    """Waits up to `seconds`, for network file systems, until this process sees the manifest that process 0 has written.
 
     Raises:
       ConfigError: it does not.
@@ -328,16 +321,9 @@ def _essential(config: dict[str, Any], free: Sequence[str]) -> dict[str, Any]:
     kept = {k: dict(v) if isinstance(v, dict) else v for k, v in config.items()}
     for name in (*OPERATIONAL, *free):
         section, _, field = name.partition(".")
-        if field:
-            kept[section].pop(field, None)
-        else:
-            kept.pop(section, None)
+        fields, key = (kept[section], field) if field else (kept, section)
+        fields.pop(key, None)
     return kept
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) < 80 else f"{text[:77]}..."
 
 
 def _version(name: str) -> str | None:
@@ -348,16 +334,11 @@ def _version(name: str) -> str | None:
 
 
 def _git_commit() -> str | None:
-    """Commit of the checkout this file lies in, "+changes" if it is not clean; None outside git."""
-    here = Path(__file__).parent
+    """Commit of the checkout that contains this file, with "+changes" if it is not clean; None outside git."""
+    options: Any = {"cwd": Path(__file__).parent, "capture_output": True, "text": True, "timeout": 10, "check": True}
+    commands = ["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain", "--untracked-files=no"]
     try:
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=10, check=True
-        ).stdout.strip()
-        status = subprocess.run(
-            ["git", "status", "--porcelain", "--untracked-files=no"],
-            cwd=here, capture_output=True, text=True, timeout=10, check=True,
-        ).stdout  # fmt: skip
+        commit, changes = (subprocess.run(command, **options).stdout.strip() for command in commands)
     except (OSError, subprocess.SubprocessError):
         return None
-    return commit + ("+changes" if status.strip() else "")
+    return commit + ("+changes" if changes else "")

@@ -1,6 +1,6 @@
-"""A scaling study: ladder -> sweep -> fits -> report. Beside `main`, the only file that knows both wings.
+"""A scaling study: ladder -> sweep -> fits -> report.
 
-A study's directory holds `manifest.json`, `runs/` (a file for each finished run), and, made from those, `records.jsonl`
+A study's directory holds `manifest.json`, `runs/` (one file per finished run), and, made from those, `records.jsonl`
 (all of them), `fit.json`, `figures/` and `report.html`. The last four and the manifest are all that fits and report
 need, and what is worth keeping.
 """
@@ -33,22 +33,22 @@ from jaxformer.scaling import ladder
 from jaxformer.scaling.ladder import LadderConfig, StudyConfig
 from jaxformer.training.progress import duration
 from jaxformer.training.sweep import run_files, scheduler
-from jaxformer.training.sweep.trunks import Member, gflop_per_step, shapes, trunks
+from jaxformer.training.sweep.trunks import Member, gflop_per_step, grouped, shapes, trunks
 
 RECORDS = "records.jsonl"
-# May change between two starts of one study: all of the ladder that the name of a run tells. What a width stands for
-# must not, because then finished runs would be taken for those of other models.
+# The ladder's fields that may change when a study resumes: those that a run's name shows. The fields that define the
+# model of a width are not among them, or finished runs would be taken for those of other models.
 MAY_CHANGE = tuple(
     f"ladder.{each.name}"
     for each in fields(LadderConfig)
     if each.name not in ("head_width", "layer_width", "min_layers")
 )
-# Share of a large product's speed that training reaches, for the estimate of time alone.
+# Training speed as a share of a large matrix product's; used only to estimate the time.
 USUAL_SHARE, COMPILE_SECONDS = 0.45, 12.0
 
 
 class Study(NamedTuple):
-    """A study, its text opened.
+    """A study with its text opened.
 
     Attributes:
       config: vocabulary size filled in.
@@ -62,19 +62,19 @@ class Study(NamedTuple):
 
 
 def open_study(config: StudyConfig, *, verify: bool = False) -> Study:
-    """Opens the text and looks whether the ladder fits it; `verify` as of `open_corpus`.
+    """Opens the text and checks that it is long enough for the ladder; `verify` as in `open_corpus`.
 
     Raises:
-      ConfigError: any fault of text, ladder or working directory; nothing has been compiled or written.
+      ConfigError: the text, ladder or working directory is not usable; nothing has been compiled or written.
     """
     found = cluster.detect(os.environ, config.distributed)
-    if found is not None and found.processes is not None:  # a TPU VM by itself says nothing of others
+    if found is not None and found.processes is not None:  # a TPU VM does not know whether there are others
         raise ConfigError(
-            f"config.distributed: {found.found} says {found.processes} processes, and each would train the whole "
+            f"config.distributed: {found.found} reports {found.processes} processes, and each would train the whole "
             "study; accepted: one process"
         )
     if config.optimizer.schedule != "wsd" and len(config.ladder.budgets) + len(config.ladder.tokens) > 1:
-        print(f"note: under optimizer.schedule={config.optimizer.schedule} every run starts anew; wsd shares trunks")
+        print(f"note: optimizer.schedule={config.optimizer.schedule} trains every run from step 0; wsd shares trunks")
     check_available(config.execution)
     manifest.check_workdir(config, free=MAY_CHANGE)
     corpus = open_corpus(config.data, verify=verify)
@@ -85,13 +85,13 @@ def open_study(config: StudyConfig, *, verify: bool = False) -> Study:
 
 
 def members(study: Study, finals: Mapping[str, Mapping[str, Any]]) -> list[Member]:
-    """The runs wanted as far as finished ones decide."""
+    """The runs wanted, given the finished ones."""
     losses = {name: float(record["loss"]) for name, record in finals.items()}
     return [_member(study, run) for run in ladder.runs(study.config, losses, study.available)]
 
 
 def print_plan(study: Study, log: Callable[[str], None] = print) -> float:
-    """Says what would be run and how long that takes here; returns the GFLOP still to do."""
+    """Prints what would be run and how long that takes on this machine; returns the remaining GFLOP."""
     config = study.config
     found = _finished(study)
     losses = {name: float(record["loss"]) for name, record in found.items()}
@@ -110,28 +110,28 @@ def print_plan(study: Study, log: Callable[[str], None] = print) -> float:
         log(f"{width:>6} {model.num_layers:>6} {size:>10} {ladder.starting_rate(config, width):>10.2g}  {cells}")
     most = max(cell.tokens for cell in grid) / study.available
     if most > 1:
-        log(f"warning: the longest run reads its text {most:.2f} times; the laws are about fresh text")
+        log(f"warning: the longest run reads its text {most:.2f} times; scaling laws assume that text is read once")
     for line in study.corpus.notes() + _batches(config, study.corpus).notes():
         log(f"note: {line}")
     gflop = sum(trunk.steps * gflop_per_step(trunk.members[0]) for trunk in trunks(todo))
     seconds = 1e9 * gflop / (USUAL_SHARE * product_speed(config)) + COMPILE_SECONDS * len(shapes(todo))
-    log(f"to do: {gflop / 1e3:.4g} TFLOP, here about {duration(seconds)}, judged by the speed of a large product")
+    log(f"to do: {gflop / 1e3:.4g} TFLOP, about {duration(seconds)} here, from the speed of a large matrix product")
     return gflop
 
 
 def start(study: Study, overrides: list[str], source: str, log: Callable[[str], None] = print) -> None:
-    """Writes the manifest of a new study; of one that goes on, checks that its text is the same. The caller has locked
+    """Writes the manifest of a new study; for a resumed one, checks that its text is the same. The caller has locked
     the directory.
 
-    Runs that only `records.jsonl` has get their files again, those whose files are damaged among them.
+    Runs whose files are missing or damaged get them back from `records.jsonl`.
     """
     about = manifest.describe(study.config, overrides, source, study.corpus.fingerprint)
     manifest.write_or_check(about, study.config, free=MAY_CHANGE)
     workdir = Path(study.config.workdir)
     (workdir / "runs").mkdir(exist_ok=True)
     run_files.set_aside_damaged(workdir, log, _fingerprint(workdir))
-    if said := records.set_aside(workdir / RECORDS, records.STUDY):
-        log(f"note: {said}")
+    if note := records.set_aside(workdir / RECORDS, records.STUDY):
+        log(f"note: {note}")
     for name, mine in _kept(workdir).items():
         path = run_files.run_path(workdir, name)
         if not path.exists():
@@ -139,11 +139,11 @@ def start(study: Study, overrides: list[str], source: str, log: Callable[[str], 
 
 
 def run(study: Study, *, at_once: int | None = None, log: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
-    """Trains what is not trained yet, and gathers all records. `start` comes first.
+    """Trains the missing runs and gathers all records. Call `start` first.
 
     Raises:
-      sweep.Interrupted: a signal; start again to go on.
-      ConfigError: a run ended below the entropy of its language, which only a leak can do.
+      scheduler.Interrupted: a signal; start again to resume.
+      ConfigError: a run's loss is below the entropy of its language, which only a data leak can cause.
     """
     config, workdir = study.config, Path(study.config.workdir)
     gflop = print_plan(study, log)
@@ -167,16 +167,15 @@ def run(study: Study, *, at_once: int | None = None, log: Callable[[str], None] 
 
 
 def check_floor(config: StudyConfig, found: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raises ConfigError if a run ended below the entropy of its generated language."""
+    """Raises ConfigError if a run's loss is below the entropy of its generated language."""
     floor = languages.floor(config.data, config.model.context_length)
     for name, record in found.items():
-        line = None if floor is None else languages.below_floor(floor, record["loss"], record["loss_stderr"])
-        if line is not None:
+        if floor and (line := languages.below_floor(floor, record["loss"], record["loss_stderr"])) is not None:
             raise ConfigError(f"{name}: {line}")
 
 
 def product_speed(config: StudyConfig) -> float:
-    """FLOP/s of all devices on products of the study's largest width, measured now."""
+    """FLOP/s of all devices on matrix products of the study's largest width, measured now."""
     width = max(config.ladder.widths)
     tokens = config.train.global_batch_size * config.model.context_length
     x, w = jnp.ones((tokens, width), config.model.dtype), jnp.ones((width, 4 * width), config.model.dtype)
@@ -224,19 +223,17 @@ def _held_out(config: Config, corpus: Corpus) -> Any:
 
 
 def _fingerprint(workdir: Path) -> str:
-    """Of the study; "" before it has begun."""
+    """The study's fingerprint; "" before it has started."""
     return manifest.fingerprints(workdir)[0] if (workdir / manifest.FILE_NAME).exists() else ""
 
 
 def _kept(workdir: Path) -> dict[str, list[dict[str, Any]]]:
-    """Name -> records of the runs in `records.jsonl`, as far as they have a final one."""
+    """Name -> records of the runs in `records.jsonl` that have a final one."""
     path = workdir / RECORDS
-    out: dict[str, list[dict[str, Any]]] = {}
     found = records.load(path, more=records.STUDY) if path.exists() else []
     records.check_run(path, found, _fingerprint(workdir))
-    for record in found:
-        out.setdefault(record["run"], []).append(record)
-    return {name: mine for name, mine in out.items() if mine[-1]["kind"] == "final"}
+    runs = grouped(found, lambda record: record["run"])
+    return {name: mine for name, mine in runs.items() if mine[-1]["kind"] == "final"}
 
 
 def _finished(study: Study) -> dict[str, dict[str, Any]]:
@@ -247,7 +244,7 @@ def _finished(study: Study) -> dict[str, dict[str, Any]]:
 
 
 def _gather(study: Study) -> None:
-    """Writes the records of all finished runs into one file; a run's role is what is known of it now."""
+    """Writes the records of all finished runs into one file, with each run's current role."""
     workdir = Path(study.config.workdir)
     wanted, found = run_files.settled(functools.partial(members, study), workdir, _fingerprint(workdir))
     lines: list[dict[str, Any]] = []

@@ -1,18 +1,18 @@
-"""One run at a time in a working directory, on a network file system too.
+"""A lock that allows one run at a time in a working directory, also on network file systems.
 
-The lock is the file `.lock` in the directory: who holds it (host, process, since when), touched every 10 s. A run that
-finds one there takes it over or is refused:
+The lock is the file `.lock` in the directory: it names its holder (host, process, start time), who touches it every
+10 s. What a new run does with an existing lock depends on its holder:
 
-  by a process of this machine          taken over at once if that process has ended, otherwise refused at once
-  by the same SLURM job, queued again   taken over at once: SLURM has ended the processes of the earlier start
-  by another machine or container       refused once it is seen to be touched; taken over if it was not for 60 s
+  a process of this machine            takes over at once if that process has ended, otherwise is refused at once
+  the same SLURM job, requeued         takes over at once: SLURM has ended the processes of the earlier start
+  another machine or container         is refused once the lock is touched; takes over if it was not for 60 s
 
-So after `kill -9` the next start waits for nothing, and one on another machine for at most a minute. A holder that was
-stopped for longer than that and wakes up finds the lock in other hands and ends without another word to the directory.
-The age of a lock is read by the file system's clock, because the clocks of two machines differ.
+So after `kill -9` the next start does not wait, and one on another machine waits at most a minute. A holder that was
+suspended for longer than that exits when it wakes up and finds another holder, without writing to the directory.
+A lock's age is measured by the file system's clock, because the clocks of two machines differ.
 
-Where a file system has `flock`, the holder keeps that as well: it tells whether a process in another container of this
-machine is alive. Those who only read (evaluate, generate, curves) lock nothing.
+Where the file system supports `flock`, the holder keeps one as well: it shows whether a process in another container of
+this machine is alive. Programs that only read (evaluate, generate, curves) take no lock.
 """
 
 import contextlib
@@ -43,15 +43,15 @@ TOUCH_SECONDS, DEAD_SECONDS = 10.0, 60.0
 
 
 class WorkdirLock:
-    """While entered, the working directory is this process's.
+    """While entered, this process holds the lock of the working directory.
 
     Args:
-      workdir: exists and can be written to.
-      environment: where a SLURM job stands.
-      touch_seconds, dead_seconds: how often a holder touches its lock; after how long without it is dead.
+      workdir: exists and is writable.
+      environment: has the variables of a SLURM job, if any.
+      touch_seconds, dead_seconds: how often a holder touches its lock; after how long without that it counts as dead.
 
     Raises:
-      ConfigError: on entering; another run holds it, or it cannot be made.
+      ConfigError: on entering; another run holds it, or it cannot be created.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class WorkdirLock:
         self._close()
 
     def _take(self, half: Path) -> None:
-        """Puts the file `half`, which is this process's, where the lock belongs. Raises ConfigError: it is held."""
-        told, seen, began = False, None, time.monotonic()
+        """Gives this process's file `half` the lock's name. Raises ConfigError if another run holds the lock."""
+        noted, seen, began = False, None, time.monotonic()
         while True:
             try:
                 _link(half, self._path)
@@ -106,61 +106,59 @@ class WorkdirLock:
             try:
                 old = _open(self._path)
             except FileNotFoundError:
-                continue  # let go of just now
+                continue  # released just now
             try:
                 holder, about = self._holder(), os.fstat(old)
-                os.utime(half)  # now, by the clock of the file system
+                os.utime(half)  # now, by the file system's clock
                 age = os.stat(half).st_mtime - about.st_mtime
                 touched = seen is not None and seen != (about.st_ino, about.st_mtime_ns)
                 waited = time.monotonic() - began
                 verdict = _verdict(holder, self._mine, old, age > self._dead or waited > self._dead)
                 if verdict == "ended" and _flock(old) is None and waited < 1.0:
-                    verdict = "unknown"  # another start is taking it over at this moment
+                    verdict = "unknown"  # another start is taking it over right now
                 if verdict == "ended":
-                    if os.stat(self._path).st_ino == about.st_ino:  # not taken over by another start meanwhile
+                    if os.stat(self._path).st_ino == about.st_ino:  # no other start took it over meanwhile
                         os.replace(half, self._path)
                         return
                     continue
                 if verdict == "alive" or touched:
-                    raise ConfigError(f"config.workdir: {self._path.parent} is in use by {_said(holder)}")
+                    raise ConfigError(f"config.workdir: {self._path.parent} is in use by {_who(holder)}")
                 seen = seen or (about.st_ino, about.st_mtime_ns)
             except FileNotFoundError:
                 continue
             finally:
                 os.close(old)
-            if not told and waited > 1.0:
-                told = True
+            if not noted and waited > 1.0:
+                noted = True
                 print(
-                    f"note: {self._path.parent} was in use by {_said(holder)} {age:.0f} s ago; waiting up to "
-                    f"{max(0.0, self._dead - age):.0f} s to see whether that process still lives",
+                    f"note: {self._path.parent} was in use by {_who(holder)} {age:.0f} s ago; waiting up to "
+                    f"{max(0.0, self._dead - age):.0f} s to see whether that process is still alive",
                     file=sys.stderr, flush=True,
                 )  # fmt: skip
             time.sleep(min(0.2, self._dead / 10))
 
     def _keep(self) -> None:
-        """Touches the lock as long as it is held; ends this process if another has taken it over."""
+        """Touches the lock while it is held; ends this process if another has taken it over."""
         while not self._stop.wait(self._touch):
             with contextlib.suppress(OSError):
                 holder = self._holder()
                 if holder and holder.get("token") != self._mine["token"] and not self._stop.is_set():
                     print(
-                        f"error: config.workdir: {self._path.parent} was taken over by {_said(holder)}, because this "
-                        f"process gave no sign of life for {self._dead:g} s; it ends here",
+                        f"error: config.workdir: {self._path.parent} was taken over by {_who(holder)}, because this "
+                        f"process did not touch its lock for {self._dead:g} s; exiting",
                         file=sys.stderr, flush=True,
                     )  # fmt: skip
                     coordination.leave(2)
                 os.utime(self._path)
 
     def _holder(self) -> dict[str, Any]:
-        """What the lock says of who holds it; nothing where it cannot be read."""
+        """The lock's content, which describes its holder; empty if it cannot be read."""
         try:
             found = json_checksum.parse(files.read_bytes(self._path, 2**16))
-        except ValueError:
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno not in (errno.ENOENT, errno.ESTALE):
+                raise
             return {}
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ESTALE):
-                return {}
-            raise
         return found if isinstance(found, dict) else {}
 
     def _close(self) -> None:
@@ -170,11 +168,18 @@ class WorkdirLock:
 
 
 def _verdict(holder: Mapping[str, Any], mine: Mapping[str, Any], handle: int, silent: bool) -> str:
-    """ "alive", "ended" or "unknown" of the holder of a lock, open as `handle` and `silent` for long or not."""
+    """The state of a lock's holder: "alive", "ended" or "unknown".
+
+    Args:
+      holder: the lock's content.
+      mine: what this process would write.
+      handle: of the open lock.
+      silent: True if the lock was not touched for too long.
+    """
     if holder.get("machine") == mine["machine"] and mine["machine"]:
-        if holder.get("processes") == mine["processes"]:  # it can be looked up
+        if holder.get("processes") == mine["processes"]:  # the same process ids, so it can be looked up
             started = _started(holder.get("process"))
-            if started is None or started != holder.get("started"):  # gone, or its number is another's now
+            if started is None or started != holder.get("started"):  # gone, or its id was reused
                 return "ended"
             return "alive" if started else "ended" if silent else "unknown"
         if holder.get("flock") and mine["flock"]:  # in another container
@@ -186,15 +191,15 @@ def _verdict(holder: Mapping[str, Any], mine: Mapping[str, Any], handle: int, si
     return "ended" if silent else "unknown"
 
 
-def _said(holder: Mapping[str, Any]) -> str:
+def _who(holder: Mapping[str, Any]) -> str:
     if not holder:
         return "another run, whose lock cannot be read"
-    said = (str(holder.get(name))[:80] for name in ("process", "host", "since"))  # whoever wrote it
-    return console.one_line("process {} on {} since {}".format(*said))
+    values = (str(holder.get(name))[:80] for name in ("process", "host", "since"))  # the file may hold anything
+    return console.one_line("process {} on {} since {}".format(*values))
 
 
 def _whoami(environment: Mapping[str, str]) -> dict[str, Any]:
-    """This process, so that it is known again: its machine as it was booted, its number, and when it started."""
+    """Identifies this process: the machine's boot id, the process id and its namespace, and when it started."""
     machine, processes = "", ""
     with contextlib.suppress(OSError):
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -213,11 +218,11 @@ def _whoami(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _started(process: Any) -> str | None:
-    """When a process of this machine started, as the kernel counts; None if there is none such; "" if unknown."""
+    """A process's start time in the kernel's clock ticks; None if no such process runs; "" if unknown."""
     if not isinstance(process, int) or process <= 0:
         return None
     try:
-        # After the name, in brackets, which may hold anything: state, ..., start time (the 22nd field).
+        # The fields after the name, which is in brackets and may contain any text: state, ..., start time (the 22nd).
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         return None if fields[0] in ("Z", "X") else fields[19]
     except FileNotFoundError:
@@ -235,7 +240,7 @@ def _started(process: Any) -> str | None:
 
 
 def _open(path: Path) -> int:
-    """A lock that is there; of another user it may be readable only."""
+    """Opens an existing lock; another user's may only be readable."""
     flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         return os.open(path, os.O_RDWR | flags)
@@ -244,7 +249,7 @@ def _open(path: Path) -> int:
 
 
 def _flock(handle: int) -> bool | None:
-    """Takes the file's flock without waiting: True, None if another has it, False where there is no such thing."""
+    """Takes the file's flock without waiting: True if taken, None if another process has it, False if unsupported."""
     if fcntl is None:
         return False
     try:
@@ -257,10 +262,10 @@ def _flock(handle: int) -> bool | None:
 
 
 def _link(half: Path, path: Path) -> None:
-    """Gives a file its final name if that is free; on a file system without hard links, by a copy.
+    """Gives a file its final name if that is free; by a copy on file systems without hard links.
 
     Raises:
-      FileExistsError: it is not free.
+      FileExistsError: the name is taken.
     """
     try:
         os.link(half, path, follow_symlinks=False)

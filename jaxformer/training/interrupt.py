@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: the first asks the loop to stop, a second Ctrl-C ends the process at once."""
+"""SIGTERM and Ctrl-C: the first asks the loop to stop, a second Ctrl-C exits at once."""
 
 import os
 import signal
@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 
 class StopSignal:
-    """While entered, notes SIGTERM and SIGINT in `requested` (the signal's name, or None) instead of dying of them.
+    """While entered, SIGTERM and SIGINT set `requested` (the signal's name, or None) instead of ending the process.
 
-    Python runs signal handlers only between two of its own instructions, and a dispatch can take minutes. So the
-    bytes that the interpreter's C handler writes for each signal are read by a thread, which also is what makes a
-    second Ctrl-C work at any time. Outside the main thread, where Python handles no signals, it does nothing.
+    Python runs signal handlers only between bytecode instructions, and a dispatch can take minutes. So a thread reads
+    the bytes that the interpreter's C handler writes for each signal, and a second Ctrl-C works at any time. Does
+    nothing outside the main thread, where Python handles no signals.
 
     Args:
-      tell: prints a line, when the first signal comes.
+      tell: prints a line when the first signal arrives.
     """
 
     def __init__(self, tell: Callable[[str], None]):
@@ -49,9 +49,7 @@ class StopSignal:
     def _watch(self) -> None:
         while received := self._reader.recv(1):
             number = received[0]
-            if number not in (signal.SIGTERM, signal.SIGINT):
-                continue
-            if self.requested is None:
+            if self.requested is None and number in (signal.SIGTERM, signal.SIGINT):
                 self.requested = signal.Signals(number).name
                 self._tell(f"{self.requested}: finishing this dispatch, then saving (Ctrl-C now: exit at once)")
             elif number == signal.SIGINT:

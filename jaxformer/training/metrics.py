@@ -1,4 +1,4 @@
-"""From sums to numbers for people: means with standard errors, bits per byte, utilisation.
+"""From sums to reported numbers: means with standard errors, bits per byte, MFU.
 
 >>> bits_per_byte(nats_per_token=math.log(2), tokens=100, bytes_=400)
 0.25
@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# Dense bfloat16 peak of one device, FLOP/s, from the makers' data sheets. Beginnings of `device.device_kind`, longest
-# first: "TPU v5 lite" is v5e, "TPU v5" v5p. A device that is not here has no utilisation.
+# Dense bfloat16 peak of one device, FLOP/s, from the vendors' data sheets. Prefixes of `device.device_kind`, longest
+# first: "TPU v5 lite" is v5e, "TPU v5" v5p. No MFU is reported for other devices.
 PEAK_FLOPS: tuple[tuple[str, float], ...] = (
     ("TPU v6 lite", 918e12),
     ("TPU v6e", 918e12),
@@ -34,8 +34,8 @@ class WeightedMean(NamedTuple):
     Attributes:
       mean: sum / weight.
       stderr: its standard error, rows being the sampling unit; nan for fewer than two rows.
-      weight: the whole weight (tokens, where each counts once).
-      rows: how many rows had any weight.
+      weight: total weight (the number of tokens, if each counts once).
+      rows: number of rows with any weight.
     """
 
     mean: float
@@ -47,7 +47,7 @@ class WeightedMean(NamedTuple):
 def estimate(sums: Any, weights: Any) -> WeightedMean:
     """The ratio estimator sum(l) / sum(w) over rows, and its standard error.
 
-    Tokens of one row are alike, so rows are the sampling unit: the variance is
+    Tokens of one row are correlated, so rows are the sampling unit: the variance is
     n / (n - 1) * sum((l - mean * w)**2) / sum(w)**2 (linearisation; Cochran 1977, section 6.3).
 
     Args:
@@ -82,10 +82,10 @@ def collect(batches: Iterable[Mapping[str, tuple[Any, Any]]]) -> dict[str, Weigh
 
 
 def evaluation(estimates: Mapping[str, WeightedMean], bytes_per_token: float | None = None) -> dict[str, float]:
-    """One flat dict for records and people.
+    """An evaluation as one flat dict.
 
     Args:
-      estimates: by name; "loss" must be there, in nats per token.
+      estimates: by name; "loss" is required, in nats per token.
       bytes_per_token: bytes of text in the split / tokens predicted in it; None: no bits per byte.
 
     Returns:
@@ -103,17 +103,17 @@ def evaluation(estimates: Mapping[str, WeightedMean], bytes_per_token: float | N
 
 
 def perplexity(nats_per_token: float) -> float:
-    """exp of the loss; inf where that overflows."""
+    """exp of the loss; inf if that overflows."""
     return math.exp(nats_per_token) if nats_per_token < 700 else math.inf
 
 
 def bits_per_byte(nats_per_token: float, tokens: float, bytes_: float) -> float:
-    """Bits needed per byte of text, when `tokens` predicted tokens stand for `bytes_` bytes."""
+    """Bits per byte of text, if `tokens` predicted tokens encode `bytes_` bytes."""
     return nats_per_token * tokens / bytes_ / math.log(2)
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Dense bfloat16 FLOP/s of one device; None where it is not known (any CPU).
+    """Dense bfloat16 FLOP/s of one device; None if unknown (any CPU).
 
     >>> peak_flops("TPU v5 lite"), peak_flops("NVIDIA H100 80GB HBM3"), peak_flops("cpu")
     (197000000000000.0, 989000000000000.0, None)
@@ -124,6 +124,6 @@ def peak_flops(device_kind: str) -> float | None:
 def utilisation(
     tokens_per_second: float, flops_per_token: float | None, device_kind: str, devices: int
 ) -> float | None:
-    """Share of the devices' peak that the model's own FLOPs use; None where peak or FLOPs are not known."""
+    """MFU: the model's FLOP/s as a share of the devices' peak; None if either is unknown."""
     peak = peak_flops(device_kind)
     return None if peak is None or flops_per_token is None else tokens_per_second * flops_per_token / (peak * devices)

@@ -1,4 +1,4 @@
-"""A batch seen in parts, and several batches, one by one inside a compiled program."""
+"""Splitting a batch into micro-batches, and a loop over batches inside a compiled program."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,16 +19,15 @@ def split_microbatches(x: Array, parts: int) -> Array:
 def fori_over_batches(body: Callable, carry: Any, stacked: Batch, count: Array | int) -> Any:
     """carry = body(index, carry, stacked[index]) for the first `count` indices.
 
-    The next batch is carried along, so that it is an array: XLA's CPU backend would cut a slice out of the stack anew
-    in whatever reads it, the masks of attention for one, and such a loop is not vectorized (the softmax of the tiny
-    GPT, masks and all, took 12 times as long).
+    The loop carries the next batch, which makes it an array of its own: otherwise XLA's CPU backend fuses the slice of
+    the stack into every reader, such as the attention mask, and those loops are not vectorized.
     """
 
     def at(index):
         return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), stacked)
 
-    def turn(index, carried):
+    def step(index, carried):
         carry, batch = carried
-        return body(index, carry, batch), at(index + 1)  # the last one again after the last
+        return body(index, carry, batch), at(index + 1)  # clamped to the last batch at the end
 
-    return jax.lax.fori_loop(0, count, turn, (carry, at(0)))[0]
+    return jax.lax.fori_loop(0, count, step, (carry, at(0)))[0]

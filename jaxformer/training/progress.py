@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar on a terminal, a plain line now and then elsewhere, TensorBoard."""
+"""Progress of a run: a bar on a terminal, otherwise a plain line every few seconds; TensorBoard."""
 
 import math
 import sys
@@ -8,18 +8,18 @@ from typing import Any
 
 from jaxformer.errors import ConfigError
 
-PLAIN_SECONDS = 10.0  # between two lines where there is no terminal
+PLAIN_SECONDS = 10.0  # between two lines when there is no bar
 
 
 class Progress:
-    """Shows the run's state; on processes other than 0, nothing.
+    """Shows the run's state.
 
     Args:
       total: steps of the whole run.
       log: prints a line.
-      show: False to show nothing.
-      bar: True for a bar, False for lines, None: a bar where stderr is a terminal.
-      unit: what is counted.
+      show: False to show nothing (processes other than 0).
+      bar: True for a bar, False for lines, None: a bar if stderr is a terminal.
+      unit: of `total`.
     """
 
     def __init__(
@@ -32,8 +32,8 @@ class Progress:
         unit: str = "step",
     ):
         self._total, self._log, self._show, self._unit = total, log, show, unit
-        self._first: tuple[int, float] | None = None  # step and time of the first update; compiling came before it
-        self._spoke = -math.inf
+        self._first: tuple[int, float] | None = None  # step and time of the first update, after compiling
+        self._printed = -math.inf  # time of the last line
         self._bar: Any = None
         if show and (sys.stderr.isatty() if bar is None else bar):
             from rich.console import Console
@@ -45,7 +45,7 @@ class Progress:
             self._bar.start()
 
     def expect(self, total: int) -> None:
-        """There is more (or less) to do than was thought."""
+        """Changes the total."""
         self._total = total
         if self._bar is not None:
             self._bar.update(self._task, total=total)
@@ -53,7 +53,7 @@ class Progress:
     def update(
         self, step: int, loss: float, tokens_per_second: float | None, utilisation: float | None, label: str = ""
     ) -> None:
-        """The run is at `step`; `label` says in which part of it."""
+        """Shows that the run is at `step`; `utilisation` is the MFU, `label` goes before the loss."""
         if not self._show:
             return
         if self._first is None:
@@ -66,28 +66,27 @@ class Progress:
             parts.append(f"{utilisation:.1%} of peak")
         if self._bar is not None:
             self._bar.update(self._task, completed=step, description=", ".join(parts))
-        elif time.monotonic() - self._spoke >= PLAIN_SECONDS:
-            self._spoke = time.monotonic()
+        elif time.monotonic() - self._printed >= PLAIN_SECONDS:
+            self._printed = time.monotonic()
             if step > first:
-                parts.append(f"{duration((self._spoke - since) / (step - first) * (self._total - step))} left")
+                parts.append(f"{duration((self._printed - since) / (step - first) * (self._total - step))} left")
             self._log(f"{self._unit} {step} of {self._total}: {', '.join(parts)}")
 
     def line(self, text: str) -> None:
         """Prints a line, above the bar if there is one."""
-        if self._show:
-            if self._bar is not None:
-                self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
-            else:
-                self._log(text)
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        elif self._show:
+            self._log(text)
 
     def close(self) -> None:
-        """Takes the bar away."""
+        """Removes the bar."""
         if self._bar is not None:
             self._bar.stop()
 
 
 def duration(seconds: float) -> str:
-    """A length of time for people.
+    """A length of time as text.
 
     >>> duration(42), duration(3700)
     ('42 s', '1 h 02 min')
@@ -115,7 +114,7 @@ class TensorBoard:
         self._writer = SummaryWriter(directory)
 
     def write(self, step: int, prefix: str, values: Mapping[str, Any]) -> None:
-        """One point of each value that is a finite number."""
+        """Adds one point for each value that is a finite number."""
         for name, value in values.items():
             if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
                 self._writer.add_scalar(f"{prefix}/{name}", value, step)

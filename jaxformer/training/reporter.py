@@ -1,4 +1,4 @@
-"""What a run tells: one record per logging window and evaluation, the progress display, TensorBoard."""
+"""A run's reports: one record per logging window and evaluation, the progress display, TensorBoard."""
 
 import math
 import os
@@ -22,18 +22,18 @@ from jaxformer.training.step import StepMetrics
 class Reporter:
     """Turns metrics fetched from the devices into records; on processes other than 0 writes nothing.
 
-    A train record is about the steps since the one before it that this process made: `loss` is the sum over their
-    tokens / their weight (so it compares with the evaluation's), `objective` what was minimised, `seconds` the time
-    since this process began to train. Steps that were skipped count in `skipped` alone.
+    A train record covers the steps that this process made since the previous one: `loss` is the sum over their tokens /
+    their weight (comparable with the evaluation's), `objective` what was minimised, `seconds` the time since this
+    process began to train. Skipped steps count only in `skipped`.
 
     Args:
       path: of the records.
       every: steps between two train records.
       total: steps of the run.
-      max_bad_steps: so many in a row that are not finite end the run.
+      max_bad_steps: the run ends after this many steps in a row that are not finite.
       progress: the display.
-      mesh: whose devices train.
-      flops_per_token: of the model, forward and backward; None: no utilisation.
+      mesh: the training devices.
+      flops_per_token: of the model, forward and backward; None: no MFU.
       tensorboard: directory, or None.
     """
 
@@ -59,32 +59,33 @@ class Reporter:
         self._board = TensorBoard(tensorboard) if tensorboard is not None and self._writes else None
         self._began = time.perf_counter()
         self._window: list[StepMetrics] = []
-        self._heard: float | None = None  # when the last metrics came
-        self._excluded = 0.0  # seconds since then in which something other than training ran
+        self._last: float | None = None  # when the last metrics arrived
+        self._excluded = 0.0  # seconds since then that were not spent on training
         self._timed = (0, 0.0)  # steps and seconds since the last train record
         self.tokens_per_step = 0
 
     def add(self, start: int, count: int, metrics: StepMetrics) -> None:
-        """Takes in the metrics (numpy, leading axis over steps) of the `count` steps after `start`.
+        """Adds the metrics (NumPy, leading axis over steps) of the `count` steps after `start`.
 
         Raises:
           TrainingDiverged: `max_bad_steps` in a row were not finite.
         """
         now = time.perf_counter()
-        if self._heard is not None:  # the first dispatch has compiled and says nothing about speed
+        if self._last is not None:  # the first dispatch includes compilation, so it is not timed
             steps, seconds = self._timed
-            self._timed = (steps + count, seconds + now - self._heard - self._excluded)
-        self._heard, self._excluded = now, 0.0
+            self._timed = (steps + count, seconds + now - self._last - self._excluded)
+        self._last, self._excluded = now, 0.0
         bad = np.flatnonzero(metrics.bad_steps[:count] >= self._max_bad)
-        end = start + (int(bad[0]) + 1 if len(bad) else count)  # of what is told
-        told = start
-        while told < end:
-            step = min(self._total, told - told % self._every + self._every)
-            self._window.append(_part(metrics, told - start, min(step, end) - start))
+        end = start + (int(bad[0]) + 1 if len(bad) else count)  # last step to report
+        done = start
+        while done < end:
+            step = min(self._total, done - done % self._every + self._every)
+            window = slice(done - start, min(step, end) - start)
+            self._window.append(jax.tree.map(lambda x, window=window: x[window], metrics))
             if step <= end:
                 self._flush(step)
                 self._timed = (0, 0.0)
-            told = min(step, end)
+            done = min(step, end)
         if len(bad):
             self.event(end, "diverged")
             loss, norm = metrics.loss[bad[0]], metrics.grad_norm[bad[0]]
@@ -94,7 +95,7 @@ class Reporter:
             )
 
     def exclude(self, seconds: float) -> None:
-        """So long something other than training ran; it does not count in the speed."""
+        """Leaves `seconds` of other work than training out of the speed."""
         self._excluded += seconds
 
     def _flush(self, step: int) -> None:
@@ -109,22 +110,18 @@ class Reporter:
             for name, (sums, weights) in window.sums.items():
                 values[name] = _mean(sums[good], weights[good])
         values |= {"learning_rate": float(window.learning_rate[-1]), "skipped": int(window.skipped[-1])}
-        used = None
-        if speed is not None:
-            values["tokens_per_second"] = speed
-            used = utilisation(speed, self._flops, self._mesh.devices.flat[0].device_kind, self._mesh.size)
-            if used is not None:
-                values["utilisation"] = used
+        kind = self._mesh.devices.flat[0].device_kind
+        mfu = None if speed is None else utilisation(speed, self._flops, kind, self._mesh.size)
+        speeds = {"tokens_per_second": speed, "utilisation": mfu}
+        values |= {name: value for name, value in speeds.items() if value is not None}
         self._window = []
         tokens, seconds = step * self.tokens_per_step, time.perf_counter() - self._began
         self.write({"kind": "train", "step": step, "tokens": tokens, **values, "seconds": seconds})
-        self._progress.update(step, values["loss"], speed, used)
+        self._progress.update(step, values["loss"], speed, mfu)
 
     def evaluation(self, step: int, split: str, values: Mapping[str, float]) -> None:
         """Records an evaluation and shows it."""
-        self.write(
-            {"kind": "eval", "step": step, "tokens": step * self.tokens_per_step, "split": split, **values},
-        )
+        self.write({"kind": "eval", "step": step, "tokens": step * self.tokens_per_step, "split": split, **values})
         self._progress.line(f"step {step} {split}: {describe(values)}")
 
     def event(self, step: int, event: str, **fields: Any) -> None:
@@ -132,7 +129,7 @@ class Reporter:
         self.write({"kind": "event", "step": step, "event": event, **fields})
 
     def write(self, record: dict[str, Any]) -> None:
-        """Appends any record, and draws its numbers."""
+        """Appends any record, and sends its numbers to TensorBoard."""
         if not self._writes:
             return
         records.append(self._path, record)
@@ -141,16 +138,16 @@ class Reporter:
             self._board.write(record["step"], prefix, {k: v for k, v in record.items() if k != "step"})
 
     def close(self) -> None:
-        """Flushes what is written in the background."""
+        """Flushes and closes TensorBoard."""
         if self._board is not None:
             self._board.close()
 
 
 def drop_cut_line(path: Path) -> None:
-    """Takes away a last line that a killed process left unfinished, before anything is appended to it.
+    """Removes an incomplete last line that a killed process left, before anything is appended.
 
     Raises:
-      RecordError: it is a link, a pipe or a folder, or cannot be written.
+      RecordError: the file is a link, a pipe or a folder, or cannot be written.
     """
     if not os.path.lexists(path):
         return
@@ -165,26 +162,24 @@ def drop_cut_line(path: Path) -> None:
 
 
 def describe(values: Mapping[str, float]) -> str:
-    """An evaluation in a few words.
+    """One line about an evaluation.
 
     >>> describe({"loss": 1.5, "loss_stderr": 0.01, "perplexity": 4.48, "accuracy": 0.5, "accuracy_stderr": 0.02})
     'loss 1.5000 ± 0.0100 nats per token, perplexity 4.48, accuracy 50.0 % ± 2.0'
     """
-    parts = [f"loss {values['loss']:.4f} ± {values['loss_stderr']:.4f} nats per token"]
-    parts.append(f"perplexity {values['perplexity']:.2f}")
+    loss = f"loss {values['loss']:.4f} ± {values['loss_stderr']:.4f} nats per token"
+    parts = [loss, f"perplexity {values['perplexity']:.2f}"]
     if "bits_per_byte" in values:
         parts.append(f"{values['bits_per_byte']:.4f} ± {values['bits_per_byte_stderr']:.4f} bits per byte")
-    for name in sorted(values):
-        if name.endswith("accuracy"):
-            parts.append(f"{name.replace('_', ' ')} {100 * values[name]:.1f} % ± {100 * values[name + '_stderr']:.1f}")
+    parts += [
+        f"{name.replace('_', ' ')} {100 * values[name]:.1f} % ± {100 * values[name + '_stderr']:.1f}"
+        for name in sorted(values)
+        if name.endswith("accuracy")
+    ]
     return ", ".join(parts)
 
 
-def _part(metrics: StepMetrics, start: int, end: int) -> StepMetrics:
-    return jax.tree.map(lambda x: x[start:end], metrics)
-
-
 def _mean(sums: Any, weights: Any = None) -> float:
-    """Sum over sum, in float64."""
+    """The sum of `sums` over that of `weights` (1 each by default), in float64; nan if the weight is 0."""
     weight = len(sums) if weights is None else np.sum(weights, dtype=np.float64)
     return float(np.sum(sums, dtype=np.float64) / weight) if weight else math.nan

@@ -244,7 +244,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(data, tmp_path):
     assert process.returncode == 1 and out == ""
     root = tmp_path / "cache"
     assert err.splitlines() == [
-        f"config.data.cache_dir: {root}: File too large; set data.cache_dir to a folder with room that can be written"
+        f"config.data.cache_dir: {root}: File too large; set data.cache_dir to a writable folder with free space"
     ]
     assert names(tmp_path) == []
     assert open_corpus(data, progress=False).train.num_bytes == len(TEXT) * 9 // 10
@@ -254,7 +254,7 @@ def test_an_unwritable_cache_folder(data, tmp_path):
     (tmp_path / "file").touch()
     root = tmp_path / "file" / "cache"
     assert error_of(replace(data, cache_dir=str(root))) == (
-        f"config.data.cache_dir: {root}: Not a directory; set data.cache_dir to a folder with room that can be written"
+        f"config.data.cache_dir: {root}: Not a directory; set data.cache_dir to a writable folder with free space"
     )
 
 

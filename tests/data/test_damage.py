@@ -65,7 +65,7 @@ def test_no_flipped_bit_is_silent(data, file, capsys):
         again = open_corpus(data, progress=False)
         assert (tokens_of(again), again.validation.num_bytes, again.fingerprint) == was
         assert f"data.cache_dir: {first.directory}: {file} " in (said := capsys.readouterr().err)
-        assert said.count("\n") == 1 and said.endswith("; it is made again\n")
+        assert said.count("\n") == 1 and said.endswith("; it is rebuilt\n")
 
 
 def test_doubled_bytes_are_noticed(data, capsys):
@@ -147,7 +147,7 @@ def test_damage_found_in_use_is_one_line_and_the_next_start_makes_it_again(data,
         )
     assert capsys.readouterr().err == ""
     assert tokens_of(open_corpus(data, progress=False)) == was
-    assert "was found damaged when it was last used; it is made again" in capsys.readouterr().err
+    assert "was found damaged when it was last used; it is rebuilt" in capsys.readouterr().err
 
 
 def test_damage_found_in_a_cache_that_cannot_be_written(data, lazy, monkeypatch):
@@ -179,7 +179,7 @@ def test_verify_finds_what_its_checksums_do_not(data, capsys):
     assert tokens_of(open_corpus(data, progress=False))[0][2] == path.read_bytes()[2]
     assert capsys.readouterr().err == ""
     open_corpus(data, progress=False, verify=True)
-    assert "does not have the fingerprint that it had; it is made again" in capsys.readouterr().err
+    assert "does not have the fingerprint that it had; it is rebuilt" in capsys.readouterr().err
 
 
 def test_verify_compares_every_block(data, lazy, capsys):
@@ -188,7 +188,7 @@ def test_verify_compares_every_block(data, lazy, capsys):
     open_corpus(data, progress=False)
     assert capsys.readouterr().err == ""
     open_corpus(data, progress=False, verify=True)
-    assert "train.tokens is damaged at bytes 8192 to 12287; it is made again" in capsys.readouterr().err
+    assert "train.tokens is damaged at bytes 8192 to 12287; it is rebuilt" in capsys.readouterr().err
 
 
 def test_verify_reads_text_that_looks_unchanged(data, tmp_path, monkeypatch):

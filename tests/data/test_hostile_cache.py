@@ -149,7 +149,7 @@ def test_a_folder_that_was_not_made_here_is_neither_used_nor_removed(shared, cas
     before, inside = shared.listing(), sorted(shared.root.rglob("*"))
     line = refused(shared)
     assert line.startswith("config.data.cache_dir: ROOT/KEY ")
-    assert line.endswith("it was not made here and is neither used nor removed; move it away, or set data.cache_dir "
+    assert line.endswith("neither uses nor removes it; move it away, or set data.cache_dir "
                          "to another folder")  # fmt: skip
     assert shared.listing() == before and sorted(shared.root.rglob("*")) == inside
 
@@ -160,7 +160,7 @@ def test_a_lock_that_is_no_file_is_not_opened(shared, make):
     shutil.rmtree(shared.folder)
     shared.replace_by(shared.root / f"{shared.folder.name}.lock", make(shared))
     before = shared.listing()
-    assert "ROOT/KEY.lock is " in (line := refused(shared)) and "not made here and is not opened" in line
+    assert "ROOT/KEY.lock is " in (line := refused(shared)) and "did not make it and does not open it" in line
     assert shared.listing() == before and not shared.folder.exists()
 
 
@@ -200,7 +200,7 @@ def test_a_corpus_of_ours_with_anything_inside_is_made_again_and_said(shared, ca
     assert shared.listing() == before
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and said[0].startswith(f"data.cache_dir: {shared.folder}: ")
-    assert said[0].endswith("; it is made again")
+    assert said[0].endswith("; it is rebuilt")
     open_corpus(shared.data, progress=False)
     assert capsys.readouterr().err == ""
 
@@ -214,7 +214,7 @@ def test_ids_beyond_the_vocabulary_are_refused_though_the_checksums_are_right(sh
 
     shared.forge(token_sums=f"{zlib.crc32(ids):08x}")
     open_corpus(shared.data, progress=False)
-    assert "validation.tokens holds 65535 where at most 261 is possible; it is made again" in capsys.readouterr().err
+    assert "validation.tokens holds 65535 where at most 261 is possible; it is rebuilt" in capsys.readouterr().err
 
 
 def test_folders_in_folders_end_in_one_line_or_are_removed(shared):

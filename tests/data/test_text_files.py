@@ -153,17 +153,17 @@ def test_broken_json_lines(tmp_path):
     path.write_text('{"text": "a"}\n\n{"text": "b"\n')
     assert error_of(lambda: read(path)) == (
         f"config.data.files: {path}:3: not JSON (Expecting ',' delimiter: line 1 column 13 (char 12)); "
-        "data.on_error=skip goes on without it"
+        "data.on_error=skip skips it"
     )
     path.write_text('{"text": "a"}\n{"body": "b", "n": 1}')
     assert error_of(lambda: read(path)) == (
         f"config.data.text_field: {path}:2: no field 'text' holding text; the line has the fields body, n; "
-        "data.on_error=skip goes on without it"
+        "data.on_error=skip skips it"
     )
     path.write_text('{"text": 3}')
     assert "no field 'text' holding text" in error_of(lambda: read(path))
     path.write_text('["text"]')
-    assert error_of(lambda: read(path)).endswith("the line has a list; data.on_error=skip goes on without it")
+    assert error_of(lambda: read(path)).endswith("the line has a list; data.on_error=skip skips it")
 
 
 def test_zst_without_the_extra(tmp_path, monkeypatch):

@@ -105,7 +105,7 @@ def test_bad_splits_and_fields(prepared):
     )
     assert error_of(config(prepared, text_field="raw")) == (
         f"config.data.tfds_train_split: {where}: train: example 1: byte 0 is not UTF-8 text; "
-        "data.on_error=skip goes on without it"
+        "data.on_error=skip skips it"
     )
 
 

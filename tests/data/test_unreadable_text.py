@@ -15,8 +15,8 @@ from jaxformer.errors import ConfigError
 from tests.data.test_text_files import COMPRESS, error_of, read
 
 BROKEN = {
-    "lone surrogate": (rb'{"text": "ab\ud800c"}', "files", "the text holds half a character, '\\ud800', at 2, and is"),
-    "low surrogate": (rb'{"text": "\uDFFF"}', "files", "the text holds half a character, '\\udfff', at 0, and is"),
+    "lone surrogate": (rb'{"text": "ab\ud800c"}', "files", "the text has a lone surrogate, '\\ud800', at character 2"),
+    "low surrogate": (rb'{"text": "\uDFFF"}', "files", "the text has a lone surrogate, '\\udfff', at character 0"),
     "deep list": (b'{"text": "a", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "files", "nested too deeply"),
     "deep object": (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "files", "nested too deeply"),
     "deep and open": (b"[" * 1_000_000, "files", "nested too deeply"),
@@ -72,7 +72,7 @@ def test_a_broken_line_is_named_or_left_out(tmp_path, short_lines, case):
     assert len(message) < 650 and message.isprintable()
     faults = Faults("skip")
     assert read(path, faults=faults) == ["one", "two"]
-    assert (faults.count, f"{faults.first}; data.on_error=skip goes on without it") == (2, message)
+    assert (faults.count, f"{faults.first}; data.on_error=skip skips it") == (2, message)
 
 
 @pytest.mark.parametrize("case", WHOLE)

@@ -55,7 +55,7 @@ def test_on_a_mesh_every_device_does_its_own_rows_and_heads(groups):
 def test_what_it_cannot_do_exactly_is_refused():
     q, k, v = arrays(H)
     refused = [
-        ((q, k[:, :128], v[:, :128]), {}, "queries and keys of different numbers"),
+        ((q, k[:, :128], v[:, :128]), {}, "different numbers of queries and keys"),
         ((q[:, :100], k[:, :100], v[:, :100]), {}, "rows of 100 tokens"),
         ((q[..., :32], k[..., :32], v), {}, "values of another width"),
         ((q[..., :32], k[..., :32], v[..., :32]), {}, "heads 32 wide"),

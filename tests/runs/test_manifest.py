@@ -238,7 +238,7 @@ def test_a_folder_for_a_file_is_refused(config, name):
     claim(config)
     made = manifest.Path(config.workdir) / name
     made.mkdir() if "." in name else made.write_text("")
-    with pytest.raises(ConfigError, match=f"{name} is not a (file|folder); accepted: what a run of ours writes there"):
+    with pytest.raises(ConfigError, match=f"{name} is not a (file|folder); accepted: what a jaxformer run writes"):
         claim(config)
 
 

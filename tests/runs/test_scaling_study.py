@@ -177,7 +177,7 @@ def test_a_study_is_not_started_by_several_processes(place, monkeypatch):
     monkeypatch.setenv("JAX_PROCESS_ID", "1")
     ladder = {"widths": [8], "head_width": 8, "tokens": [1000]}
     one = from_mapping({"data": {"files": ["nothing/there"]}, "ladder": ladder}, cls=StudyConfig)
-    with pytest.raises(ConfigError, match="says 2 processes, and each would train the whole study; accepted: one"):
+    with pytest.raises(ConfigError, match="reports 2 processes, and each would train the whole study; accepted: one"):
         scaling_study.open_study(one)
     # A TPU VM may well be alone, and nobody has asked it yet: the text is what is opened next.
     monkeypatch.setattr(scaling_study.cluster, "detect", lambda *_: Membership("TPU VM"))

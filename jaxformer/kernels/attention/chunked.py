@@ -1,7 +1,7 @@
-"""Attention in O(T) memory, forward and backward: online softmax over blocks of keys, every option honoured.
+"""Attention in O(T) memory, forward and backward: online softmax over blocks of keys, with every option.
 
-No [T, S] array ever exists, see `blocks`. Pairs of blocks that causality or the window rules out are not visited; pairs
-that the rest of the mask rules out are skipped when met.
+Never materialises a [T, S] array, see `online_softmax`. Pairs of blocks outside causality or the window are not
+visited; those that the rest of the mask rules out are skipped at run time.
 """
 
 import functools
@@ -70,7 +70,7 @@ def _backward(o: TileOptions, saved, g_out):
 
 
 def _tangent(o: TileOptions, saved, changes):
-    """By differentiating the visits."""
+    """Forward mode, by differentiating `_forward`."""
     arrays, *_ = saved
 
     def out(*floats):

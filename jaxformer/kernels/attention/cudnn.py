@@ -1,9 +1,9 @@
 """Attention by cuDNN's flash attention, through `jax.nn.dot_product_attention`: NVIDIA GPUs, 16-bit floats.
 
-The scores never exist, and what is after a causal query is not visited. The kernel knows nothing of documents, and its
-windows could see the future (jax pull request 39576): whatever a mask asks for beyond causality goes in as an array of
-allowed pairs, [B, 1, T, S], which is read block by block. `unsupported` names what it would not do exactly. Its
-derivative is for `jax.grad` alone, not for `jax.jvp`. Padding reaches it as zeros, whatever stands there.
+Never materialises the scores, and skips the keys after a causal query. The kernel has no document masks, and its
+windows could see the future (jax pull request 39576): so every condition except causality is passed as an array of
+allowed pairs, [B, 1, T, S], which it reads block by block. `unsupported` lists what it cannot do exactly. It supports
+`jax.grad` but not `jax.jvp`. Padding is set to 0 first, so that NaN there has no influence.
 """
 
 from dataclasses import replace
@@ -20,14 +20,14 @@ from jaxformer.masks import Mask, expand
 from jaxformer.parallel import constraints
 from jaxformer.types import Array
 
-BACKEND: Any = "cudnn"  # tests: "xla", JAX's own reading of the same arguments
+BACKEND: Any = "cudnn"  # "xla" in tests: JAX's own implementation of the same arguments
 DTYPES = (jnp.float16, jnp.bfloat16)
 
 
 def unsupported(
     length: int, keys: int, head_width: int, dtype: Any, mask: Mask | None, *, bias: bool, dropout: bool, soft_cap: bool
 ) -> str | None:
-    """Why the kernel cannot do it exactly; None: it can. Arguments: as of `splash.refusal`.
+    """Why the kernel cannot do it exactly; None: it can. Arguments as for `splash.unsupported`.
 
     >>> options = {"bias": False, "dropout": False, "soft_cap": False}
     >>> unsupported(1024, 1024, 64, jnp.bfloat16, Mask(causal=True), **options) is None
@@ -58,9 +58,9 @@ def attend(
     dropout_rate: float,
     rng: Array | None,
 ) -> Array:
-    """Attention as `functional.attention.attention` documents it, on the mesh in use, once `unsupported` is asked."""
+    """Attention as `functional.attention.attention` documents it, on the current mesh; check `unsupported` first."""
     mask = Mask() if mask is None else mask
-    # The kernel counts places from the first key on, as masks without indices do.
+    # The kernel numbers positions from the first key, like masks without indices.
     inside = mask.causal and mask.query_index is None and mask.key_index is None and query.shape[1] == key.shape[1]
     pairs, seen = _pairs(mask, inside, query.shape[1], key.shape[1])
     sizes = constraints.mesh_axes()
@@ -86,8 +86,8 @@ def attend(
 
 
 def _pairs(mask: Mask, inside: bool, queries: int, keys: int) -> tuple[Array | None, Array | None]:
-    """Which pairs [B or 1, H or 1, T, S] are allowed, causality aside if it is dealt with `inside` the kernel; and
-    which queries [B or 1, H or 1, T] see any key, where some may see none: the kernel would give these a mean."""
+    """Which pairs [B or 1, H or 1, T, S] are allowed, without causality if the kernel applies it itself (`inside`); and
+    which queries [B or 1, H or 1, T] have any key, None if all do: for a query without keys the kernel gives a mean."""
     pairs = expand(replace(mask, causal=mask.causal and not inside), queries, keys)
     if pairs is None:
         return None, None

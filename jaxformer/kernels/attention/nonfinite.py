@@ -1,9 +1,9 @@
-"""What a mask hides has no influence, whatever stands there: NaN, infinities, numbers too large to be multiplied.
+"""Masked keys and values have no influence, even if they are NaN, infinite or so large that products overflow.
 
-The weight of a hidden pair is exactly 0, but a product cannot skip it, and 0 * NaN is NaN. So products with weights are
-given usable numbers, and a key or value that is not finite reaches the queries that may see it through their scores.
-All of this costs passes over keys and values, none over the scores: one more operation there would split what XLA's CPU
-backend does in one go, from the product with the values to the gradient of the scores.
+The weight of a masked pair is exactly 0, but a matrix product computes it anyway, and 0 * NaN is NaN. So non-finite
+numbers are replaced by 0 in products with the weights, and reach the queries that attend to them as NaN scores instead.
+This takes passes over keys and values, but none over the scores, where one more operation would split a loop that
+XLA's CPU backend fuses, from the product with the values to the gradient of the scores.
 """
 
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from jaxformer.types import Array
 
 
 def largest(dtype) -> float:
-    """A value beyond this counts as infinite, as its product with a gradient may be: 2^62 for float32 and bfloat16.
+    """Larger values count as infinite, because their product with a gradient may overflow: 2^62 in float32, bfloat16.
 
     >>> largest(jnp.bfloat16) == 2.0**62
     True
@@ -23,7 +23,7 @@ def largest(dtype) -> float:
 
 
 def usable_key(key: Array) -> Array:
-    """`key` with 0 where it is NaN or infinite, so that its product with the 0 of a hidden pair is 0."""
+    """`key` with 0 where it is NaN or infinite, so that its product with the 0 of a masked pair is 0."""
     return jnp.where(jnp.isfinite(key), key, 0)
 
 
@@ -37,7 +37,7 @@ def usable_value(value: Array) -> Array:
 
 
 def marked(key: Array, value: Array) -> Array:
-    """`key` [..., K] with NaN where `value` [..., K'] is not usable: queries that may see it then get scores of NaN."""
+    """`key` [..., K] with NaN where `value` [..., K'] counts as infinite: queries that attend to it get NaN scores."""
     fit = _fit(value)
     if key.shape[-1] != value.shape[-1]:
         fit = jnp.all(fit, axis=-1, keepdims=True)
@@ -45,7 +45,7 @@ def marked(key: Array, value: Array) -> Array:
 
 
 def marks(key: Array, value: Array) -> Array:
-    """[..., K] and [..., K'] -> [...]: NaN where key or value is not usable, else 0; to be added to scores.
+    """[..., K] and [..., K'] -> [...]: NaN where key or value is not finite, else 0; to be added to scores.
 
     >>> marks(jnp.array([[1.0, 2.0], [1.0, jnp.inf]]), jnp.ones((2, 3))).tolist()
     [0.0, nan]
@@ -55,14 +55,14 @@ def marks(key: Array, value: Array) -> Array:
 
 
 def only_seen(weights: Array, x: Array) -> Array:
-    """`x` where the weights, of its shape, are not 0; there 0, whatever stands there."""
+    """`x` with 0 where the weights, of the same shape, are 0, even if x is NaN there."""
     return jnp.where(weights == 0, 0, x)
 
 
 def without_padding(mask: Mask, *arrays: Array) -> list[Array]:
-    """Keys and values [B, S, G, K] with 0 where the mask hides a key from all queries: padding and empty slots.
+    """Keys and values [B, S, G, K] with 0 for keys that are masked for all queries: padding and empty slots.
 
-    For kernels that others wrote (splash, cuDNN), for which no more can be promised.
+    For external kernels (splash, cuDNN), for which nothing more can be guaranteed.
     """
     for seen in (mask.keys, None if mask.key_index is None else mask.key_index >= 0):
         if seen is not None:

@@ -1,9 +1,8 @@
-"""Online softmax over pairs of blocks: what `chunked` and `ring` are made of.
+"""Online softmax over pairs of blocks, shared by `chunked` and `ring`.
 
 A block of queries visits blocks of keys and keeps a running maximum, sum and weighted value. The gradients visit the
-same pairs and compute their weights again from the log of the sum. Pairs that the mask rules out are skipped, and so is
-the second half of a block of keys where causality rules that out. Heads come first, so that a block is in one piece for
-its products.
+same pairs and recompute the weights from the log-sum-exp. Pairs that the mask rules out are skipped, and so are
+the keys of a block that causality hides. Heads come first, so that a block is contiguous for its products.
 
 Source: Rabe and Staats 2021, section 3; Dao et al. 2022, algorithms 1 and 4.
 """
@@ -23,7 +22,7 @@ from jaxformer.kernels.matmul import transposed_products
 from jaxformer.masks import Mask, expand
 from jaxformer.types import Array
 
-# Of each query, over the keys visited so far: the largest score, the sum of weights, the weighted values.
+# For each query, over the keys visited so far: the largest score, the sum of weights, the weighted sum of values.
 Carry = tuple[Array, Array, Array]
 
 
@@ -31,7 +30,7 @@ class Gradients(NamedTuple):
     """Gradients of `TiledInputs`, float32 or wider."""
 
     query: Array  # [B, G, R, T, K]
-    key: Array  # [B, G, K, S], the width before the keys as its products come out; `turned` mends that
+    key: Array  # [B, G, K, S], the layout in which its products come out; `turned` transposes it
     value: Array  # [B, G, K', S]
     bias: tuple[Array, ...]
 
@@ -43,7 +42,7 @@ def _cut(x: Array | None, axis: int, start: Array, size: int) -> Array | None:
 
 
 def _allowed(o: TileOptions, mask: Mask, i: Array, j: Array) -> Array:
-    """Which pairs of query block i and key block j may meet, broadcastable to [B, H, t, s]."""
+    """Which pairs of query block i and key block j the mask allows, broadcastable to [B, H, t, s]."""
     q, k = i * o.query_block, j * o.key_block
     dense = mask.dense
     if dense is not None:
@@ -58,12 +57,12 @@ def _allowed(o: TileOptions, mask: Mask, i: Array, j: Array) -> Array:
         dense=dense,
     )
     allowed = expand(block, o.query_block, o.key_block)
-    assert allowed is not None  # the key index is always written out
+    assert allowed is not None  # the key index is always explicit
     return allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape)
 
 
 def _bounds(o: TileOptions, i: Array, key_blocks: int) -> tuple[Array, Array]:
-    """First and one-past-last key block that query block i may see at all."""
+    """First and one-past-last key block that causality and the window allow for query block i."""
     first, last = i * o.query_block, (i + 1) * o.query_block - 1
     low, high = jnp.zeros((), i.dtype), jnp.full((), key_blocks, i.dtype)
     if o.causal:
@@ -75,7 +74,7 @@ def _bounds(o: TileOptions, i: Array, key_blocks: int) -> tuple[Array, Array]:
 
 
 def _bias_block(o: TileOptions, bias: tuple[Array, ...], i: Array, j: Array, shape: tuple[int, ...]) -> Array:
-    """The bias of a pair of blocks as [B, H, t, s], of the first s of its keys."""
+    """The bias of a pair of blocks as [B, H, t, s], for the first s of its keys."""
     if o.bias is not None:
         q = i * o.query_block + jnp.arange(o.query_block)
         found = o.bias(q, j * o.key_block + jnp.arange(o.key_block), *bias)
@@ -88,7 +87,7 @@ def _bias_block(o: TileOptions, bias: tuple[Array, ...], i: Array, j: Array, sha
 def _scores(
     o: TileOptions, x: TiledInputs, query: Array, key: Array, i: Array, j: Array, allowed: Array | None
 ) -> tuple[Array, Array | None]:
-    """Scores [B, H, t, s] of a pair of blocks, -inf where not allowed; and tanh of the capped ones, if capped."""
+    """Scores [B, H, t, s] of a pair of blocks, -inf where not allowed; and the soft cap's tanh, if there is one."""
     wide = jnp.promote_types(query.dtype, jnp.float32)
     scores = head_product("GTK,GSK->GTS", rows(query), rows(key), wide)
     scores = scores.reshape(query.shape[0], -1, query.shape[3], key.shape[2])
@@ -102,7 +101,7 @@ def _scores(
 
 
 def _kept(o: TileOptions, x: TiledInputs, i: Array, j: Array, shape: tuple[int, ...], dtype) -> Array | None:
-    """Dropout's factor of each weight, 0 or 1 / (1 - rate); the same in both directions. None: no dropout."""
+    """Dropout's factor for each weight, 0 or 1 / (1 - rate), the same in the backward pass; None: no dropout."""
     if o.dropout_rate == 0.0:
         return None
     rng = jax.random.fold_in(jax.random.fold_in(x.rng, i), j)
@@ -110,7 +109,7 @@ def _kept(o: TileOptions, x: TiledInputs, i: Array, j: Array, shape: tuple[int, 
 
 
 def _grouped(weights: Array, groups: int) -> Array:
-    """[B, H, t, s] -> what `rows` makes of [B, G, R, t, s]."""
+    """[B, H, t, s] -> `rows` of [B, G, R, t, s]."""
     return rows(weights.reshape(weights.shape[0], groups, -1, *weights.shape[2:]))
 
 
@@ -125,12 +124,11 @@ def _keys(o: TileOptions, x: Array, j: Array, size: int) -> Array:
 
 
 def _each_block(o: TileOptions, x: TiledInputs, i: Array, part: Callable, add: Callable, carry: Any) -> Any:
-    """add(carry, part(carry, j, number of keys, which pairs may meet), j) of every key block j that i may see.
+    """carry = add(carry, part(carry, j, number of keys, allowed), j) for every key block j that query block i may see.
 
-    Which pairs may meet is None where all do: no mask is applied. Where a block of keys holds whole blocks of queries,
-    causality cuts only the one that holds the queries' own places, if there is one, and of it no more keys are visited
-    than they may see. How many follows from i, which is no data: under `vmap` it stays a choice and does not become
-    all of its branches.
+    `allowed` is None if all pairs are allowed, and then no mask is applied. If a key block consists of whole query
+    blocks, causality hides keys only in the one with the queries' own positions, and only the first keys of that one
+    are visited. Their count depends only on the block index, so under `vmap` the `switch` stays a switch.
     """
     key_blocks, whole = x.key.shape[2] // o.key_block, o.key_block
     low, high = _bounds(o, i, key_blocks)
@@ -151,12 +149,12 @@ def _each_block(o: TileOptions, x: TiledInputs, i: Array, part: Callable, add: C
 
     if not at_end:
         return jax.lax.fori_loop(low, high, key_block, carry)
-    if key_blocks > 1:  # of one block, XLA would take the products out of the loop, and do them though it never turns
+    if key_blocks > 1:  # with one block the loop is empty, but XLA would hoist its products out and compute them
         carry = jax.lax.fori_loop(low, high - 1, key_block, carry)
     allowed = _allowed(o, x.mask, i, high - 1)
     sizes = range(o.query_block, whole + 1, o.query_block)
     branches = [functools.partial(part, carry, high - 1, size, allowed[..., :size]) for size in sizes]
-    # Added outside of the choice: inside, XLA on CPU copies the gradients of all keys.
+    # Added outside the switch: inside, XLA's CPU backend would copy the gradients of all keys.
     return add(carry, jax.lax.switch(i % len(branches), branches), high - 1)
 
 
@@ -164,9 +162,9 @@ def visit_keys(o: TileOptions, x: TiledInputs, i: Array, carry: Carry) -> Carry:
     """Query block i visits all blocks of keys it may see.
 
     Args:
-      o, x: of `prepare` and `for_values`.
+      o, x: from `pad_to_tiles` and `for_values`.
       i: () int, the block.
-      carry: [B, H, t], [B, H, t] and [B, H, t, K'], of the keys visited before; `nothing(x, t)` at first.
+      carry: [B, H, t], [B, H, t] and [B, H, t, K'], from the keys visited before; initially `nothing(x, t)`.
     """
     wide = carry[0].dtype
     groups = x.query.shape[1]
@@ -175,7 +173,7 @@ def visit_keys(o: TileOptions, x: TiledInputs, i: Array, carry: Carry) -> Carry:
     def part(carry, j, size, allowed):
         top, total, out = carry
         scores, _ = _scores(o, x, query, _keys(o, x.key, j, size), i, j, allowed)
-        # What is subtracted cancels in the end: for derivatives it is a constant.
+        # The maximum cancels in the result, so derivatives treat it as a constant.
         new_top = jnp.maximum(top, jnp.max(jax.lax.stop_gradient(scores), axis=-1))
         safe = jnp.where(jnp.isfinite(new_top), new_top, 0.0)
         shrink = jnp.exp(top - safe)
@@ -191,7 +189,7 @@ def visit_keys(o: TileOptions, x: TiledInputs, i: Array, carry: Carry) -> Carry:
 
 
 def nothing(x: TiledInputs, queries: int) -> Carry:
-    """The carry of so many queries before any key."""
+    """The carry of `queries` queries before any key."""
     batch, groups, per_group = x.query.shape[:3]
     wide = jnp.promote_types(x.query.dtype, jnp.float32)
     shape = (batch, groups * per_group, queries)
@@ -199,7 +197,7 @@ def nothing(x: TiledInputs, queries: int) -> Carry:
 
 
 def finish(carry: Carry, dtype) -> tuple[Array, Array]:
-    """Output [B, t, H, K'] of these queries, zeros where one saw no key, and the log of the sum [B, H, t]."""
+    """Output [B, t, H, K'] of these queries, zeros for those without any key, and log-sum-exp [B, H, t]."""
     top, total, out = carry
     empty = total == 0.0
     out = out / jnp.where(empty, 1.0, total)[..., None]
@@ -210,14 +208,14 @@ def finish(carry: Carry, dtype) -> tuple[Array, Array]:
 def gradients(
     o: TileOptions, x: TiledInputs, passed: Array, log_sum: Array, g_out: Array, start: Gradients | None = None
 ) -> Gradients:
-    """Gradients by these keys.
+    """Adds the gradients of attention to these keys.
 
     Args:
-      o, x: of `prepare` and `for_gradients`.
-      passed: [B, T, H], sum over K' of output and its gradient: what each query's weights together pass back.
-      log_sum: [B, H, T], of `finish`, over all keys of the query (those of other calls as well).
+      o, x: from `pad_to_tiles` and `for_gradients`.
+      passed: [B, T, H], sum over K' of output times its gradient, the softmax gradient's row term.
+      log_sum: [B, H, T], from `finish`, over all keys of the query (including those of other calls).
       g_out: [B, G, R, T, K'], gradient of the output, heads first.
-      start: what to add to; None: `zeros(x)`.
+      start: initial gradients; None: `zeros(x)`.
     """
     groups = x.query.shape[1]
     wide = jnp.promote_types(x.query.dtype, jnp.float32)
@@ -246,7 +244,7 @@ def gradients(
             d_key = transposed_products(rows(query), d_scores, wide)
             return Gradients(d_query, filled(d_key), filled(d_value), d_bias)
 
-        def filled(grad):  # [..., keys of a part] -> [..., keys of a block]
+        def filled(grad):  # [..., visited keys] -> [..., keys of a block]
             return jnp.pad(grad, [(0, 0)] * (grad.ndim - 1) + [(0, o.key_block - grad.shape[-1])])
 
         def add(total, parts, j):
@@ -262,7 +260,7 @@ def gradients(
 
 
 def zeros(x: TiledInputs) -> Gradients:
-    """Gradients before anything is added to them."""
+    """Gradients of 0."""
 
     def zero(a: Array) -> Array:
         return jnp.zeros(a.shape, jnp.promote_types(a.dtype, jnp.float32))
@@ -272,7 +270,7 @@ def zeros(x: TiledInputs) -> Gradients:
 
 
 def turned(grad: Array) -> Array:
-    """The gradient of keys or values [B, G, K, S] as [B, G, S, K]; behind a barrier, else XLA would turn a product."""
+    """The gradient of keys or values [B, G, K, S] as [B, G, S, K]; a barrier stops XLA from transposing a product."""
     return jax.lax.optimization_barrier(grad).swapaxes(2, 3)
 
 
@@ -286,7 +284,7 @@ def _add(total: Array, part: Array, start: Array) -> Array:
 def _add_bias(
     o: TileOptions, bias: tuple[Array, ...], total: tuple[Array, ...], found: tuple[Array, ...], i: Array, j: Array
 ) -> tuple[Array, ...]:
-    """The gradient of the bias's constants or array by what scores of a pair of blocks got, () without bias; added."""
+    """Adds the gradient of the bias's constants or array from a pair of blocks' score gradients; () without a bias."""
     if not bias:
         return total
     (d_scores,) = found

@@ -1,14 +1,13 @@
-"""Attention over rows whose parts lie on different devices: keys and values go round, queries stay.
+"""Ring attention: context parallelism in which queries stay and keys and values are passed around a ring of devices.
 
-Every device holds one part of its rows (`parallel.context.SequenceSharding.shard`). Its queries visit the keys of their
-own part, then those that come from its neighbour, and so on, with one online softmax over all of them; what comes next
-travels while the present keys are visited. The backward pass goes round again, and the gradients of keys and values
-travel with them.
-Long parts go round in pieces, one after the other (`ring_local.PIECES`), so that a device holds its own part and little
-more, and the [T, S] scores never exist. A window ends the round early.
+Every device holds one shard of its rows (`parallel.context.SequenceSharding.shard`). Its queries attend to the keys of
+their own shard, then to those from its neighbour, and so on, with one online softmax over all of them; the next keys
+are sent while the present ones are used. The backward pass makes another round, in which the gradients of keys and
+values travel with them. Long shards are sent in several pieces (`ring_local.PIECES`), so that a device holds little
+more than its own shard, and the [T, S] scores never exist. A window ends the round early.
 
-Where rows are not cut (`parts` 1) each device just does its own rows and heads: nothing goes round, and whether a pair
-of blocks may be skipped is decided on the device, with no word from the others.
+Without context parallelism (`parts` 1) each device computes its own rows and heads without communication, and decides
+by itself which pairs of blocks to skip.
 
 Source: Liu et al. 2023, "Ring attention with blockwise Transformers", section 3.
 """
@@ -41,9 +40,9 @@ def attend(
     dropout_rate: float,
     rng: Array | None,
 ) -> Array:
-    """Attention as `functional.attention.attention` documents it, on the mesh in use; arguments are checked there.
+    """Attention as `functional.attention.attention` documents it, on the current mesh; arguments are checked there.
 
-    Dropped weights are drawn on each device, so they depend on the mesh.
+    Each device draws its own dropout, so the result depends on the mesh.
     """
     mask = Mask() if mask is None else mask
     sizes, parts = constraints.mesh_axes(), mask.parts
@@ -61,10 +60,10 @@ def attend(
 
 
 def _on_devices(o: part.RingOptions, query, key, value, mask: Mask, bias: Bias | None, rng: Array | None) -> Array:
-    """Runs `_attend_here` on every device with its own part of each array."""
+    """Runs `_attend_here` on every device with its shard of each array."""
     token = P(((part.AXIS,) if o.parts > 1 else ()) + o.rows or None, None, o.heads or None)
 
-    # A function's arrays go in with it: what is used on a device must belong to its mesh.
+    # A Partial passes a function's arrays as arguments: shard_map cannot close over arrays of another mesh.
     bias = Partial(bias) if callable(bias) and not isinstance(bias, Partial) else bias
 
     def local(query, key, value, mask, bias, rng):
@@ -80,7 +79,7 @@ def _on_devices(o: part.RingOptions, query, key, value, mask: Mask, bias: Bias |
 
 
 def _attend_here(o: part.RingOptions, query, key, value, mask: Mask, bias: Bias | None, rng: Array | None) -> Array:
-    """What one device does."""
+    """One device's attention, with the bias's arrays as explicit arguments so that they can have gradients."""
     if bias is not None and not callable(bias):
         bias = Partial(_taken, bias.reshape((1,) * (4 - bias.ndim) + bias.shape))
     leaves, structure = jax.tree.flatten(bias)
@@ -91,13 +90,13 @@ def _attend_here(o: part.RingOptions, query, key, value, mask: Mask, bias: Bias 
 
 
 def _taken(array: Array, query_place: Array, key_place: Array) -> Array:
-    """A bias array [b, h, t, s] as a function of the places in the row."""
+    """A bias array [b, h, t, s] as a function of the positions in the row."""
     x = array if array.shape[2] == 1 else jnp.take(array, query_place, axis=2, mode="clip")
     return x if x.shape[3] == 1 else jnp.take(x, key_place, axis=3, mode="clip")
 
 
 def _call(structure, floats: tuple[bool, ...], fixed: tuple, query_place: Array, key_place: Array, *learned: Array):
-    """The bias function, put together from its arrays: those that may have gradients, and the others."""
+    """Calls the bias function, rebuilt from its arrays: those that may have gradients, and the others."""
     those, others = iter(learned), iter(fixed)
     bias = jax.tree.unflatten(structure, [next(those if is_float else others) for is_float in floats])
     return bias(query_place, key_place)
@@ -122,7 +121,7 @@ def _backward(o: part.RingOptions, bias_function, saved, g_out):
 
 
 def _tangent(o: part.RingOptions, bias_function, saved, changes):
-    """By differentiating the visits."""
+    """Forward mode, by differentiating `_forward`."""
     arrays, *_ = saved
 
     def out(*floats):

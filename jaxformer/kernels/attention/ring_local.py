@@ -1,4 +1,4 @@
-"""What one device of a ring does: its queries visit the keys of every part in turn; see `ring`."""
+"""One device's work in ring attention: its queries attend to the keys of one shard after another; see `ring`."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,31 +15,31 @@ from jaxformer.parallel.constraints import ACTIVATION_RULES
 from jaxformer.types import Array
 
 (AXIS,) = ACTIVATION_RULES["parts"]
-# A part's keys go round in this many pieces, one after the other, as far as these are whole blocks: what is on its way,
-# twice over keys, values and their gradients, is then a piece of each.
+# A shard's keys are sent in at most this many pieces, each of whole blocks, so that the buffers in flight (two each for
+# keys, values and their gradients) are the size of a piece.
 PIECES = 8
 
 
 class RingOptions(NamedTuple):
-    """What is known when the program is traced."""
+    """Static settings."""
 
     scale: float
     soft_cap: float | None
     dropout_rate: float
-    parts: int
-    rows: tuple[str, ...]  # mesh axes that split the rows
+    parts: int  # shards of a row
+    rows: tuple[str, ...]  # mesh axes that shard the rows
     heads: tuple[str, ...]  # and the heads
-    indexed: bool  # whether the tokens stand in another order than in the row
+    indexed: bool  # True if the mask has its own indices, so that tokens need not be in the order of the row
 
 
 class RingOperands(NamedTuple):
-    """What is an array; [parts * B, T / parts, heads, width] and, of whole rows, the mask."""
+    """Array arguments: [parts * B, T / parts, heads, width], and the mask of whole rows."""
 
     query: Array
     key: Array
     value: Array
-    bias: tuple[Array, ...]  # the arrays of the bias function that may have gradients
-    fixed: tuple[Array, ...]  # and the others
+    bias: tuple[Array, ...]  # arrays of the bias function that may have gradients
+    fixed: tuple[Array, ...]  # and its other arrays
     mask: Mask
     rng: Array | None
 
@@ -50,7 +50,7 @@ def used_axes(o: RingOptions) -> tuple[str, ...]:
 
 
 def offsets_to_visit(o: RingOptions, mask: Mask, length: int) -> range:
-    """How many parts before (positive) or after its own a device has to visit; without an order of its own it knows."""
+    """The shards that a device has to visit, as distances before (positive) or after its own; all if `indexed`."""
     if o.parts == 1 or o.indexed or mask.window is None:
         return range(o.parts)
     reach = min(o.parts - 1, -(-(mask.window - 1) // length))
@@ -59,23 +59,23 @@ def offsets_to_visit(o: RingOptions, mask: Mask, length: int) -> range:
 
 
 def _shifted(tree: Any, by: int, parts: int) -> Any:
-    """Every part goes `by` devices on along the ring."""
+    """Sends every device's arrays `by` devices further along the ring."""
     if by % parts == 0:
         return tree
     return jax.lax.ppermute(tree, AXIS, [(i, (i + by) % parts) for i in range(parts)])
 
 
 def _around(o: RingOptions, offsets: range, moving: Any, carry: Any, visit: Callable) -> tuple[Any, Any]:
-    """carry, moving = visit(carry, moving, the part they come from), for each offset; then everything goes home.
+    """Calls carry, added = visit(carry, read, added, source shard) for each offset, then returns `added` to its owner.
 
-    `moving` is (what is only read, what is added to); the first is not sent after the last visit.
+    `moving` is (read, added): arrays that are only read, and accumulators; `read` is not sent after the last visit.
     """
     own = jax.lax.axis_index(AXIS) if o.parts > 1 else jnp.zeros((), jnp.int32)
     read, added = _shifted(moving, offsets[0], o.parts)
 
     def one(state, offset):
         carry, read, added = state
-        after = _shifted(read, 1, o.parts)  # on its way while this part is visited
+        after = _shifted(read, 1, o.parts)  # sent while this shard is visited
         carry, added = visit(carry, read, added, (own - offset) % o.parts)
         return (carry, after, _shifted(added, 1, o.parts)), None
 
@@ -86,7 +86,7 @@ def _around(o: RingOptions, offsets: range, moving: Any, carry: Any, visit: Call
 
 
 def piece_length(o: RingOptions, length: int) -> int:
-    """How many of a part's keys go round at once.
+    """Number of a shard's keys that are sent at a time.
 
     >>> piece_length(RingOptions(1.0, None, 0.0, 8, (), (), indexed=True), 4096)
     512
@@ -97,12 +97,12 @@ def piece_length(o: RingOptions, length: int) -> int:
 
 
 def _pieces(o: RingOptions, length: int) -> Array:
-    """The first key of each piece, within its part."""
+    """The first key of each piece, within its shard."""
     return jnp.arange(0, length, piece_length(o, length))
 
 
 def _piece(o: RingOptions, x: RingOperands, first: Array | int) -> tuple[Array, Array]:
-    """Keys and values of this device from `first` on."""
+    """This device's piece of keys and values that starts at `first`."""
     size = piece_length(o, x.key.shape[1])
     return _cut(x.key, first, size, 1), _cut(x.value, first, size, 1)
 
@@ -118,7 +118,7 @@ def _put(x: Array, part: Array, first: Array, axis: int) -> Array:
 def _problem(
     o: RingOptions, bias, x: RingOperands, key: Array, value: Array, first_key: Array | int
 ) -> tuple[Any, Any]:
-    """The queries of this device and these keys, which are those from `first_key` on of all parts', in blocks."""
+    """This device's queries and the given keys, padded to tiles; `first_key` is the keys' position in the whole row."""
     length, mask = x.query.shape[1], x.mask
     own = jax.lax.axis_index(AXIS) if o.parts > 1 else jnp.zeros((), jnp.int32)
     if mask.dense is not None:
@@ -151,7 +151,7 @@ def _problem(
 
 
 def _bias_of_parts(o: RingOptions, function: Callable | None, x: RingOperands, first_query: Array, first_key: Array):
-    """The bias function of places within the two parts, for the rows and heads of this device."""
+    """The bias as a function of positions within the two shards, for this device's rows and heads."""
     if function is None:
         return None
 
@@ -163,7 +163,7 @@ def _bias_of_parts(o: RingOptions, function: Callable | None, x: RingOperands, f
 
 
 def _own_rows_and_heads(o: RingOptions, found: Array, x: RingOperands) -> Array:
-    """[B or 1, H or 1, ...] of all rows and heads -> those of this device."""
+    """[B or 1, H or 1, ...] of all rows and heads -> this device's."""
     for axis, size, names in ((0, x.query.shape[0], o.rows), (1, x.query.shape[2], o.heads)):
         if found.shape[axis] > 1 and names:
             found = jax.lax.dynamic_slice_in_dim(found, jax.lax.axis_index(names) * size, size, axis)
@@ -171,7 +171,7 @@ def _own_rows_and_heads(o: RingOptions, found: Array, x: RingOperands) -> Array:
 
 
 def visit_all(o: RingOptions, bias, x: RingOperands) -> tuple[Array, Array]:
-    """Output [B, T, H, K'] and the log of the sum [B, H, T] of this device's queries, the latter in whole blocks."""
+    """Output [B, T, H, K'] and log-sum-exp [B, H, T] of this device's queries, the latter padded to whole blocks."""
     length = x.query.shape[1]
     offsets = offsets_to_visit(o, x.mask, length)
     _, at_first = _problem(o, bias, x, *_piece(o, x, 0), 0)
@@ -198,7 +198,7 @@ def visit_all(o: RingOptions, bias, x: RingOperands) -> tuple[Array, Array]:
 
 
 def gradients(o: RingOptions, bias, x: RingOperands, passed: Array, log_sum: Array, g_out: Array) -> tuple[Any, ...]:
-    """Gradients of this device's query, key and value (the latter two from all devices), and of all the constants."""
+    """Gradients of this device's query, key and value (the latter two from all devices), and of the bias's arrays."""
     length = x.query.shape[1]
     offsets = offsets_to_visit(o, x.mask, length)
     _, at_first = _problem(o, bias, x, *_piece(o, x, 0), 0)
@@ -223,7 +223,7 @@ def gradients(o: RingOptions, bias, x: RingOperands, passed: Array, log_sum: Arr
     def put(whole: Array, part: Array, first: Array) -> Array:
         return _put(whole, online_softmax.turned(part).swapaxes(1, 2)[:, : piece_length(o, length)], first, 1)
 
-    # Else XLA on CPU makes the zeros before the forward pass, and keeps them through it.
+    # Otherwise XLA's CPU backend allocates the zeros before the forward pass and keeps them through it.
     zeros, d_key, d_value = jax.tree.map(
         lambda a: rematerialize(a, passed.ravel()[0]),
         (online_softmax.zeros(at_first), jnp.zeros_like(x.key), jnp.zeros_like(x.value)),

@@ -1,4 +1,4 @@
-"""How attention's arrays lie on the mesh in use, for implementations that run on each device by itself."""
+"""Sharding specs of attention's arrays, for implementations that run on each device under shard_map."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -11,14 +11,14 @@ from jaxformer.masks import Mask
 from jaxformer.parallel import constraints
 from jaxformer.types import Array
 
-# Fields of a Mask that have rows, and the most axes a field without rows has.
+# Fields of a Mask that have a batch axis, and the number of axes of a field without one.
 _ROWS = {"prefix": 0, "keys": 1, "query_segments": 1, "key_segments": 1, "query_index": 1, "key_index": 1}
 
 
 def head_axes(query: Array, key: Array, value: Array, sizes: Mapping[str, int]) -> tuple[Array, Array, tuple[str, ...]]:
-    """Key and value, and the mesh axes that all heads are split over; () where they do not divide.
+    """Key and value, and the mesh axes over which the heads are sharded; () if they do not divide.
 
-    Where there are fewer key/value heads than devices, each device gets the one its queries use.
+    With fewer key/value heads than devices, they are repeated so that each device has the one its queries use.
     """
     groups = key.shape[2]
     heads = constraints.splits(query.shape[2], constraints.ACTIVATION_RULES["heads"], sizes)
@@ -31,18 +31,18 @@ def head_axes(query: Array, key: Array, value: Array, sizes: Mapping[str, int]) 
 
 
 def unsupported_mask(mask: Mask | None, fields: Iterable[str]) -> str | None:
-    """What a kernel that knows none of these fields, and no folded rows, says about a mask; None: nothing."""
+    """Why a kernel without these mask fields and without context parallelism cannot apply a mask; None: it can."""
     if mask is None:
         return None
     for name in fields:
         if getattr(mask, name) is not None:
             return f"a mask with {name}"
-    return "rows cut into parts" if mask.parts > 1 else None
+    return "context parallelism" if mask.parts > 1 else None
 
 
 def mask_specs(mask: Mask, rows: tuple[str, ...]) -> Mask:
-    """The mask with a PartitionSpec for each of its arrays: rows over `rows`, one row that stands for all on every
-    device, `dense` whole."""
+    """The mask with a PartitionSpec for each of its arrays: batch axes over `rows`, those of size 1 and `dense`
+    replicated."""
 
     def of_rows(field: Array | None, least: int) -> P | None:
         if field is None:

@@ -1,8 +1,8 @@
 """Attention by the TPU kernel that comes with JAX ("splash": block-sparse flash attention in Pallas).
 
-Blocks that a causal mask or a window hides are never visited, and the [T, S] scores never exist. It honours less than
-the other implementations (`unsupported` says what), and runs on TPUs alone; in Pallas's interpreter anywhere, slowly.
-Its derivative is for `jax.grad` alone, not for `jax.jvp`. Padding reaches it as zeros, whatever stands there.
+Skips blocks that a causal mask or a window hides, and never materialises the [T, S] scores. It supports fewer options
+than the other implementations (see `unsupported`) and runs only on TPUs, or slowly in Pallas's interpreter. It supports
+`jax.grad` but not `jax.jvp`. Padding is set to 0 first, so that NaN there has no influence.
 """
 
 import functools
@@ -20,10 +20,10 @@ from jaxformer.masks import Mask
 from jaxformer.parallel import constraints
 from jaxformer.types import Array
 
-INTERPRET = False  # tests: Pallas's interpreter
-LANES = 128  # tokens come in multiples of a vector register's lanes
-BLOCK = 512  # tokens of a block of queries or keys, where so many divide the row
-_HIDDEN = -1e30  # a log-sum of scores below this is one of masked scores only
+INTERPRET = False  # True in tests: Pallas's interpreter
+LANES = 128  # row lengths are multiples of a vector register's lanes
+BLOCK = 512  # tokens per block of queries or keys, if that divides the row
+_HIDDEN = -1e30  # if the log of the sum is below this, all scores are masked
 
 
 def unsupported(
@@ -33,10 +33,10 @@ def unsupported(
 
     Args:
       length, keys: T and S.
-      head_width: K, of queries, keys and values alike.
+      head_width: K of queries, keys and values.
       dtype: of all three.
       mask: its description; None: every key.
-      bias, dropout, soft_cap: whether there is one.
+      bias, dropout, soft_cap: True if there is one.
 
     >>> options = {"bias": False, "dropout": False, "soft_cap": False}
     >>> unsupported(1024, 1024, 128, jnp.bfloat16, Mask(causal=True), **options) is None
@@ -46,7 +46,7 @@ def unsupported(
     """
     del soft_cap  # the kernel has one
     if length != keys:
-        return "queries and keys of different numbers"
+        return "different numbers of queries and keys"
     if length % LANES:
         return f"rows of {length} tokens (multiples of {LANES})"
     if head_width % 64:
@@ -59,7 +59,7 @@ def unsupported(
 
 
 def visited(length: int, causal: bool, window: int | None) -> float:
-    """Share of the blocks of scores that the kernel visits.
+    """Share of the blocks of scores that the kernel computes.
 
     >>> visited(2048, True, None), visited(2048, False, None), visited(2048, True, 512)
     (0.625, 1.0, 0.4375)
@@ -72,7 +72,7 @@ def visited(length: int, causal: bool, window: int | None) -> float:
 
 
 def _block(length: int) -> int:
-    """Tokens of a block of a row that `unsupported` has nothing against."""
+    """Tokens per block, for a supported row length."""
     return max(size for size in (LANES, 2 * LANES, BLOCK) if not length % size)
 
 
@@ -88,7 +88,7 @@ def attend(
     dropout_rate: float,
     rng: Array | None,
 ) -> Array:
-    """Attention as `functional.attention.attention` documents it, on the mesh in use, once `unsupported` is asked."""
+    """Attention as `functional.attention.attention` documents it, on the current mesh; check `unsupported` first."""
     mask = Mask() if mask is None else mask
     sizes = constraints.mesh_axes()
     rows = constraints.splits(query.shape[0], constraints.ACTIVATION_RULES["batch_rows"], sizes)
@@ -98,7 +98,7 @@ def attend(
     def local(query: Array, key: Array, value: Array, mask: Mask) -> Array:
         return _attend_here(query * scale, key, value, mask, soft_cap)
 
-    # Segments of a row alone see each other: the mask cannot tell two arrays that are equal from two that are not.
+    # Inside shard_map equal segments are no longer the same array, so None marks that keys have those of the queries.
     same = mask.query_segments is mask.key_segments and mask.keys is None
     if same:
         mask = replace(mask, key_segments=None)
@@ -110,13 +110,13 @@ def attend(
 
 
 def _attend_here(query: Array, key: Array, value: Array, mask: Mask, soft_cap: float | None) -> Array:
-    """What one device does: [B, T, H, K], the scores' scale being in the query."""
+    """One device's attention: [B, T, H, K], with the query already scaled."""
     batch, length, heads, _ = query.shape
     segments, certain = _segments(mask, batch, length)
     arrays = [jnp.moveaxis(x, 2, 1) for x in (query, key, value)]
     kernel = functools.partial(_kernel, length, heads, mask.causal, mask.window, soft_cap)
     out = jax.vmap(kernel(False))(*arrays, segments)
-    if not certain:  # a query that sees nothing would get the mean of what is hidden
+    if not certain:  # for a query without any key the kernel gives the mean of the masked values
         fixed = jax.lax.stop_gradient(arrays)
         _, (log_sum,) = jax.vmap(kernel(True))(*fixed, segments)
         out = jnp.where((log_sum > _HIDDEN)[..., None], out, 0)
@@ -124,7 +124,7 @@ def _attend_here(query: Array, key: Array, value: Array, mask: Mask, soft_cap: f
 
 
 def _segments(mask: Mask, batch: int, length: int):
-    """The kernel's segment numbers [B, T] of queries and keys, or None; whether every query sees at least itself."""
+    """The kernel's segment ids [B, T] of queries and keys, or None; and whether every query is sure to see itself."""
     from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel import SegmentIds
 
     queries, keys = mask.query_segments, mask.key_segments
@@ -133,7 +133,7 @@ def _segments(mask: Mask, batch: int, length: int):
     certain = keys is None and mask.keys is None
     queries = jnp.zeros((1, length), jnp.int32) if queries is None else queries.astype(jnp.int32)
     keys = queries if keys is None else keys.astype(jnp.int32)
-    if mask.keys is not None:  # of a segment that no query is in
+    if mask.keys is not None:  # masked keys get a segment without queries
         keys = jnp.where(mask.keys, keys, jnp.iinfo(jnp.int32).min)
     shape = (batch, length)
     return SegmentIds(jnp.broadcast_to(queries, shape), jnp.broadcast_to(keys, shape)), certain

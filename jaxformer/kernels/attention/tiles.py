@@ -1,4 +1,4 @@
-"""Attention as a problem in whole blocks, heads first: what `blocks` works on."""
+"""Pads attention's arguments to whole blocks, heads first: the input of `online_softmax`."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,31 +13,28 @@ from jaxformer.kernels.attention.xla_vjp import heads_first
 from jaxformer.masks import Mask
 from jaxformer.types import Array
 
-# Keys of a block are half as many where the scores of a pair of blocks would take more than PAIR bytes of float32.
-# Chosen on two Zen 5 cores, from 1024 to 4096 tokens: 512 x 512 takes 1.07 to 1.28 of the time, 256 x 256 1.12 to 1.35.
+# The fastest block sizes on CPU. A block has half as many keys if the float32 scores of a pair of blocks exceed PAIR.
 QUERY_BLOCK = 256
 KEY_BLOCK = 512
-PAIR = 64 * 2**20
+PAIR = 64 * 2**20  # bytes
 
 
 class TileOptions(NamedTuple):
-    """What is known when the program is traced."""
+    """Static settings."""
 
     soft_cap: float | None
     dropout_rate: float
     query_block: int
     key_block: int
-    window: int | None  # these two only where indices are 0, 1, 2, ..., so that blocks can be ruled out unseen
+    window: int | None  # `window` and `causal` are set only if indices are 0, 1, 2, ..., to rule out blocks statically
     causal: bool
-    mask_is_positional: (
-        bool  # causality and window are all there is to the mask; keys added to fill a block are behind them
-    )
-    hides: bool  # whether the mask hides anything
+    mask_is_positional: bool  # True if positions alone determine the mask, which also hides the padding of keys
+    hides: bool  # True if the mask hides anything
     bias: Callable[..., Array] | None  # (query index, key index, *constants) -> bias of a pair of blocks
 
 
 class TiledInputs(NamedTuple):
-    """What is an array. Lengths are whole numbers of blocks; the mask's key index is -1 beyond the end."""
+    """Array arguments. Lengths are whole numbers of blocks; the mask's key index is -1 in the padding."""
 
     query: Array  # [B, G, R, T, K], scaled
     key: Array  # [B, G, S, K]
@@ -60,11 +57,11 @@ def pad_to_tiles(
     dropout_rate: float,
     rng: Array | None,
 ) -> tuple[TileOptions, TiledInputs]:
-    """The problem in whole blocks.
+    """Attention's arguments, padded to whole blocks.
 
     Args:
       query, key, value, scale, soft_cap, dropout_rate, rng: as `functional.attention.attention` documents them.
-      mask: who sees whom.
+      mask: of the unpadded arrays.
       bias: (query index [t], key index [s], *constants) -> what broadcasts to [B, H, t, s]; None: none, or an array.
       constants: of `bias`, or a bias array [b, h, t, s], or nothing.
     """
@@ -100,17 +97,17 @@ def pad_to_tiles(
 
 
 def for_values(o: TileOptions, x: TiledInputs) -> TiledInputs:
-    """With keys and values that tell none but the queries that may see them of what is not usable."""
+    """For the forward pass: non-finite keys and values reach only the queries that attend to them, as NaN scores."""
     return x._replace(key=marked(x.key, x.value), value=usable_value(x.value)) if o.hides else x
 
 
 def for_gradients(o: TileOptions, x: TiledInputs) -> TiledInputs:
-    """With keys and values that may be multiplied with what is 0 for hidden pairs."""
+    """For the backward pass: keys and values are finite, so that their product with the 0 of a masked pair is 0."""
     return x._replace(key=usable_key(x.key), value=usable_value(x.value)) if o.hides else x
 
 
 def sizes(query: Array, key: Array) -> tuple[int, int]:
-    """Queries and keys of a block, for arrays [B, T, H, K] and [B, S, G, K]."""
+    """Queries and keys per block, for arrays [B, T, H, K] and [B, S, G, K]."""
     fits = 4 * query.shape[0] * query.shape[2] * QUERY_BLOCK * KEY_BLOCK <= PAIR
     key_block = KEY_BLOCK if fits else KEY_BLOCK // 2
     return min(QUERY_BLOCK, query.shape[1]), min(key_block, key.shape[1])
@@ -125,20 +122,20 @@ def constants_of(bias: Bias | None, query: Array, key: Array) -> tuple[Callable 
 
 
 def _inside(bias: Callable[..., Array], queries: int, keys: int) -> Callable[..., Array]:
-    """The bias function, of no place beyond the ends: what it gives there need not be a number, and 0 times that would
-    be no gradient of its constants."""
+    """The bias function with positions clipped to the row: beyond the end it might give NaN, and 0 * NaN would make its
+    gradients NaN."""
     return lambda q, k, *constants: bias(jnp.minimum(q, queries - 1), jnp.minimum(k, keys - 1), *constants)
 
 
 def _pad(x: Array, axis: int, amount: int, value: Any = 0) -> Array:
-    """`x` with `amount` entries more at the end of an axis; an axis of size 1 stands for all and stays."""
+    """`x` with `amount` more entries at the end of an axis; an axis of size 1 broadcasts and stays."""
     if amount == 0 or x.shape[axis] == 1:
         return x
     return jnp.pad(x, [(0, amount if i == axis % x.ndim else 0) for i in range(x.ndim)], constant_values=value)
 
 
 def _padded(mask: Mask, queries: int, keys: int, to_query: int, to_key: int) -> Mask:
-    """The mask over whole blocks, with every index written out."""
+    """The mask padded to whole blocks, with explicit indices."""
     query_index = jnp.arange(queries) if mask.query_index is None else mask.query_index
     key_index = jnp.arange(keys) if mask.key_index is None else mask.key_index
 

@@ -1,8 +1,8 @@
-"""Reference attention: plain XLA operations, every option, and the one implementation that expands the mask.
+"""Reference attention: plain XLA operations, every option, and the only implementation that expands the mask.
 
-Long causal self-attention is cut into static blocks of queries that read only the keys up to their own end, which
-spares almost half of the arithmetic. Without the rarer options all is done by `blocked`, whose backward pass is written
-down; other than long causal self-attention as a single block.
+Long causal self-attention is split into static blocks of queries that read only the keys up to their own end, which
+saves almost half of the FLOPs; everything else is one block. Without a soft cap or dropout, `xla_vjp` computes it, with
+a custom backward pass.
 """
 
 import math
@@ -18,10 +18,8 @@ from jaxformer.kernels.matmul import product
 from jaxformer.masks import Mask, crop, expand
 from jaxformer.types import Array
 
-QUERY_BLOCK = 128  # queries of a block, at the least
-# At most, without a window: each adds to the gradients of all keys before it. At 4096 tokens 32 of them went through
-# 1.37 times the memory traffic of 8 (llama_7b planned on H100).
-BLOCKS = 8
+QUERY_BLOCK = 128  # least queries per block
+BLOCKS = 8  # most blocks without a window, because each one adds to the gradients of all keys before it
 
 Bias = Array | Callable[[Array, Array], Array]
 
@@ -100,7 +98,7 @@ def _attend_block(
     batch, queries, heads, width = query.shape
     keys, groups = key.shape[1], key.shape[2]
     per_group = heads // groups
-    # Score products accumulate in float32 (float64 under x64); R counts the query heads of one key/value head.
+    # Scores accumulate in float32 (float64 under x64); R is the number of query heads per key/value head.
     accumulate = jnp.promote_types(query.dtype, jnp.float32)
     allowed = expand(mask, queries, keys)
     if allowed is not None:
@@ -111,7 +109,7 @@ def _attend_block(
     scores_BGRTS = product("BTGRK,BSGK->BGRTS", q_BTGRK, key, accumulate)
     scores_BHTS = scores_BGRTS.reshape(batch, heads, queries, keys)
     if soft_cap is not None:
-        if allowed is not None:  # whose slope is no number where a hidden score is none
+        if allowed is not None:  # tanh has a NaN derivative where a masked score is not finite
             scores_BHTS = jnp.where(allowed, scores_BHTS, 0.0)
         scores_BHTS = soft_cap * jnp.tanh(scores_BHTS / soft_cap)
     if bias is not None:

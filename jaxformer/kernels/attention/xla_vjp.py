@@ -1,7 +1,7 @@
-"""Attention by static blocks of queries, with its backward pass written down; what `xla` is without its options.
+"""Attention by static blocks of queries with a custom backward pass; `xla` without a soft cap or dropout.
 
-Heads come first, once: products of single heads then read what they need in one piece. Of the scores only the weights
-are kept for the backward pass, in the dtype of the values.
+Heads are moved to the front once, so that each head's products read contiguous memory. Only the weights are kept for
+the backward pass, in the dtype of the values.
 """
 
 import functools
@@ -33,9 +33,9 @@ def attend(
     Args:
       query: [B, T, H, K].
       key, value: [B, S, G, K] and [B, S, G, K'], H a multiple of G.
-      spans: for each block (first, end) of its queries, all of T in order, and of the keys they read.
-      allowed: for each block bool that broadcasts to [B, H, t, s], or None: all.
-      biases: for each block None, or what is added to the scores, that broadcasts to [B, H, t, s].
+      spans: for each block (first, end) of its queries, which cover T in order, and of the keys they read.
+      allowed: for each block a bool array that broadcasts to [B, H, t, s], or None: all.
+      biases: for each block None, or an array to add to the scores that broadcasts to [B, H, t, s].
       scale: of the scores.
 
     Returns:
@@ -58,7 +58,7 @@ def heads_first(x: Array, groups: int) -> Array:
 
 
 def _split_heads(x: Array | None, groups: int, per_group: int) -> Array | None:
-    """What broadcasts to [B, H, t, s] -> what broadcasts to [B, G, R, t, s]."""
+    """An array that broadcasts to [B, H, t, s] -> one that broadcasts to [B, G, R, t, s]."""
     if x is None:
         return None
     x = x.reshape((1,) * (4 - x.ndim) + x.shape)
@@ -68,7 +68,7 @@ def _split_heads(x: Array | None, groups: int, per_group: int) -> Array | None:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _attend(spans, masked: bool, query, key, value, biases, allowed) -> Array:
-    """query: [B, G, R, T, K]; key, value: [B, G, S, K]; masked: whether any `allowed` is one. [B, G, R, T, K']."""
+    """query: [B, G, R, T, K]; key, value: [B, G, S, K]; masked: if any `allowed` is an array. [B, G, R, T, K']."""
     return _forward(spans, masked, query, key, value, biases, allowed)[0]
 
 
@@ -85,7 +85,7 @@ def _forward(spans, masked, query, key, value, biases, allowed):
             scores = scores + bias.astype(wide)
         if seen is not None:
             scores = jnp.where(seen, scores, -jnp.inf)
-        # In the products' shape for all who read them: XLA would make an array of weights for every shape asked for.
+        # All readers use the products' shape, because XLA would allocate the weights once for every shape.
         weights = softmax(rows(scores)).astype(value.dtype)
         outs.append(head_product("GTS,GSK->GTK", weights, rows(v), value.dtype).reshape(*q.shape[:4], v.shape[-1]))
         kept.append(weights)
@@ -93,14 +93,14 @@ def _forward(spans, masked, query, key, value, biases, allowed):
 
 
 def rows(x: Array) -> Array:
-    """[B, G, R, t, s] -> [B, G, R t, s], and [B, G, s, K] as it is; a B of one, which XLA drops for its products, is
-    dropped here, for the sake of the others who read the array."""
+    """[B, G, R, t, s] -> [B, G, R t, s], and [B, G, s, K] unchanged; without B if it is 1. XLA drops that axis for its
+    products, so that other readers of the array would need a copy."""
     batch = x.shape[:2] if x.shape[0] != 1 else x.shape[1:2]
     return x.reshape(*batch, math.prod(x.shape[2:-1]), x.shape[-1])
 
 
 def head_product(spec: str, a: Array, b: Array, dtype) -> Array:
-    """einsum of single heads, of one batch or of several: of arrays as `rows` makes them."""
+    """einsum per head, of arrays from `rows`, with or without a batch axis."""
     if a.ndim == 4:
         spec = "->".join(",".join("B" + letters for letters in side.split(",")) for side in spec.split("->"))
     return rounded_einsum(spec, a, b, dtype)
@@ -108,8 +108,8 @@ def head_product(spec: str, a: Array, b: Array, dtype) -> Array:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _scores(dtype, query: Array, seen_key: Array, key: Array) -> Array:
-    """Products of queries with keys that are marked; their derivative, which only second derivatives of attention take,
-    is that of the usable ones: 0 times a mark would be NaN."""
+    """Products of queries with marked keys (`nonfinite.marked`). The derivative, needed only for second derivatives of
+    attention, uses the finite keys instead, because 0 times a NaN mark would be NaN."""
     del key
     return head_product("GTK,GSK->GTS", query, seen_key, dtype)
 
@@ -126,9 +126,9 @@ def _backward(spans, masked, saved, g_out):
     query, key, value, biases, kept = saved
     wide = jnp.promote_types(query.dtype, jnp.float32)
     d_query, d_biases = [], []
-    if len(spans) > 2:  # else the blocks' pieces of keys and values, longer together, would be kept
+    if len(spans) > 2:  # otherwise XLA keeps every block's slices of keys and values, which are larger together
         key, value = (rematerialize(x, g_out[:, :, 0, :1, :1]) for x in (key, value))
-    # Width before keys: a product of the queries with the scores' gradient comes out so, without a pass to turn it.
+    # Width before keys: the layout in which these products come out, without a transpose.
     d_key, d_value = (jnp.zeros(rows(x).swapaxes(-2, -1).shape, wide) for x in (key, value))
     for ((first, last), (start, stop)), bias, weights in zip(spans, biases, kept, strict=True):
         block = query[:, :, :, first:last]
@@ -141,7 +141,7 @@ def _backward(spans, masked, saved, g_out):
         d_query.append(head_product("GTS,GSK->GTK", d_scores, k, query.dtype).reshape(block.shape))
         d_key = d_key.at[..., start:stop].add(transposed_products(q, d_scores, wide))
         d_value = d_value.at[..., start:stop].add(transposed_products(g, weights, wide))
-    # Behind a barrier: where there is one block, XLA would fold the turn into the product and be off its fast path.
+    # A barrier, because with one block XLA would fold the transpose into the product, which is slow.
     turned = jax.lax.optimization_barrier((d_key, d_value))
     d_key, d_value = (
         d.astype(x.dtype).swapaxes(-2, -1).reshape(x.shape) for d, x in zip(turned, (key, value), strict=True)
@@ -151,7 +151,7 @@ def _backward(spans, masked, saved, g_out):
 
 @jax.custom_jvp
 def _seen_changes(x: Array, weights: Array) -> Array:
-    """`x`, whose derivative is 0 where the weights are: there a huge key makes it infinite in second derivatives."""
+    """`x`, with a derivative of 0 where the weights are 0: a huge masked key would make second derivatives infinite."""
     del weights
     return x
 
@@ -186,17 +186,17 @@ derivatives.define(_attend, _forward, _tangent, _backward)
 
 
 def _summed(grad: Array, like: Array) -> Array:
-    """Over the axes along which `like` was broadcast."""
+    """Sums over the axes along which `like` was broadcast."""
     axes = [axis for axis, size in enumerate(like.shape) if size == 1]
     return jnp.sum(grad, axis=axes, keepdims=True).astype(like.dtype)
 
 
 @jax.custom_jvp
 def softmax(scores: Array) -> Array:
-    """Over the last axis; zeros where all of it is -inf, a query without any key.
+    """Softmax over the last axis; zeros if all of it is -inf, for a query without any key.
 
-    The derivative is written down because it needs the result alone: differentiation of the steps would keep two
-    arrays of that size for the backward pass, and add up a gradient of the maximum.
+    The custom derivative needs only the result; autodiff would keep two arrays of that size for the backward pass and
+    compute a gradient of the maximum.
     """
     top = jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf)
     weights = jnp.exp(scores - jnp.where(jnp.isfinite(top), top, 0.0))

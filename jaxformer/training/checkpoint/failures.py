@@ -1,34 +1,37 @@
-"""What may be wrong with a checkpoint, in a few words, and what is wrong with the machine instead."""
+"""Tells a damaged checkpoint from a failure of the machine, and says in one line what went wrong."""
 
 import errno
+from collections.abc import Iterator
 
-# What the machine refuses, whatever the checkpoint holds: no reason to call it invalid, which ends in its removal.
+# Failures of the machine, not of the checkpoint: these must not mark it as invalid, because invalid ones are deleted.
 REFUSALS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM}
+_REFUSAL_TEXTS = ("Too many open files", "Permission denied", "Cannot allocate memory")
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, then what caused it, and so on."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__ or found.__context__
 
 
 def refused_here(error: BaseException) -> bool:
-    """Whether the machine refused, so that another try may succeed: too many open files, no permission, no memory."""
-    seen: BaseException | None = error
-    while seen is not None:
-        text = str(seen)
-        if isinstance(seen, MemoryError) or (isinstance(seen, OSError) and seen.errno in REFUSALS):
-            return True
-        if "Too many open files" in text or "Permission denied" in text or "Cannot allocate memory" in text:
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return False
+    """True if the machine refused and another try may succeed: too many open files, no permission, no memory."""
+    return any(
+        isinstance(each, MemoryError)
+        or (isinstance(each, OSError) and each.errno in REFUSALS)
+        or any(text in str(each) for text in _REFUSAL_TEXTS)
+        for each in _chain(error)
+    )
 
 
 def reason_of(error: BaseException) -> str:
-    """One short line of what went wrong, the operating system's word for it where there is one."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, OSError) and seen.errno in (errno.ENOSPC, errno.EDQUOT):
-            return "no space left on the disk"
-        seen = seen.__cause__ or seen.__context__
+    """One short line about what went wrong, in the operating system's words where it has some."""
     text = " ".join(str(error).split())
-    if "Too many open files" in text:
+    full = any(isinstance(each, OSError) and each.errno in (errno.ENOSPC, errno.EDQUOT) for each in _chain(error))
+    if "Too many open files" in text and not full:
         return "too many open files (see ulimit -n)"
-    if "No space left" in text or "RESOURCE_EXHAUSTED" in text:
+    if full or "No space left" in text or "RESOURCE_EXHAUSTED" in text:
         return "no space left on the disk"
     return (text[:160] + " ...") if len(text) > 160 else text or type(error).__name__

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, apart from how it is stored: its items, its meta data, and what makes it invalid."""
+"""What a checkpoint contains, whatever the storage library: its items, its metadata, and what makes it invalid."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +12,11 @@ from jaxformer.training.checkpoint.checksum import checksums, leaf_name
 from jaxformer.training.checkpoint.failures import REFUSALS
 from jaxformer.training.state import TrainState
 
-OLD_DIGITS = 16  # of fingerprints over the whole config, until manifests had one
+OLD_DIGITS = 16  # hex digits of earlier versions' fingerprints, which were hashes of the whole config
 
 
 def is_step(name: str) -> bool:
-    """Whether a folder of this name is a checkpoint's: its step as we write it.
+    """True if a folder of this name is a checkpoint: a step number as we write it.
 
     >>> [name for name in ("0", "115", "0115", "²", "١", "-1", "115.tmp") if is_step(name)]
     ['0', '115']
@@ -25,15 +25,12 @@ def is_step(name: str) -> bool:
 
 
 def list_steps(directory: str | Path) -> list[int]:
-    """Steps that have a directory under `directory`, ascending; does not look inside them, does not need orbax.
-
-    Links are not followed: see `links`.
-    """
+    """Steps that have a directory under `directory`, ascending; neither opens them nor follows links (see `links`)."""
     return sorted(int(path.name) for path in _steps(directory) if not path.is_symlink() and path.is_dir())
 
 
 def links(directory: str | Path) -> list[Path]:
-    """What is named like a checkpoint and is a symbolic link."""
+    """The symbolic links that are named like a checkpoint."""
     return [path for path in _steps(directory) if path.is_symlink()]
 
 
@@ -43,7 +40,7 @@ def _steps(directory: str | Path) -> list[Path]:
 
 
 def items_of(state: TrainState) -> dict[str, Any]:
-    """What is stored under which name. The optimizer's tuples become flat paths, which no library version changes."""
+    """Item name -> tree to store. The optimizer's tuples become flat paths, which do not depend on library versions."""
     rest = state._replace(params=None, ema=None, frozen=None)
     items = {
         "params": state.params,
@@ -68,11 +65,11 @@ def describe(items: dict[str, Any]) -> dict[str, list[Any]]:
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """The meta data of a step's directory, verified: step, fingerprint, leaves.
+    """The verified metadata of a step's directory: step, fingerprint, leaves.
 
     Raises:
-      InvalidCheckpointError: it is gone or damaged, or the directory is that of another step, copied or renamed, or
-        holds what is no file.
+      InvalidCheckpointError: it is missing or damaged, or the directory belongs to another step (copied or renamed) or
+        contains something other than regular files.
       CheckpointError: this process may not read it.
     """
     try:
@@ -93,38 +90,38 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 
 def irregular_steps(directory: Path, steps: Sequence[int]) -> list[tuple[int, str]]:
-    """(step, a path in its directory that is no file, see `files.irregular`) of the steps that have one."""
+    """(step, a pipe, socket or device in its directory) for the steps that have one, see `files.irregular`."""
     found = ((step, files.irregular(directory / str(step))) for step in steps)
     return [(step, str(path)) for step, path in found if path is not None]
 
 
 def check_fingerprint(path: Path, meta: dict[str, Any], expected: str, also: Sequence[str] = ()) -> str | None:
-    """Looks whether a checkpoint is of this run.
+    """Checks that a checkpoint belongs to this run.
 
     Args:
-      path: of the step's directory.
-      meta: its meta data.
-      expected: fingerprint of the run, see `manifest.fingerprint`; "" where nothing is known of it.
-      also: others that stand for the same run.
+      path: the step's directory.
+      meta: its metadata.
+      expected: the run's fingerprint, see `manifest.fingerprints`; "" skips the check.
+      also: other accepted fingerprints of the same run.
 
     Returns:
-      A line to print where that cannot be told: the checkpoint and the run are of a version whose fingerprints told
-      the mesh and the working directory as well, which may change between two starts. Otherwise None.
+      None, or a warning to print: both fingerprints come from an earlier version, which included the mesh and the
+      working directory, so they may differ although the run is the same.
 
     Raises:
-      CheckpointError: it is of another run.
+      CheckpointError: it belongs to another run.
     """
     found = meta.get("fingerprint", "")
     if not expected or found in (expected, *also):
         return None
     line = f"checkpoint {path} is of another run: its fingerprint is {found or 'empty'}, this run's {expected}"
     if len(expected) == OLD_DIGITS and len(found) in (0, OLD_DIGITS):
-        return f"{line}; both are of an earlier version, which changed it with the mesh and the workdir: going on"
+        return f"{line}; both are of an earlier version, whose fingerprints include the mesh and workdir: it is used"
     raise CheckpointError(line)
 
 
 def check_compatible(path: Path, stored: dict[str, list[Any]], wanted: dict[str, Any]) -> None:
-    """Raises CheckpointError if the stored leaves are not the wanted ones: another model, not a damaged file."""
+    """Raises CheckpointError if the stored leaves have other names, shapes or dtypes: those of another model."""
 
     def text(shape: Any, dtype: Any) -> str:
         return f"{dtype}[{','.join(map(str, shape))}]"

@@ -2,12 +2,12 @@
 
 A step's directory holds four items:
 
-  params   the parameters, as the nested dict they are
+  params   the parameters, a nested dict
   ema      their moving average, if there is one
   state    the rest of the state, flat: path -> array
-  meta     JSON: step, fingerprint of the config, and shape, dtype and checksum of every leaf
+  meta     JSON: step, fingerprint of the run, and shape, dtype and checksum of every leaf
 
-Orbax itself neither verifies what it reads nor falls back: a flipped byte restores silently wrong.
+We verify because orbax does not: with a flipped byte it restores wrong numbers without an error.
 """
 
 import errno
@@ -48,11 +48,11 @@ class Checkpoints:
     """The checkpoints of one run.
 
     Args:
-      directory: made when first saved to.
+      directory: created by the first save.
       cfg: how many are kept.
-      fingerprint: of the run, stored with each and compared; "" compares nothing.
+      fingerprint: of the run, stored with each checkpoint and checked when one is read; "" skips the check.
       warn: prints a line; standard error by default.
-      also: other fingerprints that stand for this run, see `check_fingerprint`.
+      also: other accepted fingerprints of this run, see `check_fingerprint`.
     """
 
     def __init__(
@@ -64,14 +64,12 @@ class Checkpoints:
         also: Sequence[str] = (),
     ):
         self.directory = Path(directory).absolute()
-        self._also = tuple(also)
-        self._cfg, self._fingerprint = cfg, fingerprint
+        self._cfg, self._fingerprint, self._also = cfg, fingerprint, tuple(also)
         self._warn = warn or (lambda text: print(text, file=sys.stderr, flush=True))
         self._invalid: list[int] = []
         self._saved: int | None = None  # newest step known to be valid
         self._writing: int | None = None
         self._manager: Any = None
-        self._starting: threading.Thread | None = None
         self._quiet = ExitStack()
         self._broken = False  # a save has failed
 
@@ -80,30 +78,29 @@ class Checkpoints:
         return list_steps(self.directory)
 
     def start(self) -> None:
-        """Begins to load orbax on a thread, so that neither the start of the run nor the first save waits for it."""
-        self._starting = threading.Thread(target=_orbax, daemon=True)
-        self._starting.start()
+        """Imports orbax in a background thread, so that neither the run's start nor the first save waits for it."""
+        threading.Thread(target=_orbax, daemon=True).start()
 
     def save(self, step: int, state: TrainState) -> None:
-        """Saves; returns when the arrays are copied out of the devices, so that the state may be donated.
+        """Saves; returns once the arrays are copied off the devices, so that the state may be donated.
 
-        Does nothing if `step` is the one saved or restored last. Waits for the previous save first.
+        Waits for the previous save first. Does nothing if `step` is the one saved or restored last.
 
         Raises:
-          CheckpointError: this or the previous save failed (a full disk); the older checkpoints are as they were.
+          CheckpointError: this or the previous save failed (a full disk); older checkpoints are untouched.
         """
         if step in (self._saved, self._writing):
             return
         self.wait()
-        self._remove_unsound()
+        self._remove_invalid()
         ocp = _orbax()
         items = items_of(state)
         meta = json_checksum.add_checksum({"step": step, "fingerprint": self._fingerprint, "leaves": describe(items)})
         args = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
         self._writing = step
         self._quiet.enter_context(Quiet())  # until it is written
-        self._agreed(lambda: _check_space(self._open().directory, state))
-        self._agreed(
+        self._together(lambda: _check_space(self._open().directory, state))
+        self._together(
             lambda: self._manager.save(step, args=ocp.args.Composite(**args, meta=ocp.args.JsonSave(meta)), force=True)
         )
 
@@ -111,27 +108,25 @@ class Checkpoints:
         """Waits until the last save is on disk. Raises CheckpointError if it failed."""
         if self._writing is None:
             return
-        self._agreed(lambda: self._manager.wait_until_finished())
+        self._together(lambda: self._manager.wait_until_finished())
         self._quiet.close()
         self._saved, self._writing = self._writing, None
 
-    def _agreed(self, work: Callable[[], Any]) -> None:
-        """Does a part of a save; if it fails in one process, it has failed in all: CheckpointError."""
+    def _together(self, work: Callable[[], Any]) -> None:
+        """One phase of a save; if it fails in any process, all raise CheckpointError."""
 
-        def told() -> None:
-            failed = None
+        def quietly() -> None:
             with quiet_call():
                 try:
                     work()
+                    return
                 except Exception as error:
                     failed = self._failed(error)
-                if failed is not None:
-                    settle()
-            if failed is not None:
-                raise failed
+                settle()
+            raise failed
 
         try:
-            coordination.raise_together(told, f"its part of the checkpoint of step {self._writing}", CheckpointError)
+            coordination.raise_together(quietly, f"its part of the checkpoint of step {self._writing}", CheckpointError)
         except CheckpointError:
             self._writing, self._broken = None, True
             self._quiet.close()
@@ -140,28 +135,28 @@ class Checkpoints:
     def restore(self, abstract: TrainState) -> tuple[TrainState, int] | None:
         """The newest valid checkpoint and its step; None if there is no checkpoint at all.
 
-        An invalid one (a byte flipped, a file gone or cut short, an empty directory, a copy of another step's) is
-        named in one line on standard error, and the next older one is tried. Nothing is deleted: that waits for the
-        next save.
+        An invalid one (a flipped byte, a missing or truncated file, an empty directory, a copy of another step) is
+        reported in one line on standard error, and the next older one is tried. Invalid ones are deleted by the next
+        save, not here.
 
         Args:
-          abstract: shapes, dtypes and shardings, as `state.abstract_state` gives them; any mesh will do.
+          abstract: shapes, dtypes and shardings, as from `state.abstract_state`; on any mesh.
 
         Raises:
-          CheckpointError: none is valid, a valid one is of another run or holds arrays of other shapes or dtypes, or
-            this process may not read it.
+          CheckpointError: none is valid, a valid one belongs to another run or has other shapes or dtypes, or this
+            process may not read it.
         """
         wanted = items_of(abstract)
         for step in reversed(self.steps()):
             try:
-                said, found = _read(self.directory / str(step), wanted, self._fingerprint, self._also)
+                note, found = _read(self.directory / str(step), wanted, self._fingerprint, self._also)
             except InvalidCheckpointError as reason:
                 self._invalid.append(step)
                 self._warn(f"checkpoint {self.directory / str(step)} is not valid: {reason}; trying an older one")
                 continue
-            if said:
-                self._warn(said)
-            # Orbax looks into all of them at the next save, and would wait at a pipe for ever.
+            if note:
+                self._warn(note)
+            # The next save would hang: orbax opens files of every checkpoint and blocks at a pipe.
             older = [each for each in self.steps() if each < step]
             for each, path in coordination.broadcast_from_0(irregular_steps(self.directory, older), "steps"):
                 self._invalid.append(each)
@@ -173,18 +168,18 @@ class Checkpoints:
         return None
 
     def close(self, failed: bool = False) -> None:
-        """Waits for the last save, lets go of orbax. Raises as `wait`. Of a `failed` run the others are not asked."""
+        """Waits for the last save and closes orbax. Raises as `wait`; after a `failed` run no process is waited for."""
         try:
             if not failed:
                 self.wait()
             elif self._writing is not None:
                 self._manager.wait_until_finished()
         finally:
-            self._let_go(failed or self._broken)
+            self._close_manager(failed or self._broken)
             self._quiet.close()
 
-    def _let_go(self, failed: bool) -> None:
-        """Ends orbax's threads; where something has failed, without a word more of it."""
+    def _close_manager(self, failed: bool) -> None:
+        """Ends orbax's threads; after a failure, which was already reported, its errors are ignored."""
         manager, self._manager = self._manager, None
         with quiet_call():
             try:
@@ -202,7 +197,7 @@ class Checkpoints:
             ocp = _orbax()
             from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
 
-            # max_to_keep with best_fn would delete the newest checkpoint where it is not among the best.
+            # Not max_to_keep with best_fn: that deletes the newest checkpoint when it is not among the best.
             policies: list[Any] = [keep.LatestN(self._cfg.keep)]
             if self._cfg.keep_every_steps is not None:
                 policies.append(keep.EveryNSteps(self._cfg.keep_every_steps))
@@ -212,8 +207,8 @@ class Checkpoints:
             self._manager = ocp.CheckpointManager(self.directory, options=options)
         return self._manager
 
-    def _remove_unsound(self) -> None:
-        """Clears the way for newer saves; only once a valid state exists in memory to be saved."""
+    def _remove_invalid(self) -> None:
+        """Deletes the invalid checkpoints; called by `save`, when a valid state is in memory."""
         for step in self._invalid:
             if jax.process_index() == 0:
                 self._warn(f"deleting the invalid checkpoint {self.directory / str(step)}")
@@ -242,7 +237,7 @@ def restore_params(
     fingerprint: str = "",
     also: Sequence[str] = (),
 ) -> tuple[Params, int]:
-    """The parameters alone, of the newest valid checkpoint, verified; safe while the run is still writing.
+    """Only the parameters of the newest valid checkpoint, verified; safe while the run is still writing.
 
     Args:
       directory: of the checkpoints.
@@ -252,14 +247,14 @@ def restore_params(
       fingerprint, also: of the run, as for `Checkpoints`.
 
     Raises:
-      CheckpointError: no valid checkpoint, one of another run, other shapes or dtypes, or no average.
+      CheckpointError: no checkpoint is valid, or one belongs to another run, has other shapes or dtypes, or no average.
     """
     directory = Path(directory).absolute()
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     abstract = jax.tree.map(
         lambda x: x if x.sharding is not None else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), abstract
     )
-    reasons = []
+    tried = 0
     for path in links(directory):
         print(f"checkpoint {path} is a symbolic link, which is not followed", file=sys.stderr, flush=True)
     for found in reversed(list_steps(directory) if step is None else [step]):
@@ -274,13 +269,9 @@ def restore_params(
                 print(said, file=sys.stderr, flush=True)
             return values[wanted], found
         except InvalidCheckpointError as reason:
-            reasons.append(str(reason))
+            tried += 1
             print(f"checkpoint {path} is not valid: {reason}", file=sys.stderr, flush=True)
-    raise CheckpointError(
-        f"no checkpoint in {directory} is valid; {len(reasons)} were tried"
-        if reasons
-        else f"no checkpoint in {directory}"
-    )
+    raise CheckpointError(f"no checkpoint in {directory}" + (f" is valid; {tried} were tried" if tried else ""))
 
 
 def _orbax() -> Any:
@@ -290,9 +281,9 @@ def _orbax() -> Any:
 
 
 def _check_space(directory: Path, state: TrainState) -> None:
-    """Raises OSError where the state would not fit, before anything is written: the clean way to fill a disk.
+    """Raises OSError if the state would not fit on the disk, before anything is written.
 
-    Numbers compress by a tenth or so, hence the 0.8. Someone else may still fill the disk in mid-save.
+    0.8, because numbers compress by a tenth or so. Another program may still fill the disk during the save.
     """
     free = shutil.disk_usage(directory).free
     if jax.process_index() == 0 and free < 0.8 * state_bytes(state):
@@ -302,27 +293,26 @@ def _check_space(directory: Path, state: TrainState) -> None:
 def _read(
     path: Path, wanted: dict[str, Any], fingerprint: str, also: Sequence[str]
 ) -> tuple[str | None, dict[str, Any]]:
-    """A line to print, and the `wanted` items of one step, verified; valid in all processes, or in none."""
-    said: list[str | None] = []
+    """A warning or None, and the `wanted` items of one step, verified; if one process fails, all do."""
 
-    def meta_of() -> dict[str, Any]:
+    def checked_meta() -> tuple[str | None, dict[str, Any]]:
         meta = read_meta(path)
-        said.append(check_fingerprint(path, meta, fingerprint, also))
+        note = check_fingerprint(path, meta, fingerprint, also)
         check_compatible(path, meta["leaves"], wanted)
-        return meta
+        return note, meta["leaves"]
 
-    meta = coordination.raise_together(meta_of, f"checkpoint {path}", InvalidCheckpointError)
+    note, leaves = coordination.raise_together(checked_meta, f"checkpoint {path}", InvalidCheckpointError)
     found = coordination.raise_together(lambda: _restored(path, wanted), f"checkpoint {path}", InvalidCheckpointError)
-    wrong = [name for name, value in checksums(found).items() if value != meta["leaves"][name][2]]
+    wrong = [name for name, value in checksums(found).items() if value != leaves[name][2]]
     if wrong:
         raise InvalidCheckpointError(
             f"checksum of {wrong[0]} differs" + (f" (and of {len(wrong) - 1} more)" if wrong[1:] else "")
         )
-    return said[0], found
+    return note, found
 
 
 def _restored(path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
-    """What orbax reads of this process's parts. By its handler: its checkpointer would wait for the other processes."""
+    """This process's shards. Uses orbax's handler because its checkpointer would wait for the other processes."""
     with quiet_call():
         handler, args = _orbax().StandardCheckpointHandler(), _orbax().args.StandardRestore
         try:

@@ -1,7 +1,7 @@
-"""What orbax and tensorstore say of a failure from their own threads, after the exception has said it all: nothing.
+"""Silences what orbax and tensorstore log from their threads about a failure that was already raised as an exception.
 
-Of one failed write that is 250 lines of log; of one damaged array a traceback for every other array that was being read
-(their coroutines are still running when the first one fails, and Python tells of each when it is thrown away).
+One failed write logs hundreds of lines. One damaged array prints a traceback for every other array being read: their
+coroutines are still running when the first one fails, and Python reports each of them when it is deleted.
 """
 
 import contextlib
@@ -16,12 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+_LOGGERS = ("absl", "asyncio")
+
 
 class Quiet:
-    """While entered, what comes out of orbax's own files is dropped, and nothing else; may be entered several times.
+    """While entered, messages from orbax's own files are dropped, and no others; may be entered several times.
 
-    Messages of others pass, whatever their path, and `sys.unraisablehook` is the one that was there before once the
-    last one has left.
+    `sys.unraisablehook` is restored when the last one exits.
     """
 
     _lock = threading.Lock()
@@ -32,7 +33,7 @@ class Quiet:
         with Quiet._lock:
             Quiet._entered += 1
             if Quiet._entered == 1:
-                for name in ("absl", "asyncio"):
+                for name in _LOGGERS:
                     logging.getLogger(name).addFilter(_not_orbax)
                 Quiet._before, sys.unraisablehook = sys.unraisablehook, _hook
         return self
@@ -41,7 +42,7 @@ class Quiet:
         with Quiet._lock:
             Quiet._entered -= 1
             if Quiet._entered == 0:
-                for name in ("absl", "asyncio"):
+                for name in _LOGGERS:
                     logging.getLogger(name).removeFilter(_not_orbax)
                 if sys.unraisablehook is _hook:
                     sys.unraisablehook = Quiet._before
@@ -49,17 +50,17 @@ class Quiet:
 
 @contextlib.contextmanager
 def quiet_call() -> Iterator[None]:
-    """`Quiet` for a call in this thread: coroutines that it begins and nobody awaits are not warned of either."""
+    """`Quiet` for a call in this thread, without warnings about coroutines that it starts and nobody awaits."""
     with Quiet(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "coroutine '.*' was never awaited", RuntimeWarning)
         yield
 
 
 def settle() -> None:
-    """Throws away what a failed call left behind, while it is still quiet; its exception must be forgotten by then."""
+    """Collects what a failed call left behind while `Quiet` still applies; no variable may hold its exception."""
     for _ in range(3):
         gc.collect()
-        time.sleep(0.02)  # for reads in tensorstore's threads to end
+        time.sleep(0.02)  # until reads in tensorstore's threads have ended
 
 
 def _folder() -> str:
@@ -72,22 +73,18 @@ def _not_orbax(record: logging.LogRecord) -> bool:
     if not folder:
         return True
     if record.name == "asyncio" and "exception was never retrieved" in record.getMessage():  # of a task or a future
-        told = record.getMessage()
+        text = record.getMessage()
         if record.exc_info:
-            told += "".join(traceback.format_exception(*record.exc_info))
-        return not any(word in told for word in (folder, ".orbax-checkpoint-tmp", "TensorStore", "OCDBT"))
+            text += "".join(traceback.format_exception(*record.exc_info))
+        return not any(word in text for word in (folder, ".orbax-checkpoint-tmp", "TensorStore", "OCDBT"))
     return not record.pathname.startswith(folder)
 
 
 def _hook(unraisable: Any) -> None:
-    """`sys.unraisablehook` for all but orbax's coroutines, and event loops that have ended or could not be made."""
-    code = getattr(unraisable.object, "cr_code", None)
-    folder = _folder()
-    if folder and code is not None and code.co_filename.startswith(folder):
-        return
-    if getattr(unraisable.object, "__qualname__", "") == "BaseEventLoop.__del__":
-        return
-    error = unraisable.exc_value
-    if isinstance(error, RuntimeError) and str(error) == "Event loop is closed":
-        return
-    Quiet._before(unraisable)
+    """`sys.unraisablehook` that ignores orbax's coroutines and event loops that were closed or could not be created."""
+    code, error, folder = getattr(unraisable.object, "cr_code", None), unraisable.exc_value, _folder()
+    orbax = folder and code is not None and code.co_filename.startswith(folder)
+    no_loop = getattr(unraisable.object, "__qualname__", "") == "BaseEventLoop.__del__"
+    closed_loop = isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
+    if not (orbax or no_loop or closed_loop):
+        Quiet._before(unraisable)

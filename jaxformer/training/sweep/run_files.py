@@ -1,4 +1,4 @@
-"""What a sweep leaves behind: a file of records for each finished member, written whole or not at all."""
+"""A sweep's results: one file of records per finished run, written whole or not at all."""
 
 import itertools
 import math
@@ -23,13 +23,16 @@ def run_path(workdir: str | Path, name: str) -> Path:
 
 def finals(workdir: str | Path, members: Iterable[Member], fingerprint: str = "") -> dict[str, dict[str, Any]]:
     """Name -> final record of the members that have finished (or diverged)."""
-    found = {member.name: final_of(run_path(workdir, member.name), fingerprint) for member in members}
-    return {name: record for name, record in found.items() if record is not None}
+    return {
+        member.name: record
+        for member in members
+        if (record := final_of(run_path(workdir, member.name), fingerprint)) is not None
+    }
 
 
 def final_of(path: Path, fingerprint: str = "") -> dict[str, Any] | None:
-    """The final record of a finished run's file; None if it is not there, damaged, does not end with one, or is of
-    another run or (where it says so) of another sweep than that of `fingerprint`."""
+    """The final record in a run's file; None if the file is missing or damaged, does not end with one, or belongs to
+    another run or (if it names its sweep) to a sweep with another fingerprint."""
     try:
         found = records.load(path)
         records.check_run(path, found, fingerprint)
@@ -40,7 +43,7 @@ def final_of(path: Path, fingerprint: str = "") -> dict[str, Any] | None:
 
 
 def set_aside_damaged(workdir: str | Path, log: Callable[[str], None], fingerprint: str = "") -> None:
-    """Renames the files of runs for which `final_of` finds none, so that those count as not yet run.
+    """Renames the run files in which `final_of` finds no record, so that those runs train again.
 
     Raises:
       RecordError: one of them cannot be renamed.
@@ -60,9 +63,9 @@ def set_aside_damaged(workdir: str | Path, log: Callable[[str], None], fingerpri
 def settled(
     ask: Callable[[Mapping[str, dict[str, Any]]], Sequence[Member]], workdir: str | Path, fingerprint: str = ""
 ) -> tuple[Sequence[Member], dict[str, dict[str, Any]]]:
-    """All members that `ask` wants as far as finished ones decide, and the final records of those.
+    """All members that `ask` wants given the finished ones, and the final records of these.
 
-    What has finished may make more be asked for, some of which has finished as well: so it asks until nothing is new.
+    Finished runs may make `ask` want more members, of which some have finished too: so it repeats until none is new.
     """
     found: dict[str, dict[str, Any]] = {}
     while True:
@@ -80,7 +83,7 @@ def curve(found: StepMetrics, first: int, every: int, tokens: int) -> list[dict[
       found: metrics [n] of the updates after `first`.
       first: updates before them.
       every: a record ends at each multiple of this, and at the end.
-      tokens: of a batch.
+      tokens: per batch.
     """
     out = []
     end = first + len(found.loss)

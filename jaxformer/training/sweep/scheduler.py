@@ -1,11 +1,11 @@
 """A sweep: many runs in one process, those of one shape in one compiled program.
 
-Under the warmup-stable-decay schedule members that differ in nothing but their length share a trunk: the constant part
-is trained once, each member is its own decay, branched off. That is the same as each run alone, because `batches[step]`
-and the step's randomness depend on seed and step only.
+Under the warmup-stable-decay schedule, members that differ only in their length share a trunk: the constant part is
+trained once, and each member branches off for its own decay. The results equal those of separate runs, because
+`batches[step]` and the step's randomness depend on seed and step only.
 
-A finished member is one file, `runs/NAME.jsonl`, written whole: its stretch of the trunk, its decay, and the final
-record. A sweep that was killed goes on with what has no file, from the trunk's state at the last branch.
+A finished member is one file, `runs/NAME.jsonl`, written whole: its segment of the trunk, its decay, and the final
+record. A killed sweep resumes with the members that have no file, from the trunk's state at the last branch.
 """
 
 import math
@@ -34,17 +34,17 @@ from jaxformer.training.state import TrainState, averaged
 from jaxformer.training.step import StepMetrics
 from jaxformer.training.sweep.run_files import curve, run_path, set_aside_damaged, settled
 from jaxformer.training.sweep.stacked_program import ExecutionPlan, StackedProgram, choose
-from jaxformer.training.sweep.trunks import Member, Trunk, branches, gflop_per_step, shape_of, shapes, trunks
+from jaxformer.training.sweep.trunks import Member, Trunk, branches, gflop_per_step, grouped, shape_of, shapes, trunks
 from jaxformer.types import Model
 
 
 class Sources(NamedTuple):
-    """What a member is made of.
+    """How to build a member's model and data.
 
     Attributes:
       model: config -> Model; equal for configs of one shape.
       batches: config -> training batches, by seed.
-      held_out: config -> the held-out batches.
+      held_out: config -> validation batches.
       bytes_per_token: as in `loop.train`.
     """
 
@@ -55,7 +55,7 @@ class Sources(NamedTuple):
 
 
 class Interrupted(Exception):  # noqa: N818 (what happened, as in KeyboardInterrupt)
-    """A signal came; the message says which."""
+    """Stopped by a signal, which the message names."""
 
 
 def run(
@@ -69,16 +69,16 @@ def run(
     log: Callable[[str], None] = print,
     bar: bool | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Trains members until no more are asked for.
+    """Trains members until no more are wanted.
 
     Args:
-      ask: final records by name -> all members wanted as far as these decide; called again when they have finished.
-        Names are unique.
-      workdir: exists; the caller has made sure that it belongs to this sweep.
+      ask: final records by name -> all members wanted given these; called again when they have finished. Names are
+        unique.
+      workdir: exists; the caller has checked that it belongs to this sweep.
       sources: of models and batches.
-      at_once: members of one shape that train together; None: what a short trial finds faster.
-      expected_gflop: of all that is likely to be asked for, for the time left; None: of what is asked for first.
-      fingerprint: of the sweep, kept with the name of each trunk in its states and compared when one is read.
+      at_once: members of one shape that train together; None: whatever a short trial finds fastest.
+      expected_gflop: estimate for the whole sweep, for the time left; None: that of the members wanted first.
+      fingerprint: of the sweep, stored with each trunk's checkpoints and checked when one is read.
       log: prints a line.
       bar: as in `loop.train`.
 
@@ -86,11 +86,11 @@ def run(
       Name -> final record of every member. One that diverged has the status "diverged" and the loss nan.
 
     Raises:
-      Interrupted: SIGTERM or Ctrl-C; call again to go on.
+      Interrupted: SIGTERM or Ctrl-C; call again to resume.
       ConfigError: two members of one name, or more than one process (every process would train the whole sweep).
     """
     if jax.process_count() > 1:
-        raise ConfigError("sweep: runs in one process; start one per host with a part of the members each")
+        raise ConfigError("sweep: runs in one process; start one sweep per host, each with some of the members")
     with ExitStack() as stack:
         progress = Progress(round(expected_gflop or 0), log, bar=bar, unit="GFLOP")
         stack.callback(progress.close)
@@ -114,7 +114,7 @@ def run(
 
 
 class _Sweep:
-    """The moving parts of one call of `run`."""
+    """The state of one call of `run`."""
 
     def __init__(
         self,
@@ -125,37 +125,33 @@ class _Sweep:
         at_once: int | None,
         fingerprint: str,
     ):
-        self.fingerprint = fingerprint
         self.workdir, self.sources, self.progress, self.stop = workdir, sources, progress, stop
-        self.at_once = at_once
-        self.ways: dict[Config, ExecutionPlan] = {}
+        self.at_once, self.fingerprint = at_once, fingerprint
+        self.plans: dict[Config, ExecutionPlan] = {}
         self.feed = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self.done = 0.0  # GFLOP
         (workdir / "runs").mkdir(exist_ok=True)
 
     def train_shape(self, found: list[Trunk]) -> None:
-        """Trains the trunks of one shape, those of equal branches together."""
+        """Trains the trunks of one shape, together those that branch at the same steps."""
         config = found[0].members[-1].config
-        alike: dict[Any, list[Trunk]] = {}
-        for trunk in found:
-            key = trunk.branches, tuple(m.config.train.steps for m in trunk.members)
-            alike.setdefault(key, []).append(trunk)
+        groups = grouped(found, lambda trunk: (trunk.branches, tuple(m.config.train.steps for m in trunk.members)))
         shape = shape_of(config)
-        if shape not in self.ways:
+        if shape not in self.plans:
             model, batch = self.sources.model(config), self.sources.batches(config)[0]
-            most, steps = max(map(len, alike.values())), max(trunk.steps for trunk in found)
-            self.ways[shape] = choose(model, config, most, steps, batch, at_once=self.at_once)
-            self.progress.line(f"{_about(config)}: {self.ways[shape].why}")
+            most, steps = max(map(len, groups.values())), max(trunk.steps for trunk in found)
+            self.plans[shape] = plan = choose(model, config, most, steps, batch, at_once=self.at_once)
+            about = f"{config.model.family}, width {config.model.width}, {config.model.num_layers} layers"
+            self.progress.line(f"{about}: {plan.why}")
             settle_heap()
-        way = self.ways[shape]
-        for group in alike.values():
+        for group in groups.values():
             left = iter(group)
-            for program, count in way.split(len(group)):
+            for program, count in self.plans[shape].split(len(group)):
                 self.train_group(program, list(islice(left, count)))
 
     def train_group(self, program: StackedProgram, group: list[Trunk]) -> None:
-        """Trains trunks of equal branches in step, and every member that has no file yet."""
-        whole = group + group[-1:] * (program.count - len(group))  # what fills up is trained and thrown away
+        """Trains trunks with equal branches together, and every member that has no file yet."""
+        whole = group + group[-1:] * (program.count - len(group))  # the copies that fill the program are discarded
         last = [trunk.members[-1] for trunk in whole]
         missing = [
             i for i in range(len(group[0].members)) if any(not self.path(trunk.members[i]).exists() for trunk in group)
@@ -166,55 +162,55 @@ class _Sweep:
             if branch < step or (branch == step and i not in missing):
                 continue
             began, first = time.perf_counter(), step
-            states, stretch = self.advance(program, states, last, step, branch)
+            states, segment = self.advance(program, states, last, step, branch)
             step = branch
             if i in missing:
                 mine = [trunk.members[i] for trunk in whole]
                 ended, decay = self.advance(program, program.copy(states), mine, step, mine[0].config.train.steps)
                 seconds = (time.perf_counter() - began) / len(group)
-                for place, trunk in enumerate(group):
-                    self.finish(program, trunk, i, ended, place, first, [*stretch, *decay], seconds)
+                for index, trunk in enumerate(group):
+                    self.finish(program, trunk, i, ended, index, first, [*segment, *decay], seconds)
             if branches(group[0].members[0]):
                 self.save(program, group, states, step)
 
     def advance(
         self, program: StackedProgram, states: TrainState, members: list[Member], step: int, end: int
     ) -> tuple[TrainState, list[StepMetrics]]:
-        """The states at update `end`, and the metrics [M, n] of each dispatch on the way. Consumes `states`."""
+        """The states after update `end`, and the metrics [M, n] of each dispatch up to it. Consumes `states`."""
         configs = [member.config for member in members]
         sources = [self.sources.batches(config) for config in configs]
         size = program.config.execution.steps_per_dispatch
 
-        def coming(start: int) -> Any:
-            stretch = range(start, min(start + size, end))
-            return self.feed.submit(lambda: program.place([[source[i] for i in stretch] for source in sources]))
+        def load(start: int) -> Any:
+            steps = range(start, min(start + size, end))
+            return self.feed.submit(lambda: program.place([[source[i] for i in steps] for source in sources]))
 
         def diverged(found: StepMetrics) -> bool:
             return bool(np.all(found.bad_steps[:, -1] >= program.config.train.max_bad_steps))
 
         out: list[StepMetrics] = []
-        chunk = coming(step) if step < end else None
+        chunk = load(step) if step < end else None
         while step < end and not (len(out) > 1 and diverged(out[-2])):
             if self.stop.requested is not None:
                 raise Interrupted(self.stop.requested)
             assert chunk is not None
             batches = chunk.result()
             count = min(size, end - step)
-            chunk = coming(step + count) if step + count < end else None
+            chunk = load(step + count) if step + count < end else None
             states, found = program.train(states, configs, batches)
-            if out:  # one behind, so that the device never waits
-                out[-1] = self.heard(out[-1], members)
+            if out:  # one dispatch behind, so that the device never waits for the host
+                out[-1] = self.fetch(out[-1], members)
             out.append(jax.tree.map(lambda x, n=count: x[:, :n], found))
             step += count
         if out:
-            out[-1] = self.heard(out[-1], members)
+            out[-1] = self.fetch(out[-1], members)
         return states, out
 
-    def heard(self, found: StepMetrics, members: list[Member]) -> StepMetrics:
-        """Fetches a dispatch's metrics and shows them."""
+    def fetch(self, found: StepMetrics, members: list[Member]) -> StepMetrics:
+        """Copies a dispatch's metrics to the host and shows them."""
         found = jax.device_get(found)
-        asked = len({member.name for member in members})  # without those that only fill up the program
-        self.done += asked * found.loss.shape[1] * gflop_per_step(members[0])
+        count = len({member.name for member in members})  # without the copies that fill the program
+        self.done += count * found.loss.shape[1] * gflop_per_step(members[0])
         self.progress.update(round(self.done), float(found.loss[0, -1]), None, None, label=members[0].name)
         return found
 
@@ -224,16 +220,16 @@ class _Sweep:
         trunk: Trunk,
         i: int,
         ended: TrainState,
-        place: int,
+        index: int,
         first: int,
-        heard: Sequence[StepMetrics],
+        dispatches: Sequence[StepMetrics],
         seconds: float,
     ) -> None:
-        """Evaluates member `i` of a trunk, at `place` in its group, and writes its file."""
+        """Evaluates member `i` of a trunk, number `index` of its group, and writes its file."""
         member, path = trunk.members[i], self.path(trunk.members[i])
         if path.exists():
             return
-        config, state = member.config, program.member(ended, place)
+        config, state = member.config, program.member(ended, index)
         tokens = config.train.global_batch_size * config.model.context_length
         diverged = int(state.bad_steps) >= config.train.max_bad_steps
         values: dict[str, float] = {"loss": math.nan, "loss_stderr": math.nan}
@@ -256,14 +252,14 @@ class _Sweep:
             **member.fields,
             **({"fingerprint": self.fingerprint} if self.fingerprint else {}),
         }
-        mine: StepMetrics = jax.tree.map(lambda *xs: np.concatenate([x[place] for x in xs]), *heard)
+        mine: StepMetrics = jax.tree.map(lambda *xs: np.concatenate([x[index] for x in xs]), *dispatches)
         lines = [*curve(mine, first, config.train.log_every_steps, tokens), final]
         records.write(path, [{**record, "run": member.name, "trunk": trunk.name} for record in lines])
         ending = "diverged" if diverged else f"loss {values['loss']:.4f} ± {values['loss_stderr']:.4f}"
         self.progress.line(f"{member.name}: {ending}")
 
     def restore(self, program: StackedProgram, group: list[Trunk], before: int) -> tuple[int, TrainState]:
-        """The kept states of the trunks of a group, all of one update not beyond `before`; else fresh ones."""
+        """The saved states of a group's trunks if all are of one update not after `before`; else initial ones."""
         found = [self.kept(program, trunk) if branches(trunk.members[0]) else None for trunk in group]
         steps = {None if one is None else one[1] for one in found}
         step = steps.pop() if len(steps) == 1 else None
@@ -276,31 +272,25 @@ class _Sweep:
         try:
             return self.store(trunk).restore(program.abstract_member())
         except CheckpointError as error:
-            self.progress.line(f"note: {error}; the trunk begins anew")
+            self.progress.line(f"note: {error}; the trunk starts again from step 0")
             return None
 
     def save(self, program: StackedProgram, group: list[Trunk], states: TrainState, step: int) -> None:
-        """Keeps the states of the trunks at a branch, and forgets those at the branches before."""
-        for place, trunk in enumerate(group):
+        """Saves the trunks' states at a branch, and removes those of earlier branches."""
+        for index, trunk in enumerate(group):
             store = self.store(trunk)
             if step > max(store.steps(), default=0):
-                store.save(step, program.member(states, place))
+                store.save(step, program.member(states, index))
                 store.close()
 
     def store(self, trunk: Trunk) -> Checkpoints:
-        """Where a trunk's state is kept."""
+        """A trunk's checkpoints, of which only the newest is kept."""
         keep = CheckpointConfig(save_every_minutes=None, keep=1)
-        directory = self.workdir / "trunks" / trunk.name
         mine = f"{self.fingerprint} {trunk.name}".strip()
-        # Studies that earlier versions began kept the name alone.
+        # Earlier versions stored the trunk's name alone.
         also = (trunk.name,) if len(self.fingerprint) == OLD_DIGITS else ()
-        return Checkpoints(directory, keep, mine, warn=self.progress.line, also=also)
+        return Checkpoints(self.workdir / "trunks" / trunk.name, keep, mine, warn=self.progress.line, also=also)
 
     def path(self, member: Member) -> Path:
         """A member's file."""
         return run_path(self.workdir, member.name)
-
-
-def _about(config: Config) -> str:
-    model = config.model
-    return f"{model.family}, width {model.width}, {model.num_layers} layers"

@@ -1,9 +1,9 @@
-"""What a sweep compiles: the train step of one shape for some members at once, their numbers being arrays.
+"""What a sweep compiles: one train step for several members of one shape, with their hyperparameters as arrays.
 
-Members of one shape differ only in what `optim.Knobs` holds and in the seed; `shape_of` tells which do. A member that
-has a device to itself runs the plain step; several on one device run it under `vmap`. Devices have nothing to tell each
-other. On CPU every core is a device (`program.a_device_for_each_core`): two members on a core each are done sooner than
-one after the other on both.
+Members of one shape differ only in the seed and in `optim.TracedHyperparameters`; `shape_of` tells which do. A member
+alone on a device runs the plain step; several on one device run it under `vmap`. Devices do not communicate. On CPU
+every core is a device (`program.a_device_for_each_core`): two members on one core each finish sooner than one after
+the other on both cores.
 """
 
 import functools
@@ -24,11 +24,11 @@ from jaxformer.training import state as states
 from jaxformer.training.optim import TracedHyperparameters, make_optimizer, make_schedule
 from jaxformer.training.state import TrainState
 from jaxformer.training.step import eval_step, train_steps
-from jaxformer.types import Batch, Model, Params, Sums
+from jaxformer.types import Batch, Model
 
-MEMORY_SHARE = 0.7  # of what is free, for the members that train at once
-TRIAL_SHARE = 0.1  # compiling for a trial may take this share of what is to be trained
-COMPILE_SECONDS = 10.0  # that it takes at least, where the plain step came out of a cache and does not tell
+MEMORY_SHARE = 0.7  # of the free memory, for the members that train at once
+TRIAL_SHARE = 0.1  # compiling for a trial may take this share of the training time
+COMPILE_SECONDS = 10.0  # least estimate of a compilation: the plain step may have come from a cache
 
 
 class StackedProgram:
@@ -36,10 +36,12 @@ class StackedProgram:
 
     Attributes:
       count: M.
-      each: how many of them a device has.
+      each: members per device.
       compiled: the train step.
-      compile_seconds: that compiling it took.
-      bytes_per_member: that training one takes on a device, state, temporaries and batches.
+      compile_seconds: what compiling it took.
+      bytes_per_member: device memory to train one: state, temporaries and batches.
+      evaluate: (params, batch) -> Sums, `step.eval_step` of one member.
+      copy: a tree of arrays -> a copy on the device.
     """
 
     def __init__(self, model: Model, config: Config, count: int, batch: Batch):
@@ -48,7 +50,7 @@ class StackedProgram:
         Args:
           model: of this shape.
           config: of any of the members.
-          count: members at once; rounded up to as many on every device that has any.
+          count: members at once; rounded up so that every device in use has the same number.
           batch: any batch, for its shapes.
         """
         self.each = -(-count // len(_devices()))
@@ -58,21 +60,21 @@ class StackedProgram:
         self._capacity = config.execution.steps_per_dispatch
         self._mesh = jax.make_mesh((len(used),), ("members",), axis_types=(AxisType.Auto,), devices=used)
         one = jax.sharding.SingleDeviceSharding(used[0])
-        self._where = NamedSharding(self._mesh, P("members")) if len(used) > 1 else one
-        self._everywhere = NamedSharding(self._mesh, P()) if len(used) > 1 else one
+        self._sharded = NamedSharding(self._mesh, P("members")) if len(used) > 1 else one
+        self._replicated = NamedSharding(self._mesh, P()) if len(used) > 1 else one
         self._init = jax.jit(
             self._mapped(self._fresh, (0,)),
-            out_shardings=self._where,
+            out_shardings=self._sharded,
             compiler_options=states.init_options(jax.devices()[0]),
         )
-        self._evaluate = jax.jit(functools.partial(eval_step, model=model))
+        self.evaluate = jax.jit(functools.partial(eval_step, model=model))
         self.copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
-        train = jax.jit(self._mapped(self._advance, (0, 0, 0, None)), donate_argnums=0, out_shardings=self._where)
+        train = jax.jit(self._mapped(self._advance, (0, 0, 0, None)), donate_argnums=0, out_shardings=self._sharded)
         arguments = (
             self.abstract_states(),
             jax.tree.map(lambda x: self._leaf(x.shape, x.dtype), self._numbers([config] * self.count)),
             jax.tree.map(lambda x: self._leaf((self.count, self._capacity, *np.shape(x)), np.asarray(x).dtype), batch),
-            jax.ShapeDtypeStruct((), np.int32, sharding=self._everywhere),
+            jax.ShapeDtypeStruct((), np.int32, sharding=self._replicated),
         )
         began = time.perf_counter()
         self.compiled = train.lower(*arguments).compile()
@@ -81,27 +83,23 @@ class StackedProgram:
         self._train = one_at_a_time(self.compiled)
 
     def init(self, configs: Sequence[Config]) -> TrainState:
-        """The states [M] of step 0, each that of its config's seed."""
+        """The states [M] of step 0, each from its config's seed."""
         return self._init(self._place(np.asarray([config.seed for config in configs], np.int32)))
 
     def place(self, batches: Sequence[Sequence[Batch]]) -> tuple[Batch, Any]:
-        """The next batches of each member, at most execution.steps_per_dispatch, on the devices; and their number."""
+        """The next batches of each member, at most execution.steps_per_dispatch, on the devices; and their count."""
         count = len(batches[0])
         padded = [list(mine) + [mine[-1]] * (self._capacity - count) for mine in batches]
         chunk = jax.tree.map(
             lambda *xs: np.stack(xs).reshape(self.count, self._capacity, *np.shape(xs[0])),
             *[batch for mine in padded for batch in mine],
         )
-        return self._place(chunk), jax.device_put(np.int32(count), self._everywhere)
+        return self._place(chunk), jax.device_put(np.int32(count), self._replicated)
 
     def train(self, members: TrainState, configs: Sequence[Config], chunk: tuple[Batch, Any]) -> tuple[TrainState, Any]:
         """The states after the chunk and the metrics [M, K] of its steps; `members` is consumed."""
         batches, count = chunk
         return self._train(members, self._place(self._numbers(configs)), batches, count)
-
-    def evaluate(self, params: Params, batch: Batch, frozen: Any = None) -> Sums:
-        """`step.eval_step` of one member."""
-        return self._evaluate(params, batch, frozen)
 
     def member(self, members: TrainState, index: int) -> TrainState:
         """The state of one member, on the first device."""
@@ -122,7 +120,7 @@ class StackedProgram:
         return jax.tree.map(lambda x: self._leaf((self.count, *x.shape), x.dtype), self.abstract_member())
 
     def _optimizer(self, hyperparameters: TracedHyperparameters | None) -> Any:
-        if hyperparameters is None:  # for shapes: the same tree whatever the numbers are
+        if hyperparameters is None:  # only for shapes, which do not depend on the values
             hyperparameters = TracedHyperparameters(*np.ones(len(TracedHyperparameters._fields), np.float32))
         return make_optimizer(self.config.optimizer, self.config.train.steps, self.model.specs, hyperparameters)
 
@@ -147,7 +145,7 @@ class StackedProgram:
         )
 
     def _mapped(self, function: Any, axes: tuple[int | None, ...]) -> Any:
-        """`function` of one member as a function of M: on each device as it is for one, under vmap for several."""
+        """Maps `function` over M members: under vmap where a device has several."""
 
         def single(*args: Any) -> Any:
             mine = [x if axis is None else jax.tree.map(lambda y: y[0], x) for x, axis in zip(args, axes, strict=True)]
@@ -164,25 +162,25 @@ class StackedProgram:
         return TracedHyperparameters(*(np.asarray(column, np.float32) for column in zip(*hyperparameters, strict=True)))
 
     def _leaf(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=self._where)
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self._sharded)
 
     def _place(self, tree: Any) -> Any:
-        return jax.device_put(tree, self._where)
+        return jax.device_put(tree, self._sharded)
 
 
 class ExecutionPlan(NamedTuple):
     """How the members of a shape train.
 
     Attributes:
-      programs: for fewer and fewer members, the last for one; each is faster for a member than the next.
-      why: the line that says so.
+      programs: for fewer and fewer members, the last for one; each takes less time per member than the next.
+      why: the line that explains the choice.
     """
 
     programs: list[StackedProgram]
     why: str
 
     def split(self, members: int) -> Iterator[tuple[StackedProgram, int]]:
-        """The programs that train so many members one after another, and how many each trains: none is half empty."""
+        """The programs to run one after another, and how many of the members each trains: none is half empty."""
         while members:
             program = next((p for p in self.programs if 2 * min(members, p.count) > p.count), self.programs[-1])
             yield program, min(members, program.count)
@@ -192,18 +190,17 @@ class ExecutionPlan(NamedTuple):
 def choose(
     model: Model, config: Config, members: int, steps: int, batch: Batch, *, at_once: int | None = None
 ) -> ExecutionPlan:
-    """How `members` of one shape, of `steps` updates each, train fastest here, by a short trial.
+    """How `members` of one shape, of `steps` updates each, train fastest on this machine, by a short trial.
 
-    The plain step is compiled and timed; then, where there are several devices, that of one member on each, and that of
-    as many members as there are (at most as many as fit in memory), unless compiling it would take more than a
-    tenth of what all members need as far as is known.
+    Compiles and times the plain step; then, with several devices, one member on each; then all members at once (as many
+    as fit in memory). A trial whose compilation would take more than TRIAL_SHARE of the training time is left out.
 
     Args:
       model, config: of the shape.
       members: how many there are.
       steps: of the longest of them.
       batch: any of its batches.
-      at_once: so many at once, untried; None: try.
+      at_once: train this many at once, without a trial; None: try.
     """
     if at_once is not None:
         count = min(at_once, members)
@@ -212,7 +209,7 @@ def choose(
     if members == 1:
         return ExecutionPlan([one], "one member")
     best = _step_seconds(one, batch)
-    programs, told = [one], [f"a step of a member takes {1e3 * best:.3g} ms in turns"]
+    programs, why = [one], [f"a step of a member takes {1e3 * best:.3g} ms in turns"]
     pools = 1 if _devices()[0].platform == "cpu" else len(_devices())  # of memory
     fitting = max(1, int(MEMORY_SHARE * free_memory() * pools / one.bytes_per_member))
     for most in sorted({min(fitting, len(_devices())), fitting}):
@@ -220,16 +217,16 @@ def choose(
         if count <= programs[0].count:
             continue
         if max(one.compile_seconds, COMPILE_SECONDS) > TRIAL_SHARE * best * members * steps:
-            told.append(f"compiling for {count} at once would cost more than it can save")
+            why.append(f"compiling for {count} at once would cost more than it can save")
             break
         tried = StackedProgram(model, config, count, batch)
-        seconds = _step_seconds(tried, batch) / count  # of those that are wanted
-        told.append(f"{1e3 * seconds:.3g} ms with {count} at once, {tried.each} on a device")
+        seconds = _step_seconds(tried, batch) / count  # copies that fill the program do not count
+        why.append(f"{1e3 * seconds:.3g} ms with {count} at once, {tried.each} on a device")
         if seconds < best:
             best, programs = seconds, [tried, *programs]
     if fitting == 1:
-        told.append(f"memory for one at a time ({one.bytes_per_member / 1e9:.2g} GB each)")
-    return ExecutionPlan(programs, f"{programs[0].count} at once: {', '.join(told)}")
+        why.append(f"memory for one at a time ({one.bytes_per_member / 1e9:.2g} GB each)")
+    return ExecutionPlan(programs, f"{programs[0].count} at once: {', '.join(why)}")
 
 
 def _devices() -> list[jax.Device]:
@@ -237,7 +234,7 @@ def _devices() -> list[jax.Device]:
 
 
 def _balanced(members: int, most: int) -> int:
-    """Members at once, so that as few and as even groups as possible make `members`.
+    """The group size that splits `members` into as few and as even groups of at most `most` as possible.
 
     >>> _balanced(10, 8), _balanced(8, 8), _balanced(5, 1)
     (5, 8, 1)
@@ -246,7 +243,7 @@ def _balanced(members: int, most: int) -> int:
 
 
 def _step_seconds(program: StackedProgram, batch: Batch) -> float:
-    """Seconds of one update of all its members, the least of three dispatches after one that warms up."""
+    """Seconds of one update of all its members: the least of three dispatches after a warm-up."""
     configs = [program.config] * program.count
     members = program.init(configs)
     chunk = program.place([[batch] * 2] * program.count)
@@ -260,7 +257,7 @@ def _step_seconds(program: StackedProgram, batch: Batch) -> float:
 
 
 def free_memory() -> float:
-    """Bytes that the first device (the machine, for CPUs) has free."""
+    """Free bytes of the first device (of the machine, for CPUs)."""
     stats = jax.devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
@@ -270,6 +267,6 @@ def free_memory() -> float:
 def _bytes(compiled: Any, arguments: Any) -> float:
     """Bytes a device needs to run a compiled program."""
     analysis = compiled.memory_analysis()
-    if analysis is None:  # a backend that cannot say: arguments, and as much again three times
+    if analysis is None:  # unknown on this backend: assume four times the arguments
         return 4.0 * sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(arguments))
     return float(analysis.argument_size_in_bytes + analysis.temp_size_in_bytes + analysis.output_size_in_bytes)

@@ -1,5 +1,6 @@
-"""Which members of a sweep share what: a trunk, a compiled program.
+"""Which members of a sweep share a trunk, and which a compiled program.
 
+>>> from jaxformer.config import from_mapping
 >>> def member(steps, rate):
 ...     config = from_mapping({"train": {"steps": steps}, "optimizer": {"schedule": "wsd", "learning_rate": rate}})
 ...     return Member(f"{rate:g}, {steps}", config, {"flops": 1e9 * steps})
@@ -10,14 +11,14 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from jaxformer.config import Config, OptimizerConfig, from_mapping, to_dict
+from jaxformer.config import Config, OptimizerConfig, to_dict
 from jaxformer.training.optim import TracedHyperparameters
 
-__all__ = ["Member", "Trunk", "branches", "from_mapping", "gflop_per_step", "shape_of", "shapes", "trunks"]
+T = TypeVar("T")
 
 
 class Member(NamedTuple):
@@ -25,8 +26,8 @@ class Member(NamedTuple):
 
     Attributes:
       name: unique; names its file.
-      config: whole, as that of the run alone; workdir and mesh are not read.
-      fields: put into its final record; "flops" (of the whole run), "params", "params_non_embedding" must be there.
+      config: complete, as for the run alone; workdir and mesh are not read.
+      fields: added to its final record; "flops" (of the whole run), "params" and "params_non_embedding" are required.
     """
 
     name: str
@@ -35,10 +36,10 @@ class Member(NamedTuple):
 
 
 class Trunk(NamedTuple):
-    """Members that share all but their decay, shortest first.
+    """Members that share everything except their decay, shortest first.
 
     Attributes:
-      name: of the config they share.
+      name: a hash of the config they share.
       members: at least one.
       branches: update at which each leaves the trunk.
     """
@@ -49,45 +50,48 @@ class Trunk(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """Updates of trunk and decays."""
+        """Updates of the trunk and all decays."""
         return self.branches[-1] + sum(
             m.config.train.steps - b for m, b in zip(self.members, self.branches, strict=True)
         )
 
 
+def grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
+    """key(item) -> the items that have it, both in their order."""
+    found: dict[Any, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
 def branches(member: Member) -> bool:
-    """Whether a member may be the branch of a trunk."""
+    """True if a member can branch off a trunk."""
     return member.config.optimizer.schedule == "wsd"
 
 
 def trunks(members: Iterable[Member]) -> list[Trunk]:
-    """Members sorted into trunks, in the order of their first members."""
-    found: dict[str, list[Member]] = {}
-    for member in members:
-        found.setdefault(_trunk_name(member), []).append(member)
+    """Members grouped into trunks, in the order of their first members."""
     out = []
-    for name, mine in found.items():
+    for name, mine in grouped(members, _trunk_name).items():
         mine.sort(key=lambda m: m.config.train.steps)
-        places = []
-        for member in mine:
-            steps, optimizer = member.config.train.steps, member.config.optimizer
-            decay = TracedHyperparameters.of(optimizer, steps).decay_steps if branches(member) else 0
-            places.append(steps - decay)
-        out.append(Trunk(name, tuple(mine), tuple(places)))
+        out.append(Trunk(name, tuple(mine), tuple(map(_branch_step, mine))))
     return out
 
 
+def _branch_step(member: Member) -> int:
+    """The update at which a member's decay begins."""
+    steps, optimizer = member.config.train.steps, member.config.optimizer
+    return steps - (TracedHyperparameters.of(optimizer, steps).decay_steps if branches(member) else 0)
+
+
 def shapes(members: Iterable[Member]) -> list[list[Trunk]]:
-    """Trunks sorted by shape, one compiled program each."""
-    found: dict[str, list[Trunk]] = {}
-    for trunk in trunks(members):
-        key = json.dumps(to_dict(shape_of(trunk.members[0].config)), sort_keys=True)
-        found.setdefault(key, []).append(trunk)
+    """Trunks grouped by shape, one compiled program each."""
+    found = grouped(trunks(members), lambda t: json.dumps(to_dict(shape_of(t.members[0].config)), sort_keys=True))
     return list(found.values())
 
 
 def shape_of(config: Config) -> Config:
-    """The config without what members of one compiled program may differ in; equal for those that share one."""
+    """The config with the fields reset in which members of one compiled program may differ; equal if they share one."""
     usual = OptimizerConfig()
     names = ("learning_rate", "final_fraction", "weight_decay", "warmup_steps", "decay_steps")
     optimizer = replace(config.optimizer, **{name: getattr(usual, name) for name in names})
@@ -101,7 +105,7 @@ def gflop_per_step(member: Member) -> float:
 
 
 def _trunk_name(member: Member) -> str:
-    """The same for members that differ in nothing but their decay."""
+    """A hash, equal for members that differ only in their decay."""
     config = replace(member.config, compilation_cache=True, tensorboard=False)
     if branches(member):
         optimizer = replace(config.optimizer, decay_steps=None)
