@@ -17,7 +17,7 @@ from jaxformer.specs import decay_mask, init_params, stack_specs
 from jaxformer.types import Batch
 
 B, T = 2, 6
-COMMON = dict(num_layers=2, width=16, num_heads=4, context_length=T, vocab_size=20, positions="rotary", dropout=0.2,
+COMMON = dict(num_layers=2, width=16, num_heads=2, context_length=T, vocab_size=20, positions="rotary", dropout=0.2,
               attention_dropout=0.2)  # fmt: skip
 CFG = model_config(**COMMON)
 BERT_CFG = model_config(**COMMON, family="bert", block="post_norm", token_types=2, next_sentence=True)
@@ -106,7 +106,7 @@ def test_with_dropout_too(name):
 
 # Written down by hand: names, which are those of checkpoints, and shapes; of L layers of width D, H heads of K, an MLP
 # of F, and V tokens.
-L, D, H, K, F, V = 2, 16, 4, 4, 64, 20
+L, D, H, K, F, V = 2, 16, 2, 8, 64, 20
 NORM = {"scale": (D,), "bias": (D,)}
 ATTENTION = {
     "w_query": (D, H, K), "b_query": (H, K), "w_key": (D, H, K), "b_key": (H, K), "w_value": (D, H, K),
