@@ -165,6 +165,22 @@ def test_every_config_says_its_command():
         assert len(text.splitlines()) <= 70, path.name
 
 
+def anchor(heading):
+    """The fragment by which GitHub links to a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_the_log_is_found_by_topic():
+    """Its index names every entry, by a link that leads there."""
+    log = (ROOT / "experiments" / "LOG.md").read_text(encoding="utf-8")
+    index, entries = log.split("\n## By topic\n")[1].split("\n## ", 1)
+    headings = re.findall(r"^## (.*)$", f"## {entries}", re.MULTILINE)
+    assert len(headings) > 40 and len(set(headings)) == len(headings)
+    links = re.findall(r"^- \[(.*)\]\(#(.*)\): \S", index, re.MULTILINE)
+    assert len(links) == index.count("\n- ") and {name for name, _ in links} == set(headings)
+    assert [to for _, to in links] == [anchor(name) for name, _ in links]
+
+
 PROGRAMS = [
     "pretrain", "evaluate", "generate", "fill_mask", "curves", "fit", "scaling", "benchmark", "plan", "weak_scaling",
 ]  # fmt: skip
