@@ -9,11 +9,11 @@ import pytest
 from flat_config import model_config
 from flax import linen as nn
 
-from jaxformer import masks, modules
+from jaxformer import init_params, masks, modules
 from jaxformer.config import LossConfig
 from jaxformer.functional import block as blocks
 from jaxformer.models import bert, gpt
-from jaxformer.specs import decay_mask, init_params, stack_specs
+from jaxformer.specs import abstract_params, stack_specs
 from jaxformer.types import Batch
 
 B, T = 2, 6
@@ -171,7 +171,7 @@ def test_the_model_training_receives_runs_through_the_shell(cfg, family):
     loss_cfg = LossConfig(z_loss=1e-3)
     model = modules.make_model(cfg, loss_cfg)
     params = jax.jit(model.init)(jax.random.key(1))
-    assert jax.tree.structure(params) == jax.tree.structure(decay_mask(model.specs))
+    assert jax.tree.structure(params) == jax.tree.structure(abstract_params(model.specs))
     got = jax.jit(lambda p: model.loss(p, BATCH, None))(params)
     same(got, jax.jit(lambda p: family.loss(p, BATCH, cfg, loss_cfg))(params))
     objective, _ = got
