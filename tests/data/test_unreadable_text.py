@@ -275,7 +275,7 @@ def test_examples_of_a_dataset_are_left_out_and_counted(monkeypatch, tmp_path):
     assert (faults.count, faults.first) == (2, line)
     with pytest.raises(ConfigError) as refused:
         list(sources.documents(data, "train", Faults("stop")))
-    assert str(refused.value) == f"{line}; data.on_error=skip goes on without it"
+    assert str(refused.value).startswith(f"{line}; data.on_error=skip ")
 
 
 def test_sources_without_lines_have_no_faults():
