@@ -14,9 +14,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from jaxformer.config import diff, from_mapping, to_dict
+from jaxformer.config import aliases, diff, from_mapping, to_dict
 from jaxformer.runs import manifest
-from jaxformer.runs.command_line import parse_config, parser
+from jaxformer.runs.command_line import load_file, parse_config, parser
 
 ROOT = Path(__file__).parent.parent
 KEPT = Path(__file__).parent / "fixtures" / "last_version"
@@ -78,7 +78,22 @@ TODAY = {
         "execution": {"steps_per_dispatch": 10, "gradient_accumulation_steps": 2},
         "mesh": {"data": 2, "fsdp": 2, "tensor": 2, "sequence_parallel": True},
     },
+    "sentences": {
+        "workdir": "runs/sentences",
+        "model": {
+            "family": "bert", "num_layers": 4, "width": 128, "context_length": 128, "initializer": "scaled",
+            "dtype": "bfloat16", "block": "post_norm", "dropout": 0.1, "attention": {"num_heads": 4},
+            "positions": {"kind": "learned"}, "bert": {"token_types": 2, "next_sentence": True},
+        },
+        "data": {"source": "files", "files": ["a.txt", "books/*.xz"], "tokenizer": "bpe", "tokenizer_vocab": 2048,
+                 "objective": "masked", "pairs": True},
+        "optimizer": {"learning_rate": 3e-3, "warmup_steps": 100, "beta2": 0.98, "final_fraction": 0.02,
+                      "clip_norm": None},
+        "train": {"steps": 850, "global_batch_size": 24, "eval_every_steps": 425, "eval_rows": None},
+        "execution": {"steps_per_dispatch": 10, "attention": "chunked"},
+    },
 }  # fmt: skip
+RUN = [name for name in TODAY if name != "sentences"]
 
 
 def old_flags(name):
@@ -106,6 +121,13 @@ def test_old_spellings_give_the_config_of_todays(name):
     assert config == today
     # What TODAY says stands where it says so: none of its names is an old one that would be translated as well.
     assert {field: got.get(field) for field in leaves(TODAY[name])} == leaves(TODAY[name])
+
+
+def test_every_old_name_is_among_them():
+    """In a command line, or in a config file."""
+    flags = [re.match(r"--config\.([\w.]+)", word) for name in TODAY for word in old_flags(name)]
+    files = [leaves(load_file(str(KEPT / f"{name}.py"))) for name in ("gpt_tiny", "bert_tiny")]
+    assert set(aliases.ALIASES) <= {flag[1] for flag in flags if flag} | set().union(*files)
 
 
 def test_the_manifest_of_a_run_gives_the_config_of_todays():
@@ -146,7 +168,7 @@ def arrays(workdir):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TODAY)
+@pytest.mark.parametrize("name", RUN)
 def test_both_spellings_train_to_the_same_bits(name, tmp_path):
     """20 steps; every array of the last checkpoint has the same shape, dtype and checksum."""
     devices = 8 if name == "mesh" else 1
