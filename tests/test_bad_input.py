@@ -123,16 +123,16 @@ def mask_hex(outcome: tuple[int, str]) -> tuple[int, str]:
 @pytest.mark.slow
 def test_full_disk(place, monkeypatch):
     """A save that meets a full disk: one line, and the older checkpoint is as it was."""
-    from jaxformer.training.checkpoint import manager
+    import orbax.checkpoint as ocp
 
-    real, saves = manager.Checkpoints._open, itertools.count()
+    real, saves = ocp.CheckpointManager.save, itertools.count()
 
-    def failing(self):
+    def failing(self, *args, **kwargs):
         if next(saves):
             raise OSError(errno.ENOSPC, "No space left on device")
-        return real(self)
+        return real(self, *args, **kwargs)
 
-    monkeypatch.setattr(manager.Checkpoints, "_open", failing)
+    monkeypatch.setattr(ocp.CheckpointManager, "save", failing)
     assert place.pretrain("--config.checkpoint.save_every_steps=2") == (2, expected()["full disk while saving"])
     monkeypatch.undo()
 

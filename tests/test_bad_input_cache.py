@@ -12,7 +12,7 @@ import pytest
 from bad_input_cases import Place, expected, place
 from test_bad_input import mask_hex
 
-from jaxformer.data import checked_array, ingest
+from jaxformer.data import checked_array, tokenizers
 from jaxformer.storage import json_checksum
 
 __all__ = ["place"]
@@ -71,21 +71,19 @@ def test_cache_lock_is_a_link(kept):
 
 
 def test_text_that_changes_while_it_is_read(place, monkeypatch):
-    real = ingest._tokenizer
+    real = tokenizers.train
 
     def changing(*args):
         place.text.write_text(place.text.read_text() + "And more.")
         return real(*args)
 
-    monkeypatch.setattr(ingest, "_tokenizer", changing)
+    monkeypatch.setattr(tokenizers, "train", changing)
     assert place.pretrain() == mask_hex((2, expected()["text that changes while it is read"]))
     assert not (place.folder / "run" / "manifest.json").exists()
 
 
 def test_tokenizer_files(place):
     path = place.folder / "tokenizer.json"
-    from jaxformer.data import tokenizers
-
     tree = json.loads(tokenizers.train("chars", ["ab"], None).save(place.folder).read_text())
     tree["model"]["vocab"]["b"] = 4_000_000_000
     path.write_text(json.dumps(tree))

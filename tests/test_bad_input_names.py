@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from bad_input_cases import expected, place  # noqa: F401
+from file_formats import record_line
 
 from jaxformer import records
 from jaxformer.data.build_cache import default_root
@@ -75,7 +76,9 @@ def test_line_ends_and_colours_in_a_path_stay_in_its_line(place):  # noqa: F811
 
 def test_what_a_lock_says_is_one_short_line(tmp_path):
     lock = WorkdirLock(tmp_path)
-    mine = {**lock._mine, "host": "a\nerror: b\x1b[31m", "since": 5000 * "s"}
+    with lock:
+        told = json.loads((tmp_path / ".lock").read_text())
+    mine = {**told, "token": "another", "host": "a\nerror: b\x1b[31m", "since": 5000 * "s"}
     (tmp_path / ".lock").write_text(json.dumps(mine))
     with pytest.raises(Exception, match="is in use") as refused, lock:
         pass
@@ -90,7 +93,7 @@ HOSTILE = ["../victim", "/victim", "a/b", "a\\b", "a\0b", "", ".", ".hidden", "\
 def test_a_record_whose_run_no_file_can_be_called(tmp_path, name, field):
     """The name of a run is that of its file, which a study writes where only its records have it."""
     path = tmp_path / "records.jsonl"
-    path.write_text(records._sealed(json.dumps({**FINAL, field: name})) + "\n")
+    path.write_text(record_line({**FINAL, field: name}))
     with pytest.raises(RecordError, match=f"records.jsonl:1: final record: {field}: .* is not ") as refused:
         records.load(path, more=records.STUDY)
     assert str(refused.value).isprintable()
@@ -104,7 +107,7 @@ def test_a_record_whose_run_no_file_can_be_called(tmp_path, name, field):
 )  # fmt: skip
 def test_records_that_no_figure_can_show(tmp_path, field, value):
     path = tmp_path / "records.jsonl"
-    path.write_text(records._sealed(json.dumps({**FINAL, field: value})) + "\n")
+    path.write_text(record_line({**FINAL, field: value}))
     with pytest.raises(RecordError, match=f"records.jsonl:1: final record: {field}: "):
         records.load(path)
 

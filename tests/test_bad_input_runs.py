@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from bad_input_cases import TINY, Place, expected, place
+from file_formats import early_fingerprint
 
 from jaxformer import records
 from jaxformer.runs import manifest
@@ -240,7 +241,7 @@ def test_an_earlier_versions_run_goes_on(runs):
     that start, or nothing."""
     told, path = manifest.read(runs.run), runs.run / "records.jsonl"
     records.write(path, [{k: v for k, v in r.items() if k != "fingerprint"} for r in records.load(path)])
-    earlier = manifest._whole(told["config"])
+    earlier = early_fingerprint(told["config"])
     (runs.run / "manifest.json").write_text(
         json.dumps({k: v for k, v in told.items() if k not in ("fingerprint", "tokenizer")})
     )

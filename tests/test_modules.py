@@ -9,7 +9,7 @@ import pytest
 from flat_config import model_config
 from flax import linen as nn
 
-from jaxformer import masks, modules
+from jaxformer import init_params, masks, modules
 from jaxformer.config import LossConfig
 from jaxformer.functional import attention_layer, feed_forward
 from jaxformer.functional import block as blocks
@@ -19,7 +19,7 @@ from jaxformer.specs import abstract_params, stack_specs
 from jaxformer.types import Batch
 
 B, T = 2, 6
-COMMON = dict(num_layers=2, width=16, num_heads=4, context_length=T, vocab_size=20, positions="rotary", dropout=0.2,
+COMMON = dict(num_layers=2, width=16, num_heads=2, context_length=T, vocab_size=20, positions="rotary", dropout=0.2,
               attention_dropout=0.2)  # fmt: skip
 CFG = model_config(**COMMON)
 BERT_CFG = model_config(**COMMON, family="bert", block="post_norm", token_types=2, next_sentence=True)
@@ -108,13 +108,66 @@ def test_with_dropout_too(name):
     assert not np.allclose(got, plain, atol=1e-3)
 
 
+# Written down by hand: names, which are those of checkpoints, and shapes; of L layers of width D, H heads of K, an MLP
+# of F, and V tokens.
+L, D, H, K, F, V = 2, 16, 2, 8, 64, 20
+NORM = {"scale": (D,), "bias": (D,)}
+ATTENTION = {
+    "w_query": (D, H, K), "b_query": (H, K), "w_key": (D, H, K), "b_key": (H, K), "w_value": (D, H, K),
+    "b_value": (H, K), "w_out": (H, K, D), "b_out": (D,),
+}  # fmt: skip
+MLP = {"w_up": (D, F), "b_up": (F,), "w_down": (F, D), "b_down": (D,)}
+BLOCK = {"attention_norm": NORM, "attention": ATTENTION, "mlp_norm": NORM, "mlp": MLP}
+STACK = jax.tree.map(lambda shape: (L, *shape), BLOCK, is_leaf=lambda x: isinstance(x, tuple))
+BY_HAND = {
+    "GPT": {"embedding": {"tokens": (V, D)}, "blocks": STACK, "final_norm": NORM},
+    "BERT": {
+        "embedding": {"tokens": (V, D), "types": (2, D)}, "embedding_norm": NORM, "blocks": STACK,
+        "head": {"w": (D, D), "b": (D,), "norm": NORM, "bias": (V,)},
+        "pooler": {"w": (D, D), "b": (D,)}, "next_sentence": {"w": (D, 2), "b": (2,)},
+    },
+    "Stack": STACK, "Block": BLOCK, "Attention": ATTENTION, "MLP": MLP,
+}  # fmt: skip
+COUNTS = {
+    # Attention 4 D^2 + 4 D, MLP 8 D^2 + 5 D, two norms 4 D.
+    "GPT": L * (12 * D**2 + 13 * D) + V * D + 2 * D,
+    # Two token types, the norm of the embedding, the head 1 D^2 + 3 D + V, the pooler, and two sentences.
+    "BERT": L * (12 * D**2 + 13 * D) + V * D + 2 * D + 2 * D + (D**2 + 3 * D + V) + (D**2 + D) + (2 * D + 2),
+}
+
+
+def values(params):
+    """Path in dots -> array."""
+    found = jax.tree_util.tree_leaves_with_path(params)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(x) for path, x in found}
+
+
 @pytest.mark.parametrize("name", SHELLS)
-def test_parameters_are_those_of_the_specs(name):
-    _, specs, _, _ = SHELLS[name]
-    wanted = jax.tree.map(lambda a: (a.shape, a.dtype), abstract_params(specs))
-    got = jax.eval_shape(lambda: params_of(name))
-    assert jax.tree.map(lambda a: (a.shape, a.dtype), dict(got)) == wanted
-    assert jax.tree.structure(params_of(name)) == jax.tree.structure(abstract_params(specs))
+def test_parameters_have_the_names_and_shapes_written_by_hand(name):
+    """Those of a shell's init, and those that its specs give to `init_params`."""
+    for params in (params_of(name), init_params(SHELLS[name][1], jax.random.key(0))):
+        assert jax.tree.map(jnp.shape, dict(params)) == BY_HAND[name]
+        assert {x.dtype for x in jax.tree.leaves(params)} == {np.dtype(np.float32)}
+        if name in COUNTS:
+            assert sum(x.size for x in jax.tree.leaves(params)) == COUNTS[name]
+
+
+@pytest.mark.parametrize("name", SHELLS)
+def test_every_parameter_begins_with_values_of_its_own(name):
+    """Matrices and tables are drawn, no two of them, and no two layers, alike; scales are 1, biases 0."""
+    for params in (params_of(name), init_params(SHELLS[name][1], jax.random.key(0))):
+        drawn = {}
+        for path, x in values(params).items():
+            last = path.split(".")[-1]
+            if last == "scale":
+                assert (x == 1).all(), path
+            elif last.startswith("b"):
+                assert (x == 0).all(), path
+            else:
+                layers = x if path.startswith("blocks.") or name == "Stack" else [x]
+                # Signs, since drawn from one key they are the same whatever the standard deviation.
+                drawn |= {(path, n): tuple(np.sign(layer.reshape(-1)[:32])) for n, layer in enumerate(layers)}
+        assert len(drawn) >= 2 and len(set(drawn.values())) == len(drawn)
 
 
 @pytest.mark.parametrize("cfg, family", [(CFG, gpt), (BERT_CFG, bert)], ids=["gpt", "bert"])

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import sysconfig
 
 import pytest
 
@@ -49,7 +50,7 @@ def test_stdlib_texts():
 
 
 def test_stdlib_without_sources(monkeypatch, tmp_path):
-    monkeypatch.setattr(sources, "_stdlib_root", lambda: tmp_path)
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     assert error_of(STDLIB) == (
         f"config.data.source: stdlib: no Python sources under {tmp_path}; set data.files instead"
     )
@@ -58,7 +59,7 @@ def test_stdlib_without_sources(monkeypatch, tmp_path):
 def test_stdlib_skips_what_is_not_utf8(monkeypatch, tmp_path):
     (tmp_path / "a.py").write_bytes(b"\xff")
     (tmp_path / "b.py").write_text("b = 1")
-    monkeypatch.setattr(sources, "_stdlib_root", lambda: tmp_path)
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     assert sorted([text for texts in both(STDLIB) for text in texts]) == ["b = 1"]
 
 

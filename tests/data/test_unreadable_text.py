@@ -2,7 +2,9 @@
 
 import json
 import os
+import sys
 import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -259,18 +261,21 @@ def test_patterns_that_can_be_no_path_match_no_file(pattern):
     assert "no file matches" in error_of(lambda: text_files.find((pattern,), "data.files"))
 
 
-def test_examples_of_a_dataset_are_left_out_and_counted(monkeypatch):
-    from jaxformer.data import tfds_source
-
+def test_examples_of_a_dataset_are_left_out_and_counted(monkeypatch, tmp_path):
+    """Of a dataset that holds what TFDS's own writers would not write."""
     examples = [{"text": b"one"}, {"text": b"\xff"}, {"text": 3}, {"text": np.bytes_(b"two")}, {"text": b" "}]
-    faults = Faults("skip")
-    assert list(tfds_source._texts(examples, "text", "config.data.tfds_train_split: here", faults)) == ["one", "two"]
-    assert (faults.count, faults.first) == (
-        2,
-        "config.data.tfds_train_split: here: example 1: byte 0 is not UTF-8 text",
-    )
-    with pytest.raises(ConfigError, match="example 1: byte 0 is not UTF-8"):
-        list(tfds_source._texts(examples, "text", "config.x: here", Faults("stop")))
+    info = SimpleNamespace(file_format=SimpleNamespace(value="array_record"), features={"text": str})
+    builder = SimpleNamespace(info=info, as_data_source=lambda split: examples)
+    library = SimpleNamespace(builder_from_directory=lambda folder: builder)
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", library)
+    (tmp_path / "dataset_info.json").write_text("{}")
+    data, faults = DataConfig(source="tfds", tfds_dir=str(tmp_path)), Faults("skip")
+    assert list(sources.documents(data, "train", faults)) == ["one", "two"]
+    line = f"config.data.tfds_train_split: {tmp_path}: train: example 1: byte 0 is not UTF-8 text"
+    assert (faults.count, faults.first) == (2, line)
+    with pytest.raises(ConfigError) as refused:
+        list(sources.documents(data, "train", Faults("stop")))
+    assert str(refused.value).startswith(f"{line}; data.on_error=skip ")
 
 
 def test_sources_without_lines_have_no_faults():

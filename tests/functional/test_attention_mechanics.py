@@ -2,7 +2,7 @@
 
 import functools
 import re
-import sys
+import types
 
 import attention_cases as cases
 import jax
@@ -269,10 +269,9 @@ def test_a_mask_that_is_not_bool_is_refused():
     ],
 )
 def test_auto_says_what_it_is_and_why_not_the_platforms_own(platform, length, added, said, monkeypatch, caplog):
-    """The module of this name is hidden by its function."""
-    module = sys.modules["jaxformer.functional.attention"]
-    monkeypatch.setattr(module, "_platform", lambda: platform)
     x = jnp.ones((1, length, 2, 64))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu" if platform == "cuda" else platform)
+    monkeypatch.setattr(jax, "devices", lambda *_: [types.SimpleNamespace(compute_capability="9.0")])
     with caplog.at_level("INFO", "jaxformer"):
         attention(x, x, x, masks.causal(), bias=added, implementation="xla")
         assert not caplog.messages

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from file_formats import record_line
 
 from jaxformer import records
 from jaxformer.data.markov import Floor
@@ -276,8 +277,8 @@ def test_the_name_of_a_run_leads_nowhere_else(place, done, tmp_path, name):
     shutil.copytree(place / "done", study, ignore=shutil.ignore_patterns("runs"))
     victim.mkdir()
     found = records.load(study / "records.jsonl")
-    lines = [json.dumps({**each, "run": name} if each["run"] == found[0]["run"] else each) for each in found]
-    (study / "records.jsonl").write_text("".join(f"{records._sealed(line)}\n" for line in lines))
+    other = [{**each, "run": name} if each["run"] == found[0]["run"] else each for each in found]
+    (study / "records.jsonl").write_text("".join(map(record_line, other)))
     code, _, err = finish(place, study, "--stage=fit")
     assert code == 2 and "records.jsonl:1: train record: run: " in err and "Traceback" not in err
     code, _, err = finish(place, study, "--stage=run")

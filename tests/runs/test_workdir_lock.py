@@ -1,11 +1,14 @@
 """One run at a time in a directory: who holds it is said, who is gone does not hold it, on any kind of file system."""
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -18,8 +21,9 @@ QUICK = {"touch_seconds": 0.05, "dead_seconds": 0.5}
 
 def held(folder, **changes):
     """Leaves a lock behind as a process that was killed does; `changes` say how it differs from this process's."""
-    lock = WorkdirLock(folder)
-    told = {**lock._mine, "flock": True, **changes}
+    with tempfile.TemporaryDirectory() as elsewhere, WorkdirLock(elsewhere):
+        told = json.loads((Path(elsewhere) / ".lock").read_text())
+    told |= {"token": "another", "flock": True, **changes}
     (folder / ".lock").write_text(json.dumps(told))
 
 
@@ -115,7 +119,7 @@ def test_another_container_of_this_machine_is_known_by_its_flock(tmp_path):
     elsewhere = {"processes": "pid:[1]", "process": 1}
     held(tmp_path, **elsewhere)
     with open(tmp_path / ".lock") as file:
-        assert workdir_lock._flock(file.fileno())
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with pytest.raises(ConfigError, match="in use by process 1 on"), WorkdirLock(tmp_path):
             pass
     with WorkdirLock(tmp_path):  # it let go

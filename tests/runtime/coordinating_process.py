@@ -2,16 +2,18 @@
 
 import errno
 import json
+import shutil
 import sys
 import time
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import orbax.checkpoint as ocp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxformer.config import CheckpointConfig, DistributedConfig, MeshConfig
-from jaxformer.errors import CheckpointError, ConfigError, InvalidCheckpointError
+from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.parallel.mesh import make_mesh
 from jaxformer.runtime import cluster, coordination
 from jaxformer.training.checkpoint import manager
@@ -55,19 +57,19 @@ def checkpoints(folder):
     for step in (1, 2):
         kept.save(step, state(step))
         kept.wait()
-    restored, space = manager._restored, manager._check_space
+    restore, usage = ocp.StandardCheckpointHandler.restore, shutil.disk_usage
 
-    def torn(path, wanted):
-        if me == 1 and path.name == "2":
-            raise InvalidCheckpointError("a page of it is gone")
-        return restored(path, wanted)
+    def torn(self, directory, *args, **kwargs):
+        if me == 1 and directory.parent.name == "2":
+            raise ValueError("a page of it is gone")
+        return restore(self, directory, *args, **kwargs)
 
-    def full(*args):
+    def full(path):
         if me == 1:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return space(*args)
+        return usage(path)
 
-    manager._restored, manager._check_space = torn, full
+    ocp.StandardCheckpointHandler.restore, shutil.disk_usage = torn, full
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state(0))
     found, step = manager.Checkpoints(folder, CheckpointConfig()).restore(abstract)
     try:

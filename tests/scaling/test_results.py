@@ -9,7 +9,7 @@ import pytest
 from planted import TRUTH, loss_of
 
 from jaxformer.errors import ConfigError
-from jaxformer.scaling import results, verdict
+from jaxformer.scaling import figures, results, run_figures, verdict
 from jaxformer.scaling.fit import Settings
 
 SETTINGS = Settings(replicates=100)
@@ -136,22 +136,44 @@ def test_seed_spread(found):
     assert rows[0]["standard deviation"] == pytest.approx(abs(first[0] - first[1]) / math.sqrt(2))
 
 
-def test_learning_rates_are_compared_at_equal_tokens(found):
-    tried = results._tried([r for r in found if r["kind"] == "final"])
+class DrawnError(Exception):
+    """Ends a report whose figures were given what they are to draw."""
+
+
+def drawn(records, fits, folder):
+    """What the report's figures of learning rates and of training are given."""
+    given = []
+
+    def last(curves):
+        given.append(curves)
+        raise DrawnError
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(DrawnError):
+        patch.setattr(figures, "draw", lambda *_: {})
+        patch.setattr(run_figures, "learning_rate_curves", given.append)
+        patch.setattr(run_figures, "training_curves", last)
+        results.write_report(folder, "A study", records, fits)
+    return given
+
+
+def test_learning_rates_are_compared_at_equal_tokens(found, fits, tmp_path):
+    losses = {point["loss"] for point in drawn(found, fits, tmp_path)[0]}
+    tried = [r for r in found if r["kind"] == "final" and r["loss"] in losses]
+    assert len({r["width"] for r in tried}) == 5
     for width in {r["width"] for r in tried}:
         mine = [r for r in tried if r["width"] == width]
         assert len(mine) == 3 and len({r["tokens"] for r in mine}) == 1 and {r["seed"] for r in mine} == {0}
 
 
-def test_a_training_curve_is_the_trunk_and_the_last_decay(found):
-    curves = results._curves(found)
+def test_a_training_curve_is_the_trunk_and_the_last_decay(found, fits, tmp_path):
+    curves = drawn(found, fits, tmp_path)[1]
     assert len(curves) == 5
     for curve in curves:
         assert curve["tokens"] == sorted(curve["tokens"]) and curve["tokens"][-1] == pytest.approx(2e9)
         assert curve["tokens"][0] < 2e7
     # Where shorter runs have another rate's points in the fits, the beginning is still in theirs.
     others = [{**r, "role": "learning rate"} if r["kind"] == "final" and r["tokens"] < 1.9e9 else r for r in found]
-    assert results._curves(others) == curves
+    assert drawn(others, fits, tmp_path)[1] == curves
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from toy import ToyBatches, make_config, make_model, numpy_params
 
@@ -203,7 +204,7 @@ def test_an_unsound_checkpoint_is_named_and_passed_over(saved, damage, capfd):
 def test_one_number_of_the_arrays_is_noticed(saved, monkeypatch):
     """Orbax alone restores this; the checksum does not."""
     directory, _, _, abstract = saved
-    real = manager._orbax().StandardCheckpointHandler.restore
+    real = ocp.StandardCheckpointHandler.restore
 
     def wrong(self, path, *args, **kwargs):
         found = real(self, path, *args, **kwargs)
@@ -212,7 +213,7 @@ def test_one_number_of_the_arrays_is_noticed(saved, monkeypatch):
             found["blocks"]["w_up"] = w.at[1, 2, 3].set(jnp.nextafter(w[1, 2, 3], jnp.inf))
         return found
 
-    monkeypatch.setattr(manager._orbax().StandardCheckpointHandler, "restore", wrong)
+    monkeypatch.setattr(ocp.StandardCheckpointHandler, "restore", wrong)
     said = []
     _, step = Checkpoints(directory, KEEP_ALL, warn=said.append).restore(abstract)
     assert step == 1 and "checksum of ema.blocks.w_up differs; trying an older one" in said[0]
@@ -377,31 +378,41 @@ assert step == 1 and equal(found, state)
     assert "orbax" not in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
+def on_host(x):
+    """An array's checksum as that of a small state, which the host sums."""
+    return checksum.checksums({"x": x})["x"]
+
+
+def on_devices(x):
+    """As that of a large one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checksum, "SMALL_STATE_BYTES", -1)
+        return on_host(x)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8", "bool", "float64"])
 def test_checksums_agree_on_host_and_devices(dtype):
     x = (100 * np.random.default_rng(0).normal(size=(8, 33, 5)).clip(0)).astype(jnp.dtype(dtype))
     mesh = make_mesh(make_config(mesh={"data": 2, "fsdp": 4}).mesh)
     with jax.enable_x64(True):
         split = jax.device_put(x, jax.NamedSharding(mesh, jax.P("fsdp", None, None)))
-        values = {checksum._host_checksum(x), int(checksum._device_checksum(x)), int(checksum._device_checksum(split))}
-        assert len(values) == 1
+        (value,) = {on_host(x), on_host(split), on_devices(x), on_devices(split)}
         for other in (x.reshape(33, 8, 5).swapaxes(0, 1), np.roll(x, 1, axis=2)):
-            assert checksum._host_checksum(other) not in values
+            assert on_host(other) == on_devices(other) != value
 
 
 def test_checksums_notice_an_exchange_far_apart():
     x = np.arange(3 * 2**15 + 7, dtype=np.float32)
-    assert checksum._host_checksum(x) == int(checksum._device_checksum(x))
-    assert checksum._host_checksum(np.roll(x, 2**15)) != checksum._host_checksum(x)
+    assert on_host(x) == on_devices(x) != on_host(np.roll(x, 2**15))
 
 
 def test_checksums_notice_every_bit():
     x = numpy_params()["blocks"]["w_up"]
-    seen = {checksum._host_checksum(x)}
+    seen = {on_host(x)}
     for bit in range(32):
         bits = x.view(np.uint32).copy()
         bits[1, 2, 3] ^= np.uint32(1 << bit)
-        seen.add(checksum._host_checksum(bits.view(np.float32)))
+        seen.add(on_host(bits.view(np.float32)))
     assert len(seen) == 33
 
 
@@ -472,7 +483,7 @@ def test_what_the_machine_refuses_is_no_damage(saved, monkeypatch):
             raise RuntimeError("orbax") from error
 
         with monkeypatch.context() as patch:
-            patch.setattr(manager._orbax().StandardCheckpointHandler, "restore", refuse)
+            patch.setattr(ocp.StandardCheckpointHandler, "restore", refuse)
             with pytest.raises(CheckpointError, match=r"checkpoint .*/2 cannot be read: "):
                 store.restore(abstract)
     with monkeypatch.context() as patch:
@@ -519,7 +530,6 @@ def test_a_users_own_messages_pass_while_orbax_is_kept_quiet(tmp_path, caplog, m
         finally:
             raise ValueError("mine as well")
 
-    manager._orbax()
     with Quiet(), Quiet():
         exec(code, {})
         Loud()

@@ -170,11 +170,17 @@ def test_a_diverged_member_is_frozen_and_touches_nobody(tmp_path, at_once):
     assert np.isfinite(curve[0]["loss"]) and math.isnan(curve[-1]["loss"])
 
 
+def use_first(number, monkeypatch):
+    """Leaves that many of the devices."""
+    first = jax.devices()[:number]
+    monkeypatch.setattr(jax, "devices", lambda: first)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "devices", "each"), [(5, 8, 1), (5, 4, 2), (5, 2, 3)])
 def test_members_over_devices(tmp_path, monkeypatch, number, devices, each):
     """Whole members to a device, and no more places than that needs: 5 of 8 devices, 3 of 4, both of 2."""
-    monkeypatch.setattr(stacked_program, "_devices", lambda: jax.devices()[:devices])
+    use_first(devices, monkeypatch)
     members = different()
     program = program_of(number)
     assert (program.each, program.count) == (each, -(-number // each) * each)
@@ -192,7 +198,7 @@ def test_devices_that_train_members_tell_each_other_nothing():
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_trial_chooses_and_says_why(tmp_path, monkeypatch, devices):
-    monkeypatch.setattr(stacked_program, "_devices", lambda: jax.devices()[:devices])
+    use_first(devices, monkeypatch)
     members = different()
 
     def first_line(name):
