@@ -1,13 +1,14 @@
-"""How often the intervals of the fits hold a truth that was planted:
+"""Coverage of the fits' intervals on simulated tables: how often they contain the true value.
 
     python -m experiments.coverage --tables=400 --out=experiments/results/coverage/isoflop.json
     python -m experiments.coverage --what=laws --tables=40 --out=experiments/results/coverage/laws.json
 
-`isoflop`: the best size at each budget and the exponent of N ~ C^a by iso-FLOP curves, nominal 95 %; tables that follow
-Kaplan's law, with and without a floor, and Chinchilla's sum, on the grid of `results/gpt_gutenberg` (sizes further
-above the best than below, laws and noise as fitted there) and on grids of sizes a factor of 6 either way: centred on
-the best size, centred at twice it, and drifting across it from budget to budget. `laws`: which law is said to fit best,
-and whether E and a by that law hold the truth; true E = 0 by Kaplan's law, 1.8172 by the sum.
+`isoflop`: 95 % intervals of the optimal size at each budget and of the exponent in N ~ C^a, by iso-FLOP curves. Tables
+follow Kaplan's law, with and without E, and Chinchilla's sum, on the grid of `results/gpt_gutenberg` (which extends
+further above the optimum than below; laws and noise as fitted there) and on grids that extend a factor of 6 each way:
+centred on the optimum, on twice it, and drifting across it from budget to budget. `laws`: which law is found to fit
+best, and whether the intervals of E and a by that law contain the truth; true E is 0 for Kaplan's law, 1.8172 for the
+sum.
 """
 
 import sys
@@ -29,7 +30,7 @@ NOISE, REACH = 0.003, 6.0
 
 
 class Case(NamedTuple):
-    """A design (N, D, C of a table), the law that it follows, and the relative noise of its losses."""
+    """A design (N, D, C of a table), the law of its losses, and their relative noise."""
 
     design: Table
     law: dict[str, float]
@@ -41,7 +42,7 @@ class Case(NamedTuple):
 
 
 def loss_of(law: dict[str, float], n: np.ndarray, d: np.ndarray) -> np.ndarray:
-    """The loss by the sum or, where `law` has an N_c, by Kaplan's law."""
+    """The loss by Kaplan's law if `law` has N_c, by the sum otherwise."""
     if "N_c" in law:
         inner = (law["N_c"] / n) ** (law["alpha_N"] / law["alpha_D"]) + law["D_c"] / d
         return law.get("E", 0.0) + inner ** law["alpha_D"]
@@ -83,9 +84,9 @@ def cases() -> dict[str, Case]:
 
 
 def isoflop_coverage(case: Case, tables: int, replicates: int = 400) -> dict[str, Any]:
-    """How often the intervals hold each budget's best size, and the slope through them; their widths and errors.
+    """How often the intervals contain each budget's optimal size, and the exponent; also their widths and errors.
 
-    A table of which a budget is left out counts as one whose intervals do not hold.
+    If the fit leaves out a budget of a table, all intervals of that table count as misses.
     """
     price = optimum.Price.of(case.design)
     clean, rng = case.losses(), np.random.default_rng(0)
@@ -116,7 +117,7 @@ def isoflop_coverage(case: Case, tables: int, replicates: int = 400) -> dict[str
 
 
 def law_coverage(law: dict[str, float], tables: int, replicates: int = 300) -> dict[str, Any]:
-    """Which law fits best, how often an E is called pinned, and whether E and a hold the truth; noise 0.5 %."""
+    """Which law fits best, how often E counts as determined, and how often E and a cover the truth; noise 0.5 %."""
     c = np.repeat(np.geomspace(1e17, 1e19, 7), 6)
     price = optimum.Price.constant(6.0)
     n = np.exp([best_size(law, budget, price) for budget in c]) * np.tile(np.geomspace(1 / REACH, REACH, 6), 7)
@@ -146,7 +147,9 @@ def main() -> int:
     arguments = parser(__doc__, "coverage")
     arguments.add_argument("--what", choices=("isoflop", "laws"), default="isoflop", help="intervals of what")
     arguments.add_argument("--tables", type=integer(1, 10**6), default=100, help="tables of each case (default 100)")
-    arguments.add_argument("--out", required=True, type=path_text, metavar="FILE.json", help="where the counts go")
+    arguments.add_argument(
+        "--out", required=True, type=path_text, metavar="FILE.json", help="where to write the counts"
+    )
     args = arguments.parse_args()
     found = {}
     if args.what == "laws":
@@ -157,9 +160,8 @@ def main() -> int:
         for name, case in cases().items():
             found[name] = isoflop_coverage(case, args.tables)
             print(f"{name}: {found[name]['budgets']['coverage']}, a {found[name]['a']['coverage']}", flush=True)
-    report.write_json(
-        args.out, {"command": " ".join(["python -m experiments.coverage", *sys.argv[1:]]), "cases": found}
-    )
+    command = " ".join(["python -m experiments.coverage", *sys.argv[1:]])
+    report.write_json(args.out, {"command": command, "cases": found})
     return 0
 
 

@@ -1,7 +1,7 @@
-"""How every figure is drawn and saved. matplotlib (extra `scaling`) is imported when the first one is.
+"""Common style of the figures, and how they are saved. matplotlib (extra `scaling`) is imported on first use.
 
-Every figure reads in black and white: colour runs along `cividis`, whose lightness rises evenly and which colour-blind
-eyes see in order, and whatever must be told apart also differs in marker or dash. Axes name their unit.
+Every figure works in black and white and for colour-blind readers: colours are from `cividis`, whose lightness rises
+evenly, and series also differ in marker or dash. Axis labels include the unit.
 """
 
 import io
@@ -38,10 +38,10 @@ STYLE = {
 
 
 def matplotlib() -> Any:
-    """The package, its parts imported.
+    """The matplotlib package with the submodules used here.
 
     Raises:
-      ConfigError: it is not installed, or MPLBACKEND names none of its backends.
+      ConfigError: it is not installed, or MPLBACKEND is not one of its backends.
     """
     try:
         import matplotlib as package
@@ -58,10 +58,10 @@ def matplotlib() -> Any:
 
 
 def save(figures: Mapping[str, Any], directory: str | Path) -> list[Path]:
-    """Writes NAME.png (150 dots per inch) and NAME.svg of each; returns the paths. The files hold no date.
+    """Writes NAME.png (150 dots per inch) and NAME.svg of each; returns the paths. The files contain no date.
 
     Raises:
-      OSError: one cannot be written; it is whole or as it was.
+      OSError: a file cannot be written; it is unchanged.
     """
     paths = []
     with matplotlib().rc_context(STYLE):
@@ -76,13 +76,13 @@ def save(figures: Mapping[str, Any], directory: str | Path) -> list[Path]:
 
 
 def panel(rows: int = 1) -> tuple[Any, Any]:
-    """A figure of one panel, or of several above each other (side by side they would be too small on a phone)."""
+    """A figure with one panel, or several stacked vertically (side by side they are too small on a phone)."""
     figure = matplotlib().figure.Figure(figsize=(6.4, 4.2 if rows == 1 else 3.4 * rows), layout="constrained")
     return figure, figure.subplots(rows, 1)
 
 
 def shade(share: float) -> Any:
-    """A colour of `cividis`: 0 dark blue to 1 light yellow."""
+    """A colour of `cividis`, from dark blue at 0 to light yellow at 1."""
     return matplotlib().colormaps["cividis"](share)
 
 
@@ -97,7 +97,7 @@ def marker(i: int) -> str:
 
 
 def loss_ticks(axis: Any) -> None:
-    """Plain, evenly spaced numbers on a logarithmic loss axis, which rarely spans a decade."""
+    """Evenly spaced decimal numbers on a logarithmic loss axis, which rarely spans a decade."""
     ticker = matplotlib().ticker
     axis.set_major_locator(ticker.MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
@@ -105,7 +105,7 @@ def loss_ticks(axis: Any) -> None:
 
 
 def log_ticks(axis: Any) -> None:
-    """Few and plain numbers (20k, 50k, 100k) on a logarithmic axis that spans less than two decades, after plotting."""
+    """Ticks such as 20k, 50k, 100k on a logarithmic axis that spans less than two decades; call it after plotting."""
     low, high = axis.get_view_interval()
     if high < 100 * low:
         ticker = matplotlib().ticker
@@ -115,7 +115,7 @@ def log_ticks(axis: Any) -> None:
 
 
 def size_bar(figure: Any, axes: Any, shades: Any, logs: np.ndarray, name: str) -> None:
-    """A colour bar whose numbers are sizes, not logarithms."""
+    """A colour bar labelled with sizes instead of their logarithms."""
     ticker = matplotlib().ticker
     bar = figure.colorbar(shades, ax=axes, pad=0.01)
     low, high = logs.min(), logs.max()
@@ -129,7 +129,7 @@ def size_bar(figure: Any, axes: Any, shades: Any, logs: np.ndarray, name: str) -
 
 
 def count(value: float) -> str:
-    """A number of parameters or tokens in short.
+    """Abbreviates a number of parameters or tokens.
 
     >>> count(44e6), count(1.5e9)
     ('44M', '1.5B')

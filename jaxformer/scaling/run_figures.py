@@ -1,4 +1,4 @@
-"""Figures of the runs behind a fit: learning rates at each size, and the curves while training."""
+"""Figures of a study's runs: learning rates at each size, and training curves."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,15 +9,15 @@ from jaxformer.scaling import plotting
 
 
 def learning_rate_curves(points: Sequence[Mapping[str, Any]]) -> Any:
-    """Final loss against learning rate, one curve per size; the chosen rate is a star.
+    """Final loss against learning rate, one curve per size; a star marks the chosen rate.
 
     Args:
-      points: {"N", "learning_rate", "loss"} each, and optionally "chosen" (bool). Seeds at the same rate are averaged.
-        A loss that is not finite (a diverged run) is a cross at the top.
+      points: dicts of "N", "learning_rate", "loss" and optionally "chosen" (bool). Seeds at the same rate are averaged.
+        A loss that is not finite (a diverged run) is drawn as a cross at the top.
     """
     with plotting.matplotlib().rc_context(plotting.STYLE):
         figure, axes = plotting.panel()
-        points = [{**p, "loss": float(p["loss"])} for p in points]  # records write nan as a string
+        points = [{**p, "loss": float(p["loss"])} for p in points]  # in JSON, nan is a string
         finite = [p["loss"] for p in points if np.isfinite(p["loss"])]
         top = max(finite) + 0.05 * (max(finite) - min(finite)) if finite else 1.0
         sizes = sorted({p["N"] for p in points})
@@ -43,11 +43,10 @@ def learning_rate_curves(points: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def training_curves(curves: Sequence[Mapping[str, Any]]) -> Any:
-    """Loss against tokens while training.
+    """Training loss against tokens.
 
     Args:
-      curves: {"label", "tokens": [...], "loss": [...]} each, in the order of their colours; "N" instead of "label" is
-        written as a number.
+      curves: dicts of "tokens": [...], "loss": [...], and "label" or "N" for the legend.
     """
     with plotting.matplotlib().rc_context(plotting.STYLE):
         figure, axes = plotting.panel()
