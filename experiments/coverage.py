@@ -26,6 +26,7 @@ from jaxformer.scaling.table import Table
 NOVELS = Path(__file__).parent / "results" / "gpt_gutenberg" / "records.jsonl"
 KAPLAN = {"N_c": 8.8e13, "alpha_N": 0.076, "D_c": 5.4e13, "alpha_D": 0.103}  # Kaplan et al. 2020
 SUM = {"E": 1.8172, "A": 482.01, "alpha": 0.3478, "B": 2085.43, "beta": 0.3658}  # Besiroglu et al. 2024
+LAWS = {"Kaplan's law": KAPLAN, "the sum": SUM}
 NOISE, REACH = 0.003, 6.0
 
 
@@ -68,7 +69,7 @@ def cases() -> dict[str, Case]:
         natural = {name: float(value[0]) for name, value in found.natural(found.theta[None]).items()}
         out[f"novels, {fit.CALLED[key]}"] = Case(novels, natural, seeds)
     price = optimum.Price.constant(6.0)
-    for name, law in (("the sum", SUM), ("Kaplan's law", KAPLAN)):
+    for name, law in reversed(LAWS.items()):
         for budgets, sizes in ((4, 5), (5, 7), (7, 8)):
             c = np.repeat(np.geomspace(1e17, 1e19, budgets), sizes)
             best = np.exp([best_size(law, budget, price) for budget in c])
@@ -91,12 +92,11 @@ def isoflop_coverage(case: Case, tables: int, replicates: int = 400) -> dict[str
     price = optimum.Price.of(case.design)
     clean, rng = case.losses(), np.random.default_rng(0)
     held, error, width, missed = [], [], [], 0
-    exact = Table.of(n=case.design.n, d=case.design.d, c=case.design.c, loss=clean)
-    wanted = len(isoflop.minima(exact, replicates=100, price=price)["budgets"])
+    columns: dict[str, Any] = {"n": case.design.n, "d": case.design.d, "c": case.design.c}
+    wanted = len(isoflop.minima(Table.of(**columns, loss=clean), replicates=100, price=price)["budgets"])
     for seed in range(tables):
         loss = clean * np.exp(case.noise * rng.standard_normal(len(clean)))
-        table = Table.of(n=case.design.n, d=case.design.d, c=case.design.c, loss=loss)
-        found = isoflop.minima(table, replicates=replicates, seed=seed, price=price)
+        found = isoflop.minima(Table.of(**columns, loss=loss), replicates=replicates, seed=seed, price=price)
         if len(found["budgets"]) < wanted:
             missed += 1
             continue
@@ -108,12 +108,15 @@ def isoflop_coverage(case: Case, tables: int, replicates: int = 400) -> dict[str
         middle = found["a"].get("estimate", found["a"]["value"])
         error.append([*(np.log([budget["N"] for budget in found["budgets"]]) - true), middle - slope])
         width.append([*np.ptp(ends, axis=1), high - low])
-    by_column = [np.sum(held, 0) / tables, np.mean(error, 0), np.std(error, 0), np.median(width, 0)]
-    names = ("coverage", "mean_error", "sd_error", "width")
-    digits = {name: [round(float(v), 4) for v in column] for name, column in zip(names, by_column, strict=True)}
-    budgets = {name: values[:-1] for name, values in digits.items()}
-    slope = {name: values[-1] for name, values in digits.items()}
-    return {"budgets": budgets, "a": slope, "tables": tables, "left_out": missed}
+    by_name = {"coverage": np.sum(held, 0) / tables, "mean_error": np.mean(error, 0), "sd_error": np.std(error, 0),
+               "width": np.median(width, 0)}  # fmt: skip
+    digits = {name: [round(float(v), 4) for v in column] for name, column in by_name.items()}
+    return {
+        "budgets": {name: values[:-1] for name, values in digits.items()},
+        "a": {name: values[-1] for name, values in digits.items()},
+        "tables": tables,
+        "left_out": missed,
+    }
 
 
 def law_coverage(law: dict[str, float], tables: int, replicates: int = 300) -> dict[str, Any]:
@@ -153,7 +156,7 @@ def main() -> int:
     args = arguments.parse_args()
     found = {}
     if args.what == "laws":
-        for name, law in (("Kaplan's law", KAPLAN), ("the sum", SUM)):
+        for name, law in LAWS.items():
             found[name] = law_coverage(law, args.tables)
             print(name, found[name], flush=True)
     else:

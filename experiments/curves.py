@@ -48,10 +48,8 @@ def main() -> None:
         raise ConfigError(f"--out: {out}; accepted: a figure to write, of {', '.join(ENDINGS)}")
     if out.exists() and not out.is_file():
         raise ConfigError(f"--out: {out} is not a file; accepted: a figure to write")
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    figure = matplotlib.figure.Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
     unit = "nats per token"
     for index, (workdir, label) in enumerate(zip(options.workdir, labels, strict=True)):
         path = Path(workdir) / "records.jsonl"
@@ -65,10 +63,10 @@ def main() -> None:
         unit = "bits per byte" if factor != 1.0 else unit
         colour = COLOURS[index % len(COLOURS)]
         steps = [r for r in found if r["kind"] == "train"]
-        losses = [factor * float(r["loss"]) for r in steps]
         axes.plot(
-            [r["tokens"] for r in steps], losses, color=colour, alpha=0.35, lw=1, label=f"{label}, training batches"
-        )
+            [r["tokens"] for r in steps], [factor * float(r["loss"]) for r in steps],
+            color=colour, alpha=0.35, lw=1, label=f"{label}, training batches",
+        )  # fmt: skip
         ending = f": {factor * evals[-1]['loss']:.2f} at the end" if evals else ""
         axes.errorbar(
             [r["tokens"] for r in evals],

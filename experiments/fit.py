@@ -120,9 +120,10 @@ def _parametric_lines(result: dict[str, Any]) -> list[str]:
             lines.append(f"  {name:<{width}}{_reason(found, result)}")
         else:
             lines += [f"  {name:<{width}}a = {_text(found['a'])}", f"  {'':<{width}}b = {_text(found['b'])}"]
-    for budget in result["isoflop"].get("budgets", []):
-        number = _text({"value": budget["N"], "ci95": budget["N_ci95"]})
-        lines.append(f"  at C = {budget['C']:.3g} FLOP, by iso-FLOP curves: N {number}")
+    lines += [
+        f"  at C = {b['C']:.3g} FLOP, by iso-FLOP curves: N {_text({'value': b['N'], 'ci95': b['N_ci95']})}"
+        for b in result["isoflop"].get("budgets", [])
+    ]
     for row in optimal["budgets"]:
         far = f", {row['extrapolation']:g} times the table's largest" if row["extrapolation"] > 1 else ""
         lines.append(f"  at C = {row['C']:.3g} FLOP{far}, by {verdict.CALLED[optimal['law']]}:")
@@ -136,9 +137,8 @@ def _holdout_lines(result: dict[str, Any]) -> list[str]:
         return [f"largest budgets held out: {_reason(held, result)}"]
     rows = "1 row" if len(held["rows"]) == 1 else f"{len(held['rows'])} rows"
     lines = [f"{rows} above {held['fitted_up_to']:.3g} FLOP, predicted from the {held['fitted_rows']} below:"]
-    parts = {"parametric": held, **{key: held[key] for key in fit.KAPLANS}}
     for row in result["ranking"]:
-        part = parts[row["law"]]
+        part = held if row["law"] == "parametric" else held[row["law"]]
         if "skipped" not in part:
             mean, most = 100 * part["mean_abs_error"], 100 * part["max_abs_error"]
             lines.append(f"  off by {mean:.2f}% on average, {most:.2f}% at most, by {verdict.CALLED[row['law']]}")

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from jaxformer.errors import ConfigError
 from jaxformer.runs.command_line import finite, integer, parser, path_text
 from jaxformer.runtime.program import keep_compiled_programs, program
 
@@ -77,8 +78,6 @@ def main() -> None:
 
 def check(options: argparse.Namespace) -> None:
     """Raises ConfigError for flags that contradict each other, before anything is loaded."""
-    from jaxformer.errors import ConfigError
-
     samples, beam = options.num_samples, options.beam
     if options.stream and (samples > 1 or beam is not None):
         raise ConfigError("--stream: prints one sample; leave out --num-samples and --beam")
@@ -104,7 +103,6 @@ def generated(run: "Run", sampling: "Sampling", options: argparse.Namespace) -> 
 
     from jaxformer import decoding
     from jaxformer.config import Learned
-    from jaxformer.errors import ConfigError
     from jaxformer.runs import memory_check
 
     tokenizer, cfg = run.tokenizer, run.config.model

@@ -13,7 +13,7 @@ from jaxformer.runtime.program import program
 
 
 def main() -> int:
-    """Exit code: 0 finished, 75 interrupted and saved (start again to continue), 3 diverged, 2 a user error or a leak of
+    """Exit code: 0 finished, 75 interrupted and saved (start again to go on), 3 diverged, 2 a user error or a leak of
     validation text; with several processes also 124 (no progress for too long), or an abort's if another one died."""
     arguments = parser(__doc__, "pretrain")
     arguments.add_argument("--newest-step", action="store_true", help="only print the newest checkpoint's step, or 0")

@@ -11,11 +11,11 @@ Fit and report need only the directory's manifest.json and records.jsonl.
 import shlex
 from pathlib import Path
 
-from jaxformer.config import Config
+from jaxformer.config import Config, MeshConfig
 from jaxformer.errors import ConfigError
 from jaxformer.runs.command_line import Parsed, add_verify, finite, integer, parse_config, parser
 from jaxformer.runtime.program import a_device_for_each_core, program
-from jaxformer.scaling import bootstrap, plotting
+from jaxformer.scaling import bootstrap, plotting, results
 from jaxformer.scaling.ladder import StudyConfig, size_model
 from jaxformer.scaling.law_fit import Settings
 
@@ -71,7 +71,6 @@ def check_memory(config: StudyConfig) -> None:
     """Raises ConfigError if training one of the sizes does not fit on one device."""
     import jax
 
-    from jaxformer.config import MeshConfig
     from jaxformer.modules import make_model
     from jaxformer.parallel.mesh import make_mesh
     from jaxformer.runs import memory_check
@@ -87,7 +86,6 @@ def conclude(parsed: Parsed, stage: str | None, settings: Settings) -> None:
     from jaxformer import records
     from jaxformer.data import languages
     from jaxformer.runs import manifest
-    from jaxformer.scaling import results
 
     workdir = Path(parsed.config.workdir)
     manifest.check_own_files(workdir)

@@ -194,8 +194,7 @@ def write(folder: Path) -> dict[str, Path]:
     if not any("step" in row for row in rows):
         raise ConfigError(f"--out: {folder} holds no plan yet")
     (folder / "table.md").write_text(table(rows))
-    pictures = plotting.save({"weak_scaling": figure(rows)}, folder)
-    return {"table": folder / "table.md", "figure": pictures[0]}
+    return {"table": folder / "table.md", "figure": plotting.save({"weak_scaling": figure(rows)}, folder)[0]}
 
 
 def main() -> None:

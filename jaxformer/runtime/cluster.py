@@ -94,8 +94,8 @@ def initialize(
             shutdown_timeout_seconds=cfg.heartbeat_timeout_seconds,
         )
     except (RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"config.distributed: {who} ({found.found}) cannot join: {reason[:200]}") from None
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"config.distributed: {who} ({found.found}) cannot join: {reason}") from None
     finally:
         waits.cancel()
     if jax.process_index() == 0:
@@ -119,14 +119,13 @@ def detect(environment: Mapping[str, str], cfg: DistributedConfig) -> Membership
     else:
         launchers = (_variables, _slurm, _tpu_slice, _indexed_job, _tpu_vm)
         found = next(filter(None, (launcher(environment) for launcher in launchers)), None)
-    if found is not None and found.processes is not None:
-        if not 0 <= (found.process or 0) < found.processes:
-            raise ConfigError(
-                f"config.distributed: {found.found} says process {found.process} of {found.processes}; "
-                f"accepted: 0 to {found.processes - 1}"
-            )
-        if found.processes == 1:
-            found = None
+    if found is not None and found.processes is not None and not 0 <= (found.process or 0) < found.processes:
+        raise ConfigError(
+            f"config.distributed: {found.found} says process {found.process} of {found.processes}; "
+            f"accepted: 0 to {found.processes - 1}"
+        )
+    if found is not None and found.processes == 1:
+        found = None
     if found is None and cfg.mode == "on":
         raise ConfigError(
             "config.distributed.mode: on; neither the config nor the environment says who the other processes are; "
@@ -191,8 +190,7 @@ def _tpu_slice(environment: Mapping[str, str]) -> Membership | None:
     if not hosts[0] or len(hosts) * slices == 1:
         return None
     first = environment.get("MEGASCALE_COORDINATOR_ADDRESS") or hosts[0]
-    which = int(environment.get("MEGASCALE_SLICE_ID") or 0)
-    index = _number(environment, "TPU_WORKER_ID") + which * len(hosts)
+    index = _number(environment, "TPU_WORKER_ID") + int(environment.get("MEGASCALE_SLICE_ID") or 0) * len(hosts)
     return Membership("TPU slice", f"{first.partition(':')[0]}:{TPU_PORT}", len(hosts) * slices, index)
 
 

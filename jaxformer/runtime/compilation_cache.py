@@ -31,7 +31,6 @@ import os
 import re
 import secrets
 import socket
-import stat
 import sys
 import threading
 import time
@@ -181,16 +180,16 @@ class CheckedCache:
                 if path.suffix == ".half" and time.time() - path.stat().st_mtime > LEFT_OVER_SECONDS:
                     path.unlink()
                 elif path.suffix == ".journal" and _is_file(path):
-                    fatal = _fatal_loads(path)
-                    for key in fatal or []:
+                    if (fatal := _fatal_loads(path)) is None:
+                        continue
+                    for key in fatal:
                         self._drop(key)
                         dropped.append(key.rpartition("-")[0] or key)
-                    if fatal is not None:
-                        path.unlink()
+                    path.unlink()
         if dropped:
-            what = ", ".join(sorted(set(dropped)))
             self._say_once(
-                f"{self._path}: a process died by a signal while it loaded {what} from here; it is compiled again"
+                f"{self._path}: a process died by a signal while it loaded {', '.join(sorted(set(dropped)))} "
+                "from here; it is compiled again"
             )
 
     def _say_once(self, line: str) -> None:
@@ -286,16 +285,13 @@ def _fatal_loads(path: Path) -> list[str] | None:
     ended = {line[1:] for line in lines if line.startswith("-")}
     begun = [line[1:] for line in lines if line.startswith("+")]
     fatal = any(line.startswith("Fatal Python error") or line == "unwatched" for line in lines)
-    safe = [key for key in begun if not {"/", os.sep, "\0"} & set(key)]  # a file name, not a path out of the folder
-    return [key for key in safe if key not in ended] if fatal else []
+    # A key must be a file name, not a path out of the folder.
+    return [key for key in begun if key not in ended and not {"/", os.sep, "\0"} & set(key)] if fatal else []
 
 
 def _is_file(path: Path) -> bool:
     """True for a regular file, but not for a link to one."""
-    try:
-        return stat.S_ISREG(path.lstat().st_mode)
-    except OSError:
-        return False
+    return os.path.isfile(path) and not os.path.islink(path)
 
 
 def _hash(content: bytes, size: int) -> str:

@@ -39,11 +39,13 @@ def keep_freed_memory() -> None:
     _kept[:] = [libc]
     libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
     libc.free.argtypes = [ctypes.c_void_p]
-    trim_threshold, top_pad, mmap_max, arena_max = -1, -2, -4, -8
-    mallopt(arena_max, 1)
-    mallopt(mmap_max, 0)
-    mallopt(trim_threshold, -1)  # never
-    mallopt(top_pad, 64 * 2**20)
+    for option, value in (
+        (-8, 1),  # M_ARENA_MAX: a single heap
+        (-4, 0),  # M_MMAP_MAX: no separate mappings
+        (-1, -1),  # M_TRIM_THRESHOLD: never return memory
+        (-2, 64 * 2**20),  # M_TOP_PAD: grow the heap in large pieces
+    ):
+        mallopt(option, value)
     _reserve_huge_pages(libc)
 
 
@@ -53,11 +55,10 @@ def _reserve_huge_pages(libc: ctypes.CDLL) -> None:
         return
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     libc.free(libc.malloc(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 3 // 4))
-    advice_huge = 14
     for line in Path("/proc/self/maps").read_text().splitlines():
         if line.endswith("[heap]"):
             start, end = (int(x, 16) for x in line.split()[0].split("-"))
-            libc.madvise(start, end - start, advice_huge)
+            libc.madvise(start, end - start, 14)  # MADV_HUGEPAGE
 
 
 def one_at_a_time(program: Any) -> Callable:

@@ -109,7 +109,7 @@ class Rows:
         else:
             header, kept = first, kept[1:]
         while header and not header[-1]:  # a delimiter at the end of every line
-            header = header[:-1]
+            header.pop()
         if not kept:
             raise ConfigError(f"{source}: a header and no rows")
         cells, lines = [], []
@@ -142,8 +142,7 @@ class Rows:
 
     def column(self, name: str) -> np.ndarray:
         """[I] finite float64; raises ConfigError naming row, line and column of a cell that is not a finite number."""
-        texts = self.texts(name)
-        title = self.header[self.find(name)]
+        texts, title = self.texts(name), self.header[self.find(name)]
         commas = [t for t in texts if _DECIMAL_COMMA.fullmatch(t)]
         # 3,14 can only be a decimal comma, and then all commas of the column are; 3,142 is ambiguous.
         decimal = self.delimiter != "," and any(
@@ -193,8 +192,7 @@ def _delimiter(lines: list[str]) -> str:
 def _number(text: str) -> float | None:
     """The number in a cell; None if there is none (a missing value, a unit)."""
     text = text.strip().strip("\"'").replace("\u2212", "-")
-    power = _POWER_OF_TEN.search(text)
-    if power:
+    if power := _POWER_OF_TEN.search(text):
         text = text[: power.start()] + "e" + power.group(1)
     if _GROUPED.fullmatch(text):
         text = re.sub(r"[,' _\u00a0\u202f]", "", text)

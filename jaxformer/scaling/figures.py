@@ -90,8 +90,7 @@ def optimum_lines(table: Table, result: Mapping[str, Any]) -> Any:
         _inside_and_beyond(axes, curve, key, table, f"3 {name}: $C$ to the {text}", "its extrapolation")
         styles = (("envelope", "1 envelope", "s", "--", 0.15), ("isoflop", "2 iso-FLOP", "o", "-.", 0.75))
         for part, name, marker, dash, shade in styles:
-            found = result[part]
-            if "skipped" in found:
+            if "skipped" in (found := result[part]):
                 continue
             c = np.array([budget["C"] for budget in found["budgets"]])
             y = np.array([budget[key] for budget in found["budgets"]])
@@ -129,8 +128,7 @@ def residual_panels(table: Table, result: Mapping[str, Any]) -> Any:
                               fontsize=8)  # fmt: skip
         axes.set(xscale="log", xlabel=plotting.UNITS[key], ylabel="measured minus fitted loss (%)")
         plotting.log_ticks(axes.xaxis)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     figure.suptitle(f"Residuals of {CALLED[result['optimal']['law']]}")
     return figure
 
@@ -165,14 +163,14 @@ def predicted_measured(holdout: Mapping[str, Any]) -> Any:
 
 
 def floor_profile(result: Mapping[str, Any]) -> Any:
-    """Profile likelihood of E by each law with E, with the cut of its 95 % interval."""
+    """Profile likelihood of E by each law with E, with the threshold of its 95 % interval."""
     laws = [(f"by {name}", result[key]) for key, name in CALLED.items() if "profile" in result.get(key, {})]
     figure, panels = plotting.panel(len(laws))
     for axes, (name, law) in zip(np.atleast_1d(panels), laws, strict=True):
         profile = law["profile"]
         floors, statistic, cut = np.array(profile["E"]), np.sqrt(profile["statistic"]), np.sqrt(profile["cut"])
         axes.plot(floors, statistic, "o-", color="black", markersize=3)
-        axes.axhline(cut, color="0.3", linestyle="--", linewidth=1, label="cut of the 95% interval")
+        axes.axhline(cut, color="0.3", linestyle="--", linewidth=1, label="threshold of the 95% interval")
         low, high = profile["ci95"]
         axes.axvspan(low, high, color="0.9", linewidth=0, label=f"{low:.3f} to {high:.3f}")
         axes.set(ylim=(0, 5 * cut), xlabel="irreducible loss E (nats per token)",
@@ -193,8 +191,7 @@ def power_law(table: Table, name: str, fitted: Mapping[str, Any]) -> Any:
     axes.plot(x, table.loss, "o", color=plotting.shade(0.3), markersize=5, label="measured")
     grid = np.geomspace(x.min(), x.max(), 120)
     for key, dash in (("with_floor", "-"), ("without_floor", "--")):
-        law = fitted[key]
-        if "skipped" in law:
+        if "skipped" in (law := fitted[key]):
             continue
         values = {k: _point(law[k]) for k in ("E", "A", "alpha") if k in law}
         y = values.get("E", 0.0) + values["A"] * grid ** -values["alpha"]

@@ -21,12 +21,10 @@ import numpy as np
 from jaxformer.errors import ConfigError
 from jaxformer.scaling import bootstrap, isoflop, laws, optimum, verdict
 from jaxformer.scaling.law_fit import Settings, drawn_weights, fit_law, fit_power_law, replicated, stuck_exponents
-from jaxformer.scaling.table import Table
+from jaxformer.scaling.table import Floats, Table
 from jaxformer.scaling.verdict import CALLED
 
 __all__ = ["CALLED", "Settings", "Table", "find_outliers", "fit_law", "fit_power_law", "fit_table", "predict_largest"]
-
-Floats = np.ndarray
 
 KAPLANS = {"kaplan": laws.KAPLAN, "kaplan_floor": laws.KAPLAN_FLOOR}
 LAWS = {"parametric": laws.SUM, **KAPLANS}
@@ -98,9 +96,8 @@ def _with_exponents(law: laws.Law, table: Table, settings: Settings) -> tuple[la
     best, drawn = (
         optimum.exponents(each[of_n], each[of_d]) for each in map(found.natural, (found.theta[None], thetas))
     )
-    levels = bootstrap.tails(len(table), len(law.names), table.clusters)
-    stuck = _stuck(law, found.natural(thetas))
-    out |= {k: bootstrap.quantity(float(best[k][0]), drawn[k], levels=levels, max_width=0.5, **stuck) for k in best}
+    how = {"levels": bootstrap.tails(len(table), len(law.names), table.clusters), **_stuck(law, found.natural(thetas))}
+    out |= {k: bootstrap.quantity(float(best[k][0]), drawn[k], max_width=0.5, **how) for k in best}
     return found, thetas, out
 
 
@@ -108,9 +105,8 @@ def _stuck(law: laws.Law, values: dict[str, Floats]) -> dict[str, Any]:
     """Options of `bootstrap.quantity` for quantities that depend on both exponents: not determined if one of the two
     reached a bound of its range."""
     low, high = laws.EXPONENT_RANGE
-    names = " or ".join(exponent for _, exponent in law.terms)
-    at_bound = np.logical_or(*stuck_exponents(law, values).values())
-    return {"at_bound": at_bound, "bound": f"{names} = {low} or {high}"}
+    stuck = stuck_exponents(law, values)
+    return {"at_bound": np.logical_or(*stuck.values()), "bound": f"{' or '.join(stuck)} = {low} or {high}"}
 
 
 def find_outliers(residuals: Floats, params: int) -> tuple[Floats, Floats]:
@@ -157,8 +153,8 @@ def _forecast(law: laws.Law, rest: Table, test: Table, settings: Settings) -> di
     known, wanted = [rest.n, rest.d], [test.n, test.d]
     found = laws.estimate(law, known, rest.loss, delta=settings.delta, where=rest.source)
     thetas = laws.replicate(found, known, rest.loss, drawn_weights(rest, settings))
-    drawn = found.predict(thetas, wanted)
-    low, high = np.quantile(drawn, bootstrap.tails(len(rest), len(law.names), rest.clusters), axis=0)
+    levels = bootstrap.tails(len(rest), len(law.names), rest.clusters)
+    low, high = np.quantile(found.predict(thetas, wanted), levels, axis=0)
     predicted = found.predict(found.theta[None], wanted)[0]
     error = predicted / test.loss - 1
     columns = zip(test.rows, test.n, test.d, test.c, test.loss, predicted, low, high, error, strict=True)

@@ -10,9 +10,7 @@ import functools
 
 import numpy as np
 
-from jaxformer.scaling.solver import LogLaw
-
-Floats = np.ndarray
+from jaxformer.scaling.solver import Floats, LogLaw
 
 
 def power_sum(design: Floats) -> LogLaw:

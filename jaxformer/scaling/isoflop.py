@@ -18,10 +18,8 @@ import numpy as np
 from jaxformer.errors import ConfigError
 from jaxformer.scaling import bootstrap
 from jaxformer.scaling.optimum import Price
-from jaxformer.scaling.table import Table
+from jaxformer.scaling.table import Floats, Table
 from jaxformer.scaling.valley import Valleys
-
-Floats = np.ndarray
 
 _SIZES_PER_BUDGET = 4
 _BUDGETS = 3
@@ -44,8 +42,7 @@ def budget_groups(c: Floats, tolerance: float = 0.05) -> list[Floats]:
     []
     """
     order = np.argsort(c, kind="stable")
-    log_c = np.log(c[order])
-    groups = np.split(order, np.flatnonzero(np.diff(log_c) > tolerance) + 1)
+    groups = np.split(order, np.flatnonzero(np.diff(np.log(c[order])) > tolerance) + 1)
     if any(np.ptp(np.log(c[group])) > 3 * tolerance for group in groups):
         return []
     return groups if sum(len(group) for group in groups if len(group) >= 3) >= 0.5 * len(c) else []
@@ -70,10 +67,8 @@ def opens_upward(log_n: Floats, loss: Floats, where: str) -> Floats:
       ConfigError: fewer than four different sizes, or equal losses.
       NoMinimumError: the parabola opens downward.
     """
-    if len(np.unique(log_n)) < _SIZES_PER_BUDGET:
-        raise ConfigError(
-            f"{where}: {len(np.unique(log_n))} different sizes; a parabola needs at least {_SIZES_PER_BUDGET}"
-        )
+    if (sizes := len(np.unique(log_n))) < _SIZES_PER_BUDGET:
+        raise ConfigError(f"{where}: {sizes} different sizes; a parabola needs at least {_SIZES_PER_BUDGET}")
     if np.ptp(loss) < _EQUAL:
         raise ConfigError(f"{where}: all of its losses are equal, so it has no minimum")
     coefficients = np.polynomial.polynomial.polyfit(log_n, loss, 2)
@@ -112,16 +107,14 @@ def minima(
         centre = float(log_n.mean())
         try:
             coefficients = opens_upward(log_n - centre, loss, where)
+            vertex = centre - 0.5 * coefficients[1] / coefficients[2]
+            if not log_n.min() < vertex < log_n.max():
+                side = "smaller" if vertex <= log_n.min() else "larger"
+                raise ConfigError(f"{where}: its minimum lies outside the sizes tried; add {side} ones")
+            kept.append((budget, group))
         except ConfigError as error:
             left_out.append(str(error))
             downward += isinstance(error, NoMinimumError)
-            continue
-        vertex = centre - 0.5 * coefficients[1] / coefficients[2]
-        if not log_n.min() < vertex < log_n.max():
-            side = "smaller" if vertex <= log_n.min() else "larger"
-            left_out.append(f"{where}: its minimum lies outside the sizes tried; add {side} ones")
-            continue
-        kept.append((budget, group))
     if len(kept) < _BUDGETS:
         others = f" (and {len(left_out) - 1} more budgets left out)" if len(left_out) > 1 else ""
         if downward == len(groups):

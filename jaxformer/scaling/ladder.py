@@ -75,11 +75,12 @@ class LadderConfig(Section, name="ladder", most={"widths": 2**24, "tokens": 2**6
     max_epochs: float = 1.0
 
     def _check(self):
-        for name in ("head_width", "layer_width", "min_layers", "min_steps", "seeds", "searched_sizes"):
-            if getattr(self, name) is not None:
-                _at_least(name, getattr(self, name), 1)
-        for name in ("learning_rate_extensions", "seeded_sizes", "min_tokens_per_parameter", "learning_rate_exponent"):
-            _at_least(name, getattr(self, name), 0)
+        ones = ("head_width", "layer_width", "min_layers", "min_steps", "seeds", "searched_sizes")
+        zeros = ("learning_rate_extensions", "seeded_sizes", "min_tokens_per_parameter", "learning_rate_exponent")
+        for name in (*ones, *zeros):
+            value, low = getattr(self, name), int(name in ones)
+            if value is not None and not low <= value < math.inf:
+                raise ConfigError(f"config.ladder.{name}: {value}; accepted: at least {low}")
         for name in ("widths", "learning_rates"):
             if not getattr(self, name):
                 raise ConfigError(f"config.ladder.{name}: () is empty; accepted: at least one")
@@ -219,7 +220,7 @@ def runs(study: StudyConfig, losses: Mapping[str, float], available: int | None 
     ladder = study.ladder
     grid = cells(study, available)
     out: list[LadderRun] = []
-    chosen, before = None, None
+    chosen = before = None
     for place, width in enumerate(ladder.widths):
         mine = [cell for cell in grid if cell.width == width]
         if not mine:
@@ -320,8 +321,3 @@ def _best(study: StudyConfig, cell: Cell, rates: Sequence[float], losses: Mappin
 def _rounded(rate: float) -> float:
     """Rounded as in the name of a run."""
     return float(f"{rate:.3g}")
-
-
-def _at_least(name: str, value: float, low: float) -> None:
-    if not low <= value < math.inf:
-        raise ConfigError(f"config.ladder.{name}: {value}; accepted: at least {low}")

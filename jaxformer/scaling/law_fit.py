@@ -9,9 +9,7 @@ from numpy.typing import ArrayLike
 from jaxformer.errors import ConfigError
 from jaxformer.scaling import bootstrap, laws, verdict
 from jaxformer.scaling.profile import Profile, profile_floor
-from jaxformer.scaling.table import LARGEST, Table
-
-Floats = np.ndarray
+from jaxformer.scaling.table import LARGEST, Floats, Table
 
 _MAX_RATIO = {"E": 2.0, "A": 1000.0, "B": 1000.0, "alpha": 3.0, "beta": 3.0}
 _MAX_RATIO |= {"N_c": 1e6, "D_c": 1e6, "alpha_N": 3.0, "alpha_D": 3.0}
@@ -151,7 +149,7 @@ def _doubt(name: str, found: laws.Estimate, profile: Profile) -> str | None:
 
 
 def _crossings(x: Floats, statistic: Floats, cut: float) -> list[float]:
-    """Where the statistic's root, interpolated linearly, crosses the cut; an end of x if it does not."""
+    """Where the statistic's root, interpolated linearly, crosses that of `cut`; an end of x if it does not."""
     root, level = np.sqrt(statistic), np.sqrt(cut)
     inside = np.flatnonzero(root < level)
     if not len(inside):

@@ -108,9 +108,8 @@ class Law:
 
     def natural(self, theta: Floats, centres: Floats) -> dict[str, Floats]:
         """Parameters by name, [R] each, of theta [R, P]."""
-        first, out = int(self.floor), {}
-        if self.floor:
-            out["E"] = np.exp(theta[:, 0])
+        first = int(self.floor)
+        out = {"E": np.exp(theta[:, 0])} if self.floor else {}
         for i, (coefficient, exponent) in enumerate(self.terms):
             log_size, alpha = theta[:, first + 2 * i], theta[:, first + 2 * i + 1]
             log_scale = log_size / alpha + centres[i]
@@ -123,11 +122,9 @@ class Law:
         if len(xs[0]) < self.rows_needed:
             raise ConfigError(f"{where}: {len(xs[0])} rows; {self} needs at least {self.rows_needed}")
         for name, x in zip(self.variables, xs, strict=True):
-            needed = 3 if len(self.variables) > 1 else len(self.names) + 1
-            if len(np.unique(x)) < needed:
-                raise ConfigError(
-                    f"{where}: {len(np.unique(x))} different {name}; {self} needs at least {needed} of them"
-                )
+            different, needed = len(np.unique(x)), 3 if len(self.variables) > 1 else len(self.names) + 1
+            if different < needed:
+                raise ConfigError(f"{where}: {different} different {name}; {self} needs at least {needed} of them")
         if len(xs) == 2:
             logs = [np.log(x) - np.log(x).mean() for x in xs]
             if abs(logs[0] @ logs[1]) > 0.9999 * np.sqrt((logs[0] @ logs[0]) * (logs[1] @ logs[1])):
@@ -192,8 +189,8 @@ def estimate(law: Law, xs: Sequence[Floats], loss: Floats, *, delta: float = 1e-
                      int((value <= value[best] * (1 + 1e-6) + 1e-15).sum()))  # fmt: skip
     if not law.floor:
         return found
-    floors = np.exp(theta[best, 0]) * np.array([0.3, 0.85, 1.0])
-    floors[2] = 0.5 * (floors[2] + np.exp(upper[0]))
+    floor = np.exp(theta[best, 0])
+    floors = np.array([floor * 0.3, floor * 0.85, 0.5 * (floor + np.exp(upper[0]))])
     return replace(found, others=hold_floor(found, curve, target, floors, lower, upper)[0])
 
 

@@ -15,9 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxformer.scaling.table import Table
-
-Floats = np.ndarray
+from jaxformer.scaling.table import Floats, Table
 
 _GRID_POINTS = 1200
 _MOST_LOG = 200.0
@@ -45,8 +43,7 @@ class Price:
         ratio, sizes = np.log(table.c / (table.n * table.d)), np.unique(table.n)
         if table.derived or np.ptp(ratio) < 0.01 or len(sizes) == 1:
             return cls.constant(float(np.exp(np.median(ratio))))
-        flops = [np.median(np.log(table.c / table.d)[table.n == size]) for size in sizes]
-        return cls(np.log(sizes), np.array(flops))
+        return cls(np.log(sizes), np.array([np.median(np.log(table.c / table.d)[table.n == size]) for size in sizes]))
 
     @property
     def is_constant(self) -> bool:

@@ -7,7 +7,7 @@ evenly, and series also differ in marker or dash. Axis labels include the unit.
 import io
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,7 @@ def matplotlib() -> Any:
     except ValueError as error:
         if (asked := os.environ.get("MPLBACKEND")) is None:
             raise
-        line = f"MPLBACKEND: {asked!r}; accepted: a backend of matplotlib's such as agg, or unset"
-        raise ConfigError(line) from error
+        raise ConfigError(f"MPLBACKEND: {asked!r}; accepted: a backend of matplotlib such as agg, or unset") from error
     return package
 
 
@@ -98,34 +97,32 @@ def marker(i: int) -> str:
 
 def loss_ticks(axis: Any) -> None:
     """Evenly spaced decimal numbers on a logarithmic loss axis, which rarely spans a decade."""
-    ticker = matplotlib().ticker
-    axis.set_major_locator(ticker.MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
-    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(ticker.NullFormatter())
+    _set_ticks(axis, matplotlib().ticker.MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]), "{:g}".format)
 
 
 def log_ticks(axis: Any) -> None:
     """Ticks such as 20k, 50k, 100k on a logarithmic axis that spans less than two decades; call it after plotting."""
     low, high = axis.get_view_interval()
     if high < 100 * low:
-        ticker = matplotlib().ticker
-        axis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
-        axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: count(value) if value >= 1000 else f"{value:g}"))
-        axis.set_minor_formatter(ticker.NullFormatter())
+        locator = matplotlib().ticker.LogLocator(subs=(1.0, 2.0, 5.0))
+        _set_ticks(axis, locator, lambda value: count(value) if value >= 1000 else f"{value:g}")
+
+
+def _set_ticks(axis: Any, locator: Any, text: Callable[[float], str]) -> None:
+    axis.set_major_locator(locator)
+    axis.set_major_formatter(lambda value, _: text(value))
+    axis.set_minor_formatter(matplotlib().ticker.NullFormatter())
 
 
 def size_bar(figure: Any, axes: Any, shades: Any, logs: np.ndarray, name: str) -> None:
     """A colour bar labelled with sizes instead of their logarithms."""
-    ticker = matplotlib().ticker
-    bar = figure.colorbar(shades, ax=axes, pad=0.01)
     low, high = logs.min(), logs.max()
     steps = (1,) if high - low > 4 else (1, 3) if high - low > 1.5 else (1, 2, 5)
     marks = [k + np.log10(step) for k in range(math.floor(low), math.ceil(high) + 1) for step in steps]
     marks = [mark for mark in marks if low <= mark <= high] or [low, high]
-    bar.ax.yaxis.set_major_locator(ticker.FixedLocator(marks))
-    bar.ax.yaxis.set_minor_locator(ticker.NullLocator())
-    bar.ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: count(10**value)))
-    bar.set_label(UNITS[name])
+    bar = figure.colorbar(shades, ax=axes, pad=0.01, ticks=marks, label=UNITS[name])
+    bar.ax.yaxis.set_major_formatter(lambda value, _: count(10**value))
+    bar.minorticks_off()
 
 
 def count(value: float) -> str:

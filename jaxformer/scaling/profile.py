@@ -37,8 +37,8 @@ def profile_floor(
 
     The statistic is 2 (rho(E) - rho_min) E[psi'] / E[psi^2]. In large tables it is chi-squared with one degree of
     freedom for a Huber estimate, whatever the noise's scale (Ronchetti 1982); the expectations are those of Gaussian
-    noise with the residuals' robust scale. In small tables a cut at 3.84 gives slightly too narrow intervals, so the
-    cut is a percentile, 3.84 at least, of the same statistic over bootstrap replicates, whose true E is the estimate.
+    noise with the residuals' robust scale. In small tables the threshold 3.84 gives slightly too narrow intervals;
+    `cut` is a percentile, 3.84 at least, of the same statistic over bootstrap replicates, whose true E is the estimate.
 
     Args:
       weights, thetas: [R, I] and [R, P], the replicates of `replicate`.

@@ -278,12 +278,12 @@ def _isoflop(found: Mapping[str, Any]) -> list[str]:
     """The minimum at each budget, by the average of the curve's forms and by each form."""
     if "budgets" not in found:
         return []
-    rows = []
-    for b, budget in enumerate(found["budgets"]):
-        number = {"value": budget["N"], "ci95": budget["N_ci95"]}
-        each = {name: float(form["N"][b]) for name, form in found["forms"].items()}
-        rows.append({"C (FLOP)": budget["C"], "N": number, "tokens/parameter": budget["D/N"], "loss": budget["loss"],
-                     **{f"by a {name}": plotting.count(n) for name, n in each.items()}})  # fmt: skip
+    rows = [
+        {"C (FLOP)": budget["C"], "N": {"value": budget["N"], "ci95": budget["N_ci95"]},
+         "tokens/parameter": budget["D/N"], "loss": budget["loss"],
+         **{f"by a {name}": plotting.count(float(form["N"][b])) for name, form in found["forms"].items()}}
+        for b, budget in enumerate(found["budgets"])
+    ]  # fmt: skip
     weights = [
         f"{name} {100 * form['weight']:.0f}%" + " (refuted)" * form["refuted"] for name, form in found["forms"].items()
     ]

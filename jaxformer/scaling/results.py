@@ -61,8 +61,7 @@ def fit(records: Sequence[Record], settings: Settings, source: str = "records") 
     fits = {name: fit_table(table(found, name, source), settings) for name in CONVENTIONS}
     diverged = [record["run"] for record in records if record["kind"] == "final" and record["status"] == "diverged"]
     if diverged:
-        first = next(iter(fits.values()))
-        first["warnings"] = [*first["warnings"], f"{len(diverged)} runs diverged: {', '.join(diverged)}"]
+        next(iter(fits.values()))["warnings"].append(f"{len(diverged)} runs diverged: {', '.join(diverged)}")
     return fits
 
 

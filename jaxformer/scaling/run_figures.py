@@ -19,22 +19,19 @@ def learning_rate_curves(points: Sequence[Mapping[str, Any]]) -> Any:
         figure, axes = plotting.panel()
         points = [{**p, "loss": float(p["loss"])} for p in points]  # in JSON, nan is a string
         finite = [p["loss"] for p in points if np.isfinite(p["loss"])]
-        top = max(finite) + 0.05 * (max(finite) - min(finite)) if finite else 1.0
+        top = max(finite) + 0.05 * np.ptp(finite) if finite else 1.0
         sizes = sorted({p["N"] for p in points})
         for i, size in enumerate(sizes):
             mine = [p for p in points if p["N"] == size]
-            rates = sorted({p["learning_rate"] for p in mine})
+            rates = np.unique([p["learning_rate"] for p in mine])
             loss = np.array([np.mean([p["loss"] for p in mine if p["learning_rate"] == rate]) for rate in rates])
             good = np.isfinite(loss)
             style = plotting.line_style(i, len(sizes))
-            axes.plot(np.array(rates)[good], loss[good], marker=plotting.marker(i), markersize=5,
+            axes.plot(rates[good], loss[good], marker=plotting.marker(i), markersize=5,
                       label=f"N = {plotting.count(size)}", **style)  # fmt: skip
-            axes.plot(np.array(rates)[~good], np.full((~good).sum(), top), "x", color=style["color"])
-            for p in mine:
-                if p.get("chosen") and np.isfinite(p["loss"]):
-                    axes.plot(
-                        p["learning_rate"], loss[rates.index(p["learning_rate"])], "*", color="black", markersize=11
-                    )
+            axes.plot(rates[~good], np.full((~good).sum(), top), "x", color=style["color"])
+            for rate in [p["learning_rate"] for p in mine if p.get("chosen") and np.isfinite(p["loss"])]:
+                axes.plot(rate, loss[rates == rate], "*", color="black", markersize=11)
         axes.set(xscale="log", xlabel="peak learning rate", ylabel="final loss (nats per token)",
                  title="Learning rate at each size (star: chosen; cross at the top: diverged)")  # fmt: skip
         plotting.log_ticks(axes.xaxis)

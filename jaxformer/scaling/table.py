@@ -88,9 +88,8 @@ class Table:
         if not 1 / LARGEST <= flops_constant <= LARGEST:
             raise ConfigError(f"flops-constant: {flops_constant}; accepted: a number above 0, 6 as a rule")
         names = tuple(names) if names is not None else tuple(f"row {i + 1}" for i in range(np.size(loss)))
-        given = {"N": n, "D": d, "C": c, "loss": loss}
         columns = {}
-        for key, values in given.items():
+        for key, values in {"N": n, "D": d, "C": c, "loss": loss}.items():
             if values is None:
                 continue
             column = np.asarray(values, np.float64)
@@ -219,8 +218,7 @@ class Table:
             raise ConfigError(
                 f"drop-highest-loss: {count}; accepted: 0 to {len(self) - 1}, one less than {self.source} has rows"
             )
-        order = np.argsort(self.loss, kind="stable")
-        return self.take(np.sort(order[: len(self) - count]))
+        return self.take(np.sort(np.argsort(self.loss, kind="stable")[: len(self) - count]))
 
 
 def _field(record: Mapping[str, Any], field: str, i: int, source: str) -> Any:

@@ -87,9 +87,8 @@ class Valleys:
         fitted = {}
         for name, extra in FORMS.items():
             spare = len(self._y) - 3 * len(self._xs) - extra
-            if extra and (most_sizes < 3 + extra or spare < _LEFT_OVER):
-                continue
-            if (form := self._form(extra)) is not None:
+            possible = not extra or (most_sizes >= 3 + extra and spare >= _LEFT_OVER)
+            if possible and (form := self._form(extra)) is not None:
                 fitted[name] = form
         self.forms = self._weighted(fitted)
         self.params = max(form.design.shape[1] for form in self.forms.values())
@@ -129,8 +128,7 @@ class Valleys:
         if not kept:
             return np.zeros(1)
         moved = self._lowest(self._expanded(form, np.array(kept)))[:, b] - form.minima[b]
-        moved = moved[np.isfinite(moved)]
-        return moved if len(moved) else np.zeros(1)
+        return moved[np.isfinite(moved)] if np.isfinite(moved).any() else np.zeros(1)
 
     def _form(self, extra: int) -> Form | None:
         """The form with its shared terms centred at its own minima; None if it has none within the sizes."""

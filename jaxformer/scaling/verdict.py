@@ -82,8 +82,7 @@ def settle_floor(fits: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, A
         return {}
     judge, name = fits[best]["E"], CALLED[best]
     if judge["value"] is None:
-        ends = [*judge["ci95"], *fits[other]["E"]["ci95"]]
-        known = [end for end in ends if end is not None]
+        known = [end for end in (*judge["ci95"], *fits[other]["E"]["ci95"]) if end is not None]
         return {other: _undetermined(fits[other]["E"], [min(known), max(known)],
                                      f"{name}, which fits better, does not determine it ({judge['why']})")}  # fmt: skip
     if fits[other]["aicc"] - fits[best]["aicc"] < CLEARLY:
@@ -97,8 +96,7 @@ def settle_floor(fits: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, A
 def settle_frontier(floor: Mapping[str, Any], fits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """E of a power law in one variable: determined only if the better law of N and D determines E too."""
     best = closer(fits)
-    judge = fits[best]["E"]
-    if floor["value"] is None or judge["value"] is not None:
+    if floor["value"] is None or fits[best]["E"]["value"] is not None:
         return dict(floor)
     return _undetermined(floor, floor["ci95"], f"{CALLED[best]}, fitted to all rows, does not determine it")
 
@@ -115,8 +113,8 @@ def warnings(fits: Mapping[str, Any]) -> list[str]:
         return []
     names = " and ".join(CALLED[row["law"]] for row in beaten)
     rms = " and ".join(f"{100 * row['rms']:.2g} %" for row in beaten)
-    more = " and ".join(f"{higher(row['behind'])}" for row in beaten)
-    verb = "is" if len(beaten) == 1 else "are"
+    more = " and ".join(higher(row["behind"]) for row in beaten)
+    verb, whose = ("is", "Its") if len(beaten) == 1 else ("are", "Their")
     line = (f"{names} {verb} beaten clearly by {CALLED[best['law']]}: residuals of {rms} (root mean square) "
             f"against {100 * best['rms']:.2g} %, AICc {more} higher")  # fmt: skip
     held = fits.get("holdout", {})
@@ -125,7 +123,6 @@ def warnings(fits: Mapping[str, Any]) -> list[str]:
     if all(value is not None for value in missed.values()):
         off = " and ".join(f"{100 * missed[row['law']]:.2g} %" for row in beaten)
         line += f"; the largest budgets, held out, missed by {off} against {100 * missed[best['law']]:.2g} %"
-    whose = "Its" if len(beaten) == 1 else "Their"
     return [f"{line}. {whose} E, exponents and best sizes belong to a law that these data reject"]
 
 
