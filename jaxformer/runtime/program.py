@@ -44,8 +44,7 @@ def a_device_for_each_core() -> None:
     Call it before any device is used. Does nothing if the user has chosen (JAX_NUM_CPU_DEVICES, XLA_FLAGS).
     """
     number = "jax_num_cpu_devices"
-    chosen = getattr(jax.config, number) != -1 or "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    if not chosen:
+    if getattr(jax.config, number) == -1 and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update(number, usable_cores())
 
 

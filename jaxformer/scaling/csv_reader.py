@@ -196,6 +196,5 @@ def _number(text: str) -> float | None:
         text = text[: power.start()] + "e" + power.group(1)
     if _GROUPED.fullmatch(text):
         text = re.sub(r"[,' _\u00a0\u202f]", "", text)
-    if text.casefold().lstrip("+-") in ("nan", "inf", "infinity"):
-        return float(text)
-    return float(text) if _PLAIN.fullmatch(text) else None
+    special = text.casefold().lstrip("+-") in ("nan", "inf", "infinity")
+    return float(text) if special or _PLAIN.fullmatch(text) else None

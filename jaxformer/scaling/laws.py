@@ -89,10 +89,9 @@ class Law:
 
     def bounds(self, loss: Floats) -> tuple[Floats, Floats]:
         """Bounds of theta: E from 1e-4 of the lowest loss ("zero") to 5 % above it; exponents 0.005 to 5."""
-        low = float(np.log(loss.min()))
-        term = (low - 20.0, EXPONENT_RANGE[0]), (float(np.log(loss.max())) + 5.0, EXPONENT_RANGE[1])
-        lower = [low + np.log(1e-4)] * self.floor + list(term[0]) * len(self.variables)
-        upper = [low + np.log(1.05)] * self.floor + list(term[1]) * len(self.variables)
+        low, high = float(np.log(loss.min())), float(np.log(loss.max()))
+        lower = [low + np.log(1e-4)] * self.floor + [low - 20.0, EXPONENT_RANGE[0]] * len(self.variables)
+        upper = [low + np.log(1.05)] * self.floor + [high + 5.0, EXPONENT_RANGE[1]] * len(self.variables)
         return np.array(lower), np.array(upper)
 
     def starts(self, loss: Floats) -> Floats:

@@ -112,11 +112,19 @@ class Table:
             columns["C"] = flops_constant * columns["N"] * columns["D"]
         elif derived:
             columns[derived[0]] = columns["C"] / (flops_constant * columns["N" if derived == ("D",) else "D"])
-        known = tuple(key for key in ("N", "D", "C") if key in columns)
-        n_, d_, c_ = (columns.get(key, np.full(len(names), np.nan)) for key in ("N", "D", "C"))
-        labels = None if clusters is None else [str(label) for label in clusters]
-        return cls(columns["loss"], n_, d_, c_, np.arange(1, len(names) + 1), labels, known, derived, flops_constant,
-                   source, names, common_error)  # fmt: skip
+        arrays = {key.lower(): columns.get(key, np.full(len(names), np.nan)) for key in ("N", "D", "C")}
+        return cls(
+            loss=columns["loss"],
+            **arrays,
+            rows=np.arange(1, len(names) + 1),
+            clusters=None if clusters is None else [str(label) for label in clusters],
+            known=tuple(key for key in ("N", "D", "C") if key in columns),
+            derived=derived,
+            flops_constant=flops_constant,
+            source=source,
+            names=names,
+            common_error=common_error,
+        )
 
     @classmethod
     def from_csv(
