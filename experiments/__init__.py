@@ -1,5 +1,4 @@
-"""Programs. JAX reads the environment while it is imported, before a program can say anything: what it cannot read
-there is one line as well."""
+"""Command-line programs. JAX reads environment variables on import; an invalid one becomes a one-line error here."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Measure jaxformer beside what one would use instead: alternating runs in one session, medians, ratios and spread.
+"""Benchmark jaxformer against alternatives: alternating runs in one session, with medians, ratios and spread.
 
     python -m experiments.benchmark --suite=train --shape=tiny     (needs the extra `peers`: torch, transformers)
     python -m experiments.benchmark --suite=train --shape=gpt2_1_5b --dtype=bfloat16 --rows=8    (on a GPU: see gpu.sh)
@@ -12,7 +12,7 @@
     python -m experiments.benchmark --suite=decode_lengths --shape=tiny
     python -m experiments.benchmark --suite=sweep --size=0.1 --pairs=1
 
---out FILE.jsonl keeps every single measurement. Timings on a shared machine wander: believe ratios, not times.
+--out FILE.jsonl records every single measurement. On a shared machine, times vary: compare ratios, not times.
 """
 
 import importlib
@@ -43,7 +43,7 @@ SUITES = (
 
 
 def main() -> None:
-    """Prints one line per contestant: median, spread, and the ratio to the first."""
+    """Prints one line per contestant: median, range, and the ratio to the first one's median."""
     arguments = parser(__doc__, "benchmark")
     arguments.add_argument("--suite", required=True, choices=SUITES)
     arguments.add_argument(
@@ -61,8 +61,8 @@ def main() -> None:
     arguments.add_argument("--text", type=file_path, metavar="FILE", help="shakespeare: the text")
     arguments.add_argument("--out", type=file_path, help="JSONL file to append every measurement to")
     options = arguments.parse_args()
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # on a GPU the peers need memory too
-    # Only the suite that is asked for is imported: others may need what is not installed.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the other contestants need GPU memory too
+    # Imports only the chosen suite: the others may need packages that are not installed.
     name = {"import": "imports"}.get(options.suite, options.suite)
     suite: Suite = importlib.import_module(f"experiments.benchmarks.{name}").contestants(options)
     measured = alternate(suite.contestants, options.pairs, warm_up=0 if suite.whole else 1)
@@ -79,23 +79,21 @@ def main() -> None:
 def alternate(
     contestants: Mapping[str, Callable[[], float | None]], rounds: int, warm_up: int = 1
 ) -> dict[str, tuple[str, list[float]]]:
-    """Unit and value of each contestant in every round, after so many that only warm up: seconds, or the MiB that it
-    returned."""
+    """Unit and values of each contestant, without the warm-up rounds: seconds, or the MiB that it returned."""
     found: dict[str, tuple[str, list[float]]] = {}
     for number in range(warm_up + rounds):
         for name, run in contestants.items():
             began = time.perf_counter()
-            said = run()
+            mebibytes = run()
             seconds = time.perf_counter() - began
             if number >= warm_up:
-                found.setdefault(name, ("s" if said is None else "MiB", []))[1].append(
-                    seconds if said is None else said
-                )
+                unit, value = ("s", seconds) if mebibytes is None else ("MiB", mebibytes)
+                found.setdefault(name, (unit, []))[1].append(value)
     return found
 
 
 def lines(suite: Suite, measured: Mapping[str, tuple[str, list[float]]]) -> Iterator[str]:
-    """For each contestant median, spread, what it did in a second, and the ratio to the first one's median."""
+    """One line per contestant: median, range, work per second, and the ratio to the first one's median."""
     first = None
     ruler = suite.flop.get(RULER, 0.0) / float(np.median(measured[RULER][1])) if RULER in measured else None
     for name, (unit, values) in measured.items():

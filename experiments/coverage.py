@@ -1,13 +1,14 @@
-"""How often the intervals of the fits hold a truth that was planted:
+"""Coverage of the fits' intervals on simulated tables: how often they contain the true value.
 
     python -m experiments.coverage --tables=400 --out=experiments/results/coverage/isoflop.json
     python -m experiments.coverage --what=laws --tables=40 --out=experiments/results/coverage/laws.json
 
-`isoflop`: the best size at each budget and the exponent of N ~ C^a by iso-FLOP curves, nominal 95 %; tables that follow
-Kaplan's law, with and without a floor, and Chinchilla's sum, on the grid of `results/gpt_gutenberg` (sizes further
-above the best than below, laws and noise as fitted there) and on grids of sizes a factor of 6 either way: centred on
-the best size, centred at twice it, and drifting across it from budget to budget. `laws`: which law is said to fit best,
-and whether E and a by that law hold the truth; true E = 0 by Kaplan's law, 1.8172 by the sum.
+`isoflop`: 95 % intervals of the optimal size at each budget and of the exponent in N ~ C^a, by iso-FLOP curves. Tables
+follow Kaplan's law, with and without E, and Chinchilla's sum, on the grid of `results/gpt_gutenberg` (which extends
+further above the optimum than below; laws and noise as fitted there) and on grids that extend a factor of 6 each way:
+centred on the optimum, on twice it, and drifting across it from budget to budget. `laws`: which law is found to fit
+best, and whether the intervals of E and a by that law contain the truth; true E is 0 for Kaplan's law, 1.8172 for the
+sum.
 """
 
 import sys
@@ -25,11 +26,12 @@ from jaxformer.scaling.table import Table
 NOVELS = Path(__file__).parent / "results" / "gpt_gutenberg" / "records.jsonl"
 KAPLAN = {"N_c": 8.8e13, "alpha_N": 0.076, "D_c": 5.4e13, "alpha_D": 0.103}  # Kaplan et al. 2020
 SUM = {"E": 1.8172, "A": 482.01, "alpha": 0.3478, "B": 2085.43, "beta": 0.3658}  # Besiroglu et al. 2024
+LAWS = {"Kaplan's law": KAPLAN, "the sum": SUM}
 NOISE, REACH = 0.003, 6.0
 
 
 class Case(NamedTuple):
-    """A design (N, D, C of a table), the law that it follows, and the relative noise of its losses."""
+    """A design (N, D, C of a table), the law of its losses, and their relative noise."""
 
     design: Table
     law: dict[str, float]
@@ -41,7 +43,7 @@ class Case(NamedTuple):
 
 
 def loss_of(law: dict[str, float], n: np.ndarray, d: np.ndarray) -> np.ndarray:
-    """The loss by the sum or, where `law` has an N_c, by Kaplan's law."""
+    """The loss by Kaplan's law if `law` has N_c, by the sum otherwise."""
     if "N_c" in law:
         inner = (law["N_c"] / n) ** (law["alpha_N"] / law["alpha_D"]) + law["D_c"] / d
         return law.get("E", 0.0) + inner ** law["alpha_D"]
@@ -67,7 +69,7 @@ def cases() -> dict[str, Case]:
         natural = {name: float(value[0]) for name, value in found.natural(found.theta[None]).items()}
         out[f"novels, {fit.CALLED[key]}"] = Case(novels, natural, seeds)
     price = optimum.Price.constant(6.0)
-    for name, law in (("the sum", SUM), ("Kaplan's law", KAPLAN)):
+    for name, law in reversed(LAWS.items()):
         for budgets, sizes in ((4, 5), (5, 7), (7, 8)):
             c = np.repeat(np.geomspace(1e17, 1e19, budgets), sizes)
             best = np.exp([best_size(law, budget, price) for budget in c])
@@ -83,19 +85,18 @@ def cases() -> dict[str, Case]:
 
 
 def isoflop_coverage(case: Case, tables: int, replicates: int = 400) -> dict[str, Any]:
-    """How often the intervals hold each budget's best size, and the slope through them; their widths and errors.
+    """How often the intervals contain each budget's optimal size, and the exponent; also their widths and errors.
 
-    A table of which a budget is left out counts as one whose intervals do not hold.
+    If the fit leaves out a budget of a table, all intervals of that table count as misses.
     """
     price = optimum.Price.of(case.design)
     clean, rng = case.losses(), np.random.default_rng(0)
     held, error, width, missed = [], [], [], 0
-    exact = Table.of(n=case.design.n, d=case.design.d, c=case.design.c, loss=clean)
-    wanted = len(isoflop.minima(exact, replicates=100, price=price)["budgets"])
+    columns: dict[str, Any] = {"n": case.design.n, "d": case.design.d, "c": case.design.c}
+    wanted = len(isoflop.minima(Table.of(**columns, loss=clean), replicates=100, price=price)["budgets"])
     for seed in range(tables):
         loss = clean * np.exp(case.noise * rng.standard_normal(len(clean)))
-        table = Table.of(n=case.design.n, d=case.design.d, c=case.design.c, loss=loss)
-        found = isoflop.minima(table, replicates=replicates, seed=seed, price=price)
+        found = isoflop.minima(Table.of(**columns, loss=loss), replicates=replicates, seed=seed, price=price)
         if len(found["budgets"]) < wanted:
             missed += 1
             continue
@@ -107,16 +108,19 @@ def isoflop_coverage(case: Case, tables: int, replicates: int = 400) -> dict[str
         middle = found["a"].get("estimate", found["a"]["value"])
         error.append([*(np.log([budget["N"] for budget in found["budgets"]]) - true), middle - slope])
         width.append([*np.ptp(ends, axis=1), high - low])
-    by_column = [np.sum(held, 0) / tables, np.mean(error, 0), np.std(error, 0), np.median(width, 0)]
-    names = ("coverage", "mean_error", "sd_error", "width")
-    digits = {name: [round(float(v), 4) for v in column] for name, column in zip(names, by_column, strict=True)}
-    budgets = {name: values[:-1] for name, values in digits.items()}
-    slope = {name: values[-1] for name, values in digits.items()}
-    return {"budgets": budgets, "a": slope, "tables": tables, "left_out": missed}
+    by_name = {"coverage": np.sum(held, 0) / tables, "mean_error": np.mean(error, 0), "sd_error": np.std(error, 0),
+               "width": np.median(width, 0)}  # fmt: skip
+    digits = {name: [round(float(v), 4) for v in column] for name, column in by_name.items()}
+    return {
+        "budgets": {name: values[:-1] for name, values in digits.items()},
+        "a": {name: values[-1] for name, values in digits.items()},
+        "tables": tables,
+        "left_out": missed,
+    }
 
 
 def law_coverage(law: dict[str, float], tables: int, replicates: int = 300) -> dict[str, Any]:
-    """Which law fits best, how often an E is called pinned, and whether E and a hold the truth; noise 0.5 %."""
+    """Which law fits best, how often E counts as determined, and how often E and a cover the truth; noise 0.5 %."""
     c = np.repeat(np.geomspace(1e17, 1e19, 7), 6)
     price = optimum.Price.constant(6.0)
     n = np.exp([best_size(law, budget, price) for budget in c]) * np.tile(np.geomspace(1 / REACH, REACH, 6), 7)
@@ -146,20 +150,21 @@ def main() -> int:
     arguments = parser(__doc__, "coverage")
     arguments.add_argument("--what", choices=("isoflop", "laws"), default="isoflop", help="intervals of what")
     arguments.add_argument("--tables", type=integer(1, 10**6), default=100, help="tables of each case (default 100)")
-    arguments.add_argument("--out", required=True, type=path_text, metavar="FILE.json", help="where the counts go")
+    arguments.add_argument(
+        "--out", required=True, type=path_text, metavar="FILE.json", help="where to write the counts"
+    )
     args = arguments.parse_args()
     found = {}
     if args.what == "laws":
-        for name, law in (("Kaplan's law", KAPLAN), ("the sum", SUM)):
+        for name, law in LAWS.items():
             found[name] = law_coverage(law, args.tables)
             print(name, found[name], flush=True)
     else:
         for name, case in cases().items():
             found[name] = isoflop_coverage(case, args.tables)
             print(f"{name}: {found[name]['budgets']['coverage']}, a {found[name]['a']['coverage']}", flush=True)
-    report.write_json(
-        args.out, {"command": " ".join(["python -m experiments.coverage", *sys.argv[1:]]), "cases": found}
-    )
+    command = " ".join(["python -m experiments.coverage", *sys.argv[1:]])
+    report.write_json(args.out, {"command": command, "cases": found})
     return 0
 
 

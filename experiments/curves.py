@@ -1,4 +1,4 @@
-"""Draw the loss curves of runs from their records.
+"""Plot the loss curves of runs from their records.
 
 python -m experiments.curves --workdir=runs/gpt_tiny --out=curve.png
 python -m experiments.curves --workdir=runs/a --workdir=runs/b --label=narrow --label=wide --out=curve.svg
@@ -16,7 +16,7 @@ from jaxformer.runtime.program import program
 from jaxformer.scaling import plotting
 from jaxformer.storage import files
 
-# Okabe and Ito's colours, told apart by colour-blind readers; the markers tell them apart in black and white.
+# Okabe and Ito's colours, which colour-blind readers can distinguish; markers distinguish series in black and white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = "osD^vP"
 ENDINGS = (".png", ".svg", ".pdf")
@@ -24,7 +24,7 @@ COMPRESSORS = {"gzip -9": (0, (4, 2)), "xz -9": (0, (1, 1))}
 
 
 def main() -> None:
-    """Held-out and training loss against training tokens; bits per byte where the records have them."""
+    """Validation and training loss against training tokens; in bits per byte if the records have them."""
     arguments = parser(__doc__, "curves")
     arguments.add_argument(
         "--workdir", action="append", required=True, type=path_text, help="directory of a run; may be repeated"
@@ -48,10 +48,8 @@ def main() -> None:
         raise ConfigError(f"--out: {out}; accepted: a figure to write, of {', '.join(ENDINGS)}")
     if out.exists() and not out.is_file():
         raise ConfigError(f"--out: {out} is not a file; accepted: a figure to write")
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    figure = matplotlib.figure.Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
     unit = "nats per token"
     for index, (workdir, label) in enumerate(zip(options.workdir, labels, strict=True)):
         path = Path(workdir) / "records.jsonl"
@@ -59,37 +57,35 @@ def main() -> None:
         if (Path(workdir) / manifest.FILE_NAME).exists():
             records.check_run(path, found, manifest.fingerprints(workdir)[0])
         evals = [r for r in found if r["kind"] == "eval"]
-        # Training loss is in nats per token; the ratio of the last evaluation turns it into bits per byte.
+        # Training loss is in nats per token; the last evaluation's ratio converts it to bits per byte.
         known = bool(evals) and "bits_per_byte" in evals[-1] and evals[-1]["loss"] > 0
         factor = evals[-1]["bits_per_byte"] / evals[-1]["loss"] if known else 1.0
         unit = "bits per byte" if factor != 1.0 else unit
         colour = COLOURS[index % len(COLOURS)]
         steps = [r for r in found if r["kind"] == "train"]
-        losses = [factor * float(r["loss"]) for r in steps]
         axes.plot(
-            [r["tokens"] for r in steps], losses, color=colour, alpha=0.35, lw=1, label=f"{label}, training batches"
-        )
+            [r["tokens"] for r in steps], [factor * float(r["loss"]) for r in steps],
+            color=colour, alpha=0.35, lw=1, label=f"{label}, training batches",
+        )  # fmt: skip
         ending = f": {factor * evals[-1]['loss']:.2f} at the end" if evals else ""
         axes.errorbar(
             [r["tokens"] for r in evals],
             [factor * r["loss"] for r in evals],
             yerr=[1.96 * factor * r["loss_stderr"] for r in evals],
             color=colour, marker=MARKERS[index % len(MARKERS)], capsize=3,
-            label=f"{label}, held out (95 % interval){ending}",
+            label=f"{label}, validation (95 % interval){ending}",
         )  # fmt: skip
         finals = [r for r in found if r["kind"] == "final"] if factor != 1.0 else []
         for name, level in (finals[-1].get("compressed_bits_per_byte", {}) if finals else {}).items():
             style = COMPRESSORS.get(name, "-.")
             axes.axhline(level, color="0.3", ls=style, lw=1, label=f"{name} on the same bytes: {level:.2f}")
-        if evals:
-            top = max(factor * float(r["loss"]) for r in evals) * 1.8
-            if math.isfinite(top):
-                axes.set_ylim(top=top)
+        if evals and math.isfinite(top := max(factor * float(r["loss"]) for r in evals) * 1.8):
+            axes.set_ylim(top=top)
     axes.set(xlabel="training tokens", ylabel=f"loss, {unit}")
     axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
     axes.grid(alpha=0.25)
     for text in axes.legend(frameon=False, fontsize=9).get_texts():
-        text.set_parse_math(False)  # a folder may have $ in its name
+        text.set_parse_math(False)  # folder names may contain $
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         drawn = io.BytesIO()

@@ -1,9 +1,9 @@
-"""Evaluate the newest checkpoint of a run on its whole held-out split.
+"""Evaluate the newest checkpoint of a run on its whole validation split.
 
     python -m experiments.evaluate --workdir=runs/gpt_tiny
 
-The text that the run was trained on is needed, under the names that it had; relative names are looked for in the
-current folder. It has to be the same text: its tokens are compared with the run's.
+Needs the text that the run was trained on, under the same file names (relative ones are looked up in the current
+folder). It must be the same text: its tokens are compared with the run's.
 """
 
 import json
@@ -13,12 +13,12 @@ from jaxformer.runtime.program import program
 
 
 def main() -> None:
-    """Prints the held-out loss with its standard error; with --json one JSON object."""
+    """Prints the validation loss with its standard error; with --json one JSON object."""
     arguments = parser(__doc__, "evaluate")
     add_workdir(arguments)
     arguments.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     arguments.add_argument(
-        "--cache-dir", type=path_text, metavar="DIR", help="where corpora are kept (default: your cache folder)"
+        "--cache-dir", type=path_text, metavar="DIR", help="cache of corpora (default: in your cache folder)"
     )
     add_verify(arguments)
     options = arguments.parse_args()

@@ -2,7 +2,7 @@
 
     python -m experiments.fill_mask --workdir=runs/bert_tiny --text='for i in [MASK](10):'
 
-A mask stands for one token, which carries the space before it; words of several tokens are not offered.
+A mask stands for one token, including the space before it; words of several tokens cannot be predicted.
 """
 
 from jaxformer.runs.command_line import add_workdir, integer, parser
@@ -10,7 +10,7 @@ from jaxformer.runtime.program import keep_compiled_programs, program
 
 
 def main() -> None:
-    """Prints, for each mask, the likeliest tokens and their probabilities."""
+    """Prints the most probable tokens for each mask, with their probabilities."""
     arguments = parser(__doc__, "fill_mask")
     add_workdir(arguments)
     arguments.add_argument("--text", required=True, help="text with [MASK] in it, once or more")
@@ -32,7 +32,7 @@ def main() -> None:
         keep_compiled_programs()
     tokenizer, cfg = run.tokenizer, run.config.model
     inside = tokenizer.encode(options.text, strict=True, specials=True).tolist()
-    # As in training: rows of pairs are [CLS] A [SEP], all others are documents, which begin with the separator.
+    # As in training: rows of pairs are [CLS] A [SEP]; all others are documents, which start with the separator.
     pairs = run.config.data.pairs
     ids = [tokenizer.cls_id, *inside, tokenizer.sep_id] if pairs else [tokenizer.separator_id, *inside]
     never = sorted(set(tokenizer.special_ids.tolist()) | set(range(tokenizer.vocab_size, cfg.vocab_size or 0)))

@@ -1,10 +1,10 @@
-"""Scaling laws of a table of losses, with intervals:
+"""Fit scaling laws to a table of losses, with intervals:
 
     python -m experiments.fit --csv runs.csv --n params --d tokens --loss loss --out fit/
 
-writes fit/fit.json and figures (PNG and SVG). `--c COLUMN` (training FLOP) may stand for --n or --d, or beside both;
-D = C / 6N. With one of --n, --d, --c alone it fits the power law of that variable. The published table of Hoffmann et
-al. (2022), as Besiroglu et al. (2024) fitted it:
+writes fit/fit.json and figures (PNG and SVG). `--c COLUMN` (training FLOP) can replace --n or --d (C = 6 N D), or be
+given with both. With only one of --n, --d, --c, it fits the power law of that variable. For the published table of
+Hoffmann et al. (2022), as fitted by Besiroglu et al. (2024):
 
     python -m experiments.fit --csv table.csv --n "Model Size" --c "Training FLOP" --loss loss \\
         --drop-highest-loss 5 --out fit/
@@ -20,7 +20,7 @@ from typing import Any
 from jaxformer.errors import ConfigError, ProgramError
 from jaxformer.runs.command_line import Parser, finite, integer, parser, path_text
 from jaxformer.runtime.program import program
-from jaxformer.scaling import fit, plotting, report, verdict
+from jaxformer.scaling import figures, fit, plotting, report, verdict
 from jaxformer.scaling.table import Table
 from jaxformer.storage import credentials
 
@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the program; returns exit code 0.
 
     Raises:
-      ConfigError, ProgramError: what the user can mend, in one line, with nothing written.
+      ConfigError, ProgramError: an error that the user can fix, in one line; nothing has been written.
     """
     args = _arguments().parse_args(argv)
     if not (args.n or args.d or args.c):
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     }
     try:
         out.mkdir(parents=True, exist_ok=True)
-        written = [] if args.no_figures else _figures(table, result, out)
+        written = [] if args.no_figures else plotting.save(figures.draw(table, result), out)
         report.write_json(out / "fit.json", result)
     except OSError as error:
         raise ProgramError(f"{error.filename or out}: {(error.strerror or str(error)).lower()}") from None
@@ -82,11 +82,14 @@ def summary(result: dict[str, Any]) -> str:
             lines += [f"{name}:", *_law_lines(law)]
     if result.get("outliers"):
         shown = [f"{o['where']} (z = {o['z']:+.1f})" for o in result["outliers"][:8]]
-        more = len(result["outliers"]) - len(shown)
-        lines.append("")
-        lines.append(f"likely outliers, more than {fit.OUTLIER_Z:g} robust standard deviations off the law:")
-        lines.append("  " + ", ".join(shown) + (f" and {more} more, see fit.json" if more else ""))
-        lines += _drop_hint(result["outliers"])
+        more, high = len(result["outliers"]) - len(shown), sum(o["z"] > 0 for o in result["outliers"])
+        lines += [
+            "",
+            f"likely outliers, more than {fit.OUTLIER_Z:g} robust standard deviations off the law:",
+            "  " + ", ".join(shown) + (f" and {more} more, see fit.json" if more else ""),
+            f"  {high} too high, {len(result['outliers']) - high} too low; "
+            "--drop-highest-loss K leaves out the K highest losses",
+        ]
     lines += [f"note: {line}" for line in result["warnings"]]
     return "\n".join(lines)
 
@@ -95,12 +98,12 @@ def _parametric_lines(result: dict[str, Any]) -> list[str]:
     optimal, ranking = result["optimal"], result["ranking"]
     lines = ["", f"fits best: {verdict.fits_best(ranking)}"]
     lines += [f"E, the irreducible loss: {_text(result[result['fits_best']]['E'])}"]
+    count = result["settings"]["replicates"]
     for row in ranking:
         law = result[row["law"]]
-        count = result["settings"]["replicates"]
         lines += ["", f"{verdict.CALLED[row['law']]}: {law['law']}   (95% intervals from {count} bootstrap replicates)"]
         if row["beaten"]:
-            lines.append(f"  beaten clearly by {verdict.CALLED[ranking[0]['law']]}: these data deny this law")
+            lines.append(f"  beaten clearly by {verdict.CALLED[ranking[0]['law']]}: these data reject this law")
         names = fit.LAWS[row["law"]].names
         width = max(map(len, names)) + 1
         lines += [f"  {name:<{width}}{_text(law[name])}" for name in names]
@@ -108,19 +111,19 @@ def _parametric_lines(result: dict[str, Any]) -> list[str]:
             low, high = law["profile"]["ci95"]
             lines.append(f"  E by profile likelihood: {low:.4g} to {high:.4g}")
     lines += ["", "compute-optimal size and tokens, N ~ C^a, D ~ C^b"]
-    ways = {row["law"]: verdict.CALLED[row["law"]] + " (beaten)" * row["beaten"] for row in ranking}
-    ways |= {"isoflop": "iso-FLOP curves", "envelope": "envelope"}
-    width = max(map(len, ways.values())) + 2
-    for part, name in ways.items():
+    methods = {row["law"]: verdict.CALLED[row["law"]] + " (beaten)" * row["beaten"] for row in ranking}
+    methods |= {"isoflop": "iso-FLOP curves", "envelope": "envelope"}
+    width = max(map(len, methods.values())) + 2
+    for part, name in methods.items():
         found = result[part]
         if "skipped" in found:
             lines.append(f"  {name:<{width}}{_reason(found, result)}")
         else:
-            lines.append(f"  {name:<{width}}a = {_text(found['a'])}")
-            lines.append(f"  {'':<{width}}b = {_text(found['b'])}")
-    for budget in result["isoflop"].get("budgets", []):
-        number = _text({"value": budget["N"], "ci95": budget["N_ci95"]})
-        lines.append(f"  at C = {budget['C']:.3g} FLOP, by iso-FLOP curves: N {number}")
+            lines += [f"  {name:<{width}}a = {_text(found['a'])}", f"  {'':<{width}}b = {_text(found['b'])}"]
+    lines += [
+        f"  at C = {b['C']:.3g} FLOP, by iso-FLOP curves: N {_text({'value': b['N'], 'ci95': b['N_ci95']})}"
+        for b in result["isoflop"].get("budgets", [])
+    ]
     for row in optimal["budgets"]:
         far = f", {row['extrapolation']:g} times the table's largest" if row["extrapolation"] > 1 else ""
         lines.append(f"  at C = {row['C']:.3g} FLOP{far}, by {verdict.CALLED[optimal['law']]}:")
@@ -134,9 +137,8 @@ def _holdout_lines(result: dict[str, Any]) -> list[str]:
         return [f"largest budgets held out: {_reason(held, result)}"]
     rows = "1 row" if len(held["rows"]) == 1 else f"{len(held['rows'])} rows"
     lines = [f"{rows} above {held['fitted_up_to']:.3g} FLOP, predicted from the {held['fitted_rows']} below:"]
-    parts = {"parametric": held, **{key: held[key] for key in fit.KAPLANS}}
     for row in result["ranking"]:
-        part = parts[row["law"]]
+        part = held if row["law"] == "parametric" else held[row["law"]]
         if "skipped" not in part:
             mean, most = 100 * part["mean_abs_error"], 100 * part["max_abs_error"]
             lines.append(f"  off by {mean:.2f}% on average, {most:.2f}% at most, by {verdict.CALLED[row['law']]}")
@@ -158,26 +160,15 @@ def _reason(part: dict[str, Any], result: dict[str, Any]) -> str:
     return "not done: " + part["skipped"].removeprefix(f"{result['settings']['source']}: ")
 
 
-def _drop_hint(outliers: list[dict[str, Any]]) -> list[str]:
-    high = sum(outlier["z"] > 0 for outlier in outliers)
-    return [f"  {high} too high, {len(outliers) - high} too low; --drop-highest-loss K leaves out the K highest losses"]
-
-
 def _text(quantity: dict[str, Any]) -> str:
     if quantity["value"] is None:
-        return f"not pinned by these data: {quantity['why']}"
+        return f"not determined by these data: {quantity['why']}"
     low, high = quantity["ci95"]
     return f"{quantity['value']:<10.4g}[{low:.4g}, {high:.4g}]"
 
 
-def _figures(table: Table, result: dict[str, Any], out: Path) -> list[Path]:
-    from jaxformer.scaling import figures
-
-    return plotting.save(figures.draw(table, result), out)
-
-
 def _writable(path: str) -> Path:
-    """The output folder, checked before the work: it or its nearest existing parent must be a writable folder."""
+    """The output folder, if it or its nearest existing parent is a writable folder; checked before the work."""
     out = nearest = Path(path)
     while not os.path.lexists(nearest) and nearest != nearest.parent:
         nearest = nearest.parent
@@ -201,7 +192,7 @@ def _arguments() -> Parser:
         "--drop-highest-loss", type=integer(0), default=0, metavar="K", help="leave out the K highest losses"
     )
     made.add_argument("--budget", type=finite, nargs="+", action="extend", default=[], metavar="C",
-                      help="FLOP to split best between N and D (default: the largest, and ten times it)")  # fmt: skip
+                      help="FLOP to find the best N and D for (default: the largest, and ten times it)")  # fmt: skip
     made.add_argument("--holdout", type=integer(0), default=1, metavar="K", help="largest budgets to predict (1)")
     made.add_argument("--flops-constant", type=float, default=6.0, metavar="K", help="C = K N D (default 6)")
     made.add_argument("--delta", type=finite, default=1e-3, help="of Huber's function on log-residuals (default 0.001)")

@@ -1,11 +1,11 @@
-"""What a config would need, send and take on devices that need not be here: its real train step, compiled for them.
+"""Predict memory, communication and time of a config on other devices, by compiling its real train step for them.
 
     python -m experiments.plan --config=configs/llama_7b.py --topology=v5e:16x16
     python -m experiments.plan --config=configs/llama_7b.py --topology=h100:4x8 --config.mesh.tensor=8
     python -m experiments.plan --config=configs/gpt_tiny.py --topology=cpu:4 --search
     python -m experiments.plan --diff old.json new.json
 
-TPUs need the extra `plan` (libtpu, on any Linux machine), GPUs the extra `cuda`, cpu:N nothing.
+TPUs need the extra `plan` (libtpu, on any Linux machine), GPUs the extra `cuda`, cpu:N needs nothing.
 """
 
 import json
@@ -20,10 +20,12 @@ from jaxformer.storage.files import write_atomically
 
 
 def main() -> int:
-    """Exit code: 0 it fits (or nobody knows), 2 refused, or does not fit."""
+    """Exit code: 0 if the config fits (or the device's memory is unknown), 2 if it is invalid or does not fit."""
     arguments = parser(__doc__, "plan")
     arguments.add_argument("--topology", metavar="CHIP:SHAPE", help="v5e:16x16, v5p:4x4x8, h100:4x8, cpu:8, ...")
-    arguments.add_argument("--json", type=path_text, metavar="FILE", help="write the plan there; compare two by --diff")
+    arguments.add_argument(
+        "--json", type=path_text, metavar="FILE", help="write the plan to it; compare two with --diff"
+    )
     arguments.add_argument("--search", action="store_true", help="try meshes and remat policies, rank those that fit")
     arguments.add_argument(
         "--tries", type=integer(1, 10_000), default=12, metavar="N", help="programs that --search compiles at most"
@@ -54,7 +56,7 @@ def main() -> int:
 
 
 def difference(files: list[str]) -> int:
-    """Prints what differs between the plans in two JSON files."""
+    """Prints the differences between the plans in two JSON files."""
     from jaxformer.plan.summary import compare
 
     if len(files) != 2:
@@ -70,11 +72,11 @@ def difference(files: list[str]) -> int:
 
 
 def check_writable(name: str) -> None:
-    """Raises ConfigError if no file of that name can be written; makes none."""
+    """Raises ConfigError if this file cannot be written; does not create it."""
     path = Path(name)
     if path.is_dir() or not path.parent.is_dir():
         what = f"{path} is a folder" if path.is_dir() else f"{path.parent} is no folder"
-        raise ConfigError(f"--json: {what}; accepted: a file to write, in a folder that is there")
+        raise ConfigError(f"--json: {what}; accepted: a file to write, in a folder that exists")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigError(f"--json: {path} cannot be written to")
 

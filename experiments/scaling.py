@@ -1,21 +1,21 @@
-"""A scaling study: a ladder of small models, their fitted laws with intervals, and a report.
+"""Run a scaling study: train a ladder of small models, fit scaling laws with intervals, write a report.
 
     python -m experiments.scaling --config=configs/scaling_tiny.py
     python -m experiments.scaling --config=configs/scaling_gpt.py --config.data.files='books/*.txt.xz' --stage=plan
 
-Stages: plan (says what would be run and how long it takes), run (trains; the same command goes on with a study that was
-stopped or killed), fit (writes fit.json), report (writes report.html and figures/). Without --stage: all of them.
-Fit and report need the directory's manifest.json and records.jsonl alone.
+Stages: plan (prints which runs are needed and how long they take), run (trains; the same command continues a stopped or
+killed study), fit (writes fit.json), report (fits, then writes report.html and figures/). Without --stage: all of them.
+Fit and report need only the directory's manifest.json and records.jsonl.
 """
 
 import shlex
 from pathlib import Path
 
-from jaxformer.config import Config
+from jaxformer.config import Config, MeshConfig
 from jaxformer.errors import ConfigError
 from jaxformer.runs.command_line import Parsed, add_verify, finite, integer, parse_config, parser
 from jaxformer.runtime.program import a_device_for_each_core, program
-from jaxformer.scaling import bootstrap, plotting
+from jaxformer.scaling import bootstrap, plotting, results
 from jaxformer.scaling.ladder import StudyConfig, size_model
 from jaxformer.scaling.law_fit import Settings
 
@@ -23,12 +23,10 @@ STAGES = ("plan", "run", "fit", "report")
 
 
 def main() -> int:
-    """Exit code: 0 done, 75 interrupted (start again to go on)."""
+    """Exit code: 0 done, 75 interrupted (start again to continue)."""
     arguments = parser(__doc__, "scaling")
     arguments.add_argument("--stage", choices=STAGES, help="one stage alone (default: all)")
-    arguments.add_argument(
-        "--at-once", type=integer(1), metavar="M", help="members that train together (default: by trial)"
-    )
+    arguments.add_argument("--at-once", type=integer(1), metavar="M", help="runs to train together (default: by trial)")
     arguments.add_argument(
         "--bootstrap", type=integer(0, 10**6), default=1000, metavar="R", help="replicates (default 1000)"
     )
@@ -39,7 +37,7 @@ def main() -> int:
     add_verify(arguments)
     parsed = parse_config(arguments, cls=StudyConfig)
     options, stage = parsed.options, parsed.options.stage
-    # What the last stages need is asked for before the first one takes hours.
+    # Packages for the last stages are checked before the first stage, which takes hours.
     if stage in (None, "fit", "report"):
         bootstrap.special()
     if stage in (None, "report"):
@@ -62,7 +60,7 @@ def main() -> int:
             try:
                 scaling_study.run(opened, at_once=options.at_once)
             except Interrupted as signal:
-                print(f"stopped by {signal}; the same command goes on")
+                print(f"stopped by {signal}; the same command continues")
                 return 75
     if stage != "run":
         conclude(parsed, stage, settings)
@@ -70,10 +68,9 @@ def main() -> int:
 
 
 def check_memory(config: StudyConfig) -> None:
-    """Raises ConfigError if a size's training does not fit one device."""
+    """Raises ConfigError if training one of the sizes does not fit on one device."""
     import jax
 
-    from jaxformer.config import MeshConfig
     from jaxformer.modules import make_model
     from jaxformer.parallel.mesh import make_mesh
     from jaxformer.runs import memory_check
@@ -86,11 +83,10 @@ def check_memory(config: StudyConfig) -> None:
 
 
 def conclude(parsed: Parsed, stage: str | None, settings: Settings) -> None:
-    """Fits, and unless that was all that was asked for, the report; ends with its path and three lines."""
+    """Fits and, unless the stage is fit, writes the report; prints the paths and a summary."""
     from jaxformer import records
     from jaxformer.data import languages
     from jaxformer.runs import manifest
-    from jaxformer.scaling import results
 
     workdir = Path(parsed.config.workdir)
     manifest.check_own_files(workdir)
@@ -110,16 +106,15 @@ def conclude(parsed: Parsed, stage: str | None, settings: Settings) -> None:
         for flag, field in (("bootstrap", "replicates"), ("delta", "delta"), ("holdout", "holdout")):
             if getattr(settings, field) != getattr(Settings, field):
                 given += f" --{flag}={getattr(settings, field)}"
-        commands = [command + given]
-        print(
-            results.write_report(workdir, title(trained), found, fits, notes=notes, commands=commands, manifest=about)
+        page = results.write_report(
+            workdir, title(trained), found, fits, notes=notes, commands=[command + given], manifest=about
         )
-    for line in [*notes, *results.summary(fits)]:
-        print(line)
+        print(page)
+    print("\n".join([*notes, *results.summary(fits)]))
 
 
 def title(config: Config) -> str:
-    """What the study is about, in a line."""
+    """Title of the report."""
     model, data = config.model, config.data
     return f"Scaling of {model.family.upper()} on {data.source} ({data.objective.replace('_', ' ')})"
 

@@ -1,10 +1,11 @@
-"""Weak scaling on paper: from 8 to 4096 chips with as many tokens a chip, from plans of the real train step.
+"""Predict weak scaling, 8 to 4096 chips with constant tokens per chip, from plans of the real train step.
 
     python -m experiments.weak_scaling --out=experiments/results/weak_scaling
     python -m experiments.weak_scaling --out=experiments/results/weak_scaling --only=llama_7b:v5e
 
-Every plan is a process of its own and a file under plans/: what is there is not compiled again, so the same command
-goes on after a stop, or in another environment (TPUs need the extra `plan`, GPUs `cuda`). Then come table and figure.
+Every plan is made by a separate process and saved under plans/. Existing plans are not compiled again, so the same
+command continues after a stop, or in another environment (TPUs need the extra `plan`, GPUs `cuda`). Finally it writes
+a table and a figure.
 """
 
 import json
@@ -26,9 +27,9 @@ from jaxformer.runtime.program import program
 from jaxformer.scaling import plotting
 
 GIB = 2**30
-BYTES = 16  # of a parameter: itself, two moments and its gradient, in float32
-SHARE = 0.25  # of a chip's memory, for these
-# model -> rows a chip, devices that share a matrix (tensor) on TPUs and on GPUs
+BYTES = 16  # per parameter: itself, two moments and its gradient, in float32
+SHARE = 0.25  # fraction of a chip's memory for these
+# model -> rows per chip, tensor-parallel devices on TPUs and on GPUs
 MODELS = {"gpt2_124m": (16, 1, 1), "gpt2_1_5b": (8, 1, 1), "llama_7b": (2, 1, 1), "llama_70b": (1, 4, 8)}
 SLICES = {
     "v5e": ("2x4", "8x8", "16x16"),
@@ -38,7 +39,7 @@ SLICES = {
 
 
 class Case(NamedTuple):
-    """One plan: a model on a slice."""
+    """A plan: a model on a slice of chips."""
 
     model: str
     chip: str
@@ -46,26 +47,26 @@ class Case(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As --only selects it."""
+        """Name for --only."""
         return f"{self.model}:{self.chip}:{self.shape}"
 
 
 def cases(only: str = "") -> Iterator[Case]:
-    """All whose names begin with `only`, small slices first."""
+    """All cases whose names begin with `only`, small slices first."""
     found = [Case(m, chip, shape) for m in MODELS for chip, shapes in SLICES.items() for shape in shapes]
     yield from sorted((c for c in found if c.name.startswith(only)), key=devices)
 
 
 def devices(case: Case) -> int:
-    """Chips of the slice."""
+    """Number of chips of the slice."""
     return math.prod(topology.parse(f"{case.chip}:{case.shape}")[1])
 
 
 def config_of(case: Case) -> tuple[Config, list[str]]:
-    """The model's own config, and the flags that place it.
+    """The model's config, and the flags that set its mesh.
 
-    Parameters, gradients and moments are split over as few chips as hold them in a quarter of their memory (`fsdp`, at
-    least a node's eight); the other chips take other rows (`data`). Layers are scanned and computed again backward.
+    Parameters, gradients and moments are sharded (`fsdp`, at least a node's eight chips) until they take at most a
+    quarter of each chip's memory; the remaining factor is `data`. Layers are scanned and fully rematerialized.
 
     >>> config_of(Case("llama_7b", "h100", "8x8"))[1][:3]
     ['--config.mesh.data=8', '--config.mesh.fsdp=8', '--config.mesh.tensor=1']
@@ -87,14 +88,14 @@ def config_of(case: Case) -> tuple[Config, list[str]]:
 
 
 def _sized(config: Config) -> Any:
-    """The model with a vocabulary, which a plan takes from the tokenizer's settings."""
+    """The model with a vocabulary size: a plan takes it from the tokenizer's settings."""
     return replace(config.model, vocab_size=config.model.vocab_size or config.data.tokenizer_vocab)
 
 
 def plan(case: Case, file: Path) -> str:
-    """Compiles one plan in a process of its own; writes its file and returns a line about it.
+    """Compiles one plan in a separate process; writes its file and returns a line about it.
 
-    What cannot fit by its state alone is not compiled.
+    A case whose parameters, moments and gradients alone do not fit is not compiled.
     """
     config, flags = config_of(case)
     state = BYTES * count_parameters(_sized(config)).total / devices(case)
@@ -111,7 +112,7 @@ def plan(case: Case, file: Path) -> str:
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """One row of the table for each plan that there is."""
+    """One row of the table for each existing plan."""
     out = []
     for case in cases():
         file = folder / "plans" / f"{case.name.replace(':', '-')}.json"
@@ -122,31 +123,30 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
         if "skipped" in found:
             out.append({**row, "why": found["skipped"]})
             continue
-        mesh, memory, least = found["mesh"], found["memory"], found.get("roofline")
+        mesh, memory, roofline = found["mesh"], found["memory"], found.get("roofline")
         row |= {
             "mesh": " x ".join(f"{axis} {mesh[axis]}" for axis in ("data", "fsdp", "tensor") if mesh[axis] > 1),
-            "tokens a chip": found["tokens"] // found["devices"],
             "GiB": memory["total"] / GIB,
             "fits": memory["fits"],
         }
-        if least:
-            sent, minimum = sum(each["bytes"] for each in found["collectives"]), sum(found["minimum"].values())
+        if roofline:
+            sent, bound = sum(each["bytes"] for each in found["collectives"]), sum(found["minimum"].values())
             row |= {
                 "sent": sent / GIB,
-                "over least": sent / (minimum or 1.0),
-                "step": least["step"],
-                "utilisation": least["utilisation"],
-                "links last": least["utilisation_no_overlap"],
-                "bound": least["bound"],
+                "over bound": sent / (bound or 1.0),
+                "step": roofline["step"],
+                "MFU": roofline["utilisation"],
+                "MFU without overlap": roofline["utilisation_no_overlap"],
+                "bound": roofline["bound"],
             }
         out.append(row)
     return out
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown."""
-    heads = ["model", "chips", "mesh", "GiB a chip", "fits", "GiB sent a chip", "of the least", "least step",
-             "utilisation, all at once", "links after the rest", "bound by"]  # fmt: skip
+    """The table in Markdown."""
+    heads = ["model", "chips", "mesh", "GiB per chip", "fits", "GiB sent per chip", "over the communication bound",
+             "roofline step", "MFU, full overlap", "MFU, no overlap", "bound by"]  # fmt: skip
     lines = [" | ".join(["", *heads, ""]).strip(), "|" + " --- |" * len(heads)]
     for row in sorted(rows, key=lambda r: (list(MODELS).index(r["model"]), r["chip"], r["chips"])):
         cells = [row["model"], f"{row['chips']} {row['chip']} ({row['slice']})"]
@@ -156,15 +156,15 @@ def table(rows: list[dict[str, Any]]) -> str:
             cells += [row["mesh"], f"{row['GiB']:.1f}", "no", *[""] * 6]
         else:
             cells += [row["mesh"], f"{row['GiB']:.1f}", "yes" if row["fits"] else "no", f"{row['sent']:.2f}",
-                      f"{row['over least']:.2f}", f"{1e3 * row['step']:.0f} ms", f"{row['utilisation']:.0%}",
-                      f"{row['links last']:.0%}", row["bound"]]  # fmt: skip
+                      f"{row['over bound']:.2f}", f"{1e3 * row['step']:.0f} ms", f"{row['MFU']:.0%}",
+                      f"{row['MFU without overlap']:.0%}", row["bound"]]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
 def figure(rows: list[dict[str, Any]]) -> Any:
-    """Predicted utilisation against the number of chips, a panel for each kind of chip: with links after the rest, and
-    the bar above it up to all at once."""
+    """Predicted MFU against the number of chips, one panel per kind of chip: points are without overlap of computation
+    and communication, bars extend to full overlap."""
     kinds = [chip for chip in SLICES if any(r["chip"] == chip and "step" in r for r in rows)]
     drawn, panels = plotting.panel(len(kinds))
     for axes, chip in zip([panels] if len(kinds) == 1 else panels, kinds, strict=True):
@@ -172,11 +172,11 @@ def figure(rows: list[dict[str, Any]]) -> Any:
             mine = [r for r in rows if r["model"] == model and r["chip"] == chip and r.get("fits") and "step" in r]
             if not mine:
                 continue
-            low, high = [r["links last"] for r in mine], [r["utilisation"] for r in mine]
+            low, high = [r["MFU without overlap"] for r in mine], [r["MFU"] for r in mine]
             spread = [[0.0] * len(mine), [b - a for a, b in zip(low, high, strict=True)]]
             axes.errorbar([r["chips"] * 1.04**i for r in mine], low, yerr=spread, capsize=2, label=model,
                           marker=plotting.marker(i), **plotting.line_style(i, len(MODELS)))  # fmt: skip
-        axes.set(xscale="log", xlabel=f"{chip} chips", ylabel="predicted utilisation", xlim=(6, 6000),
+        axes.set(xscale="log", xlabel=f"{chip} chips", ylabel="predicted MFU", xlim=(6, 6000),
                  ylim=(0, 1))  # fmt: skip
         axes.set_xticks([8, 64, 256, 512, 4096], ["8", "64", "256", "512", "4096"], minor=False)
         axes.minorticks_off()
@@ -185,21 +185,20 @@ def figure(rows: list[dict[str, Any]]) -> Any:
 
 
 def write(folder: Path) -> dict[str, Path]:
-    """`table.md` and the figure, of the plans that there are.
+    """Writes `table.md` and the figure from the existing plans.
 
     Raises:
-      ConfigError: there is none.
+      ConfigError: there are none.
     """
     rows = rows_of(folder)
     if not any("step" in row for row in rows):
         raise ConfigError(f"--out: {folder} holds no plan yet")
     (folder / "table.md").write_text(table(rows))
-    pictures = plotting.save({"weak_scaling": figure(rows)}, folder)
-    return {"table": folder / "table.md", "figure": pictures[0]}
+    return {"table": folder / "table.md", "figure": plotting.save({"weak_scaling": figure(rows)}, folder)[0]}
 
 
 def main() -> None:
-    """Compiles what is missing, then writes the table and the figure."""
+    """Compiles missing plans, then writes the table and the figure."""
     arguments = parser(__doc__, "weak_scaling")
     arguments.add_argument("--out", type=file_path, required=True, metavar="DIR", help="folder of plans and figure")
     arguments.add_argument("--only", default="", metavar="NAME", help="beginning of MODEL:CHIP:SHAPE (default: all)")

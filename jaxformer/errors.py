@@ -6,15 +6,15 @@ class ConfigError(ValueError):
 
 
 class DamagedCacheError(Exception):
-    """What is wrong with a kept folder, as in "train.tokens is shorter than it was"; made again if it is ours."""
+    """Damaged cache; the message says how ("train.tokens is shorter than it was"). Our own caches are rebuilt."""
 
 
 class ProgramError(RuntimeError):
-    """Something that the user can fix; the message is one line."""
+    """Something that the user can fix; the message is one line, ready to print."""
 
 
 class RecordError(ValueError):
-    """A record that does not fit the schema."""
+    """A record does not fit the schema; the message is one line, ready to print."""
 
 
 class CheckpointError(RuntimeError):
@@ -22,8 +22,8 @@ class CheckpointError(RuntimeError):
 
 
 class InvalidCheckpointError(Exception):
-    """Why a checkpoint cannot be trusted; a few words."""
+    """A checkpoint is damaged; the message is a few words saying how."""
 
 
-class TrainingDiverged(RuntimeError):  # noqa: N818 (what happened, as in KeyboardInterrupt)
+class TrainingDiverged(RuntimeError):  # noqa: N818 (named after an event, like KeyboardInterrupt)
     """Too many steps in a row were not finite; the message is one line, ready to print."""

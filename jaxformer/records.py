@@ -1,8 +1,8 @@
 """Run records: one JSON object per line, checked against a schema when written and when read.
 
-A run writes records; nothing is ever read back from a log. A record that lacks a field is refused, in one
-line that names the file, the line and the field, because a curve fitted through holes is worse than none. A line
-ends with a checksum of what stands before it, because a curve through a wrong digit is no better; older ones have none.
+Everything about a run is read from its records, never from a log. A record that lacks a field is refused with one line
+that names the file, the line and the field: a curve fitted to incomplete data is worse than none. Each line ends with a
+checksum of the rest of the line, so that a flipped digit is found too; files of older versions have none.
 
 >>> import tempfile, os
 >>> path = os.path.join(tempfile.mkdtemp(), "records.jsonl")
@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 from jaxformer.errors import RecordError
 from jaxformer.storage import files
 
-# kind -> fields every record of that kind has; more are allowed.
+# kind -> fields that every record of that kind must have; it may have more.
 SCHEMA: dict[str, frozenset[str]] = {
     "train": frozenset({"step", "tokens", "loss", "grad_norm", "learning_rate", "skipped", "seconds"}),
     "eval": frozenset({"step", "tokens", "loss", "loss_stderr", "split"}),
@@ -33,8 +33,8 @@ SCHEMA: dict[str, frozenset[str]] = {
     "final": frozenset({"step", "tokens", "loss", "loss_stderr", "params", "params_non_embedding", "flops"}),
 }
 
-CHECKSUM = re.compile(r', "crc": "([0-9a-f]{8})"}')  # ends a line; of the line without it
-# What a field must be wherever it stands: counts, numbers (of which flops alone may be absent, null), and words.
+CHECKSUM = re.compile(r', "crc": "([0-9a-f]{8})"}')  # at the end of a line: checksum of the line without it
+# Types of fields, in records of any kind: counts, numbers (only flops may be null) and text.
 COUNTS = frozenset(
     {"step", "tokens", "skipped", "params", "params_non_embedding", "width", "num_layers", "seed", "branched_at"}
 )
@@ -44,25 +44,23 @@ NUMBERS = frozenset(
      "flops_6nd_per_token", "floor", "floor_stderr"}
 )  # fmt: skip
 WORDS = frozenset({"split", "event", "run", "trunk", "role", "status", "fingerprint"})
-COMPRESSED = "compressed_bits_per_byte"  # name of a compressor -> what it needs
-# Words that are names of files as well, so that a study from elsewhere must not lead out of its folder by them.
+COMPRESSED = "compressed_bits_per_byte"  # name of a compressor -> bits per byte
+# Text fields that become file names: a study copied from elsewhere must not point outside its folder.
 NAMES = frozenset({"run", "trunk"})
-# What the records of a study have besides.
+# Additional fields of a study's records.
 STUDY: dict[str, frozenset[str]] = {
     "train": frozenset({"run", "trunk"}),
     "final": frozenset({"run", "trunk", "role", "status", "seed", "width", "learning_rate", "branched_at"}),
 }
 
-# How JSON, which has no such numbers, says them here.
+# JSON has no such numbers, so they are written as strings.
 NOT_FINITE = {str(x): x for x in (math.nan, math.inf, -math.inf)}
-
-
 MOST_BYTES = 2**32  # of a file of records
 
 
 def check(record: dict[str, Any], where: str, more: Mapping[str, frozenset[str]] | None = None) -> None:
-    """Raises RecordError, in one line starting with `where`, if the record lacks a field of its kind, or of those that
-    `more` asks for, or holds text where a number belongs, or its kind is unknown."""
+    """Raises RecordError, one line starting with `where`, if the record's kind is unknown, or it lacks a field of that
+    kind (in SCHEMA or `more`), or a field has the wrong type."""
     kind = record.get("kind")
     if not isinstance(kind, str) or kind not in SCHEMA:
         raise RecordError(f"{where}: kind {kind!r} is not one of {', '.join(sorted(SCHEMA))}")
@@ -75,9 +73,9 @@ def check(record: dict[str, Any], where: str, more: Mapping[str, frozenset[str]]
 
 
 def _not_a(name: str, value: Any) -> str | None:
-    """What a field should be and is not."""
+    """The type that a field should have, if its value does not have it."""
     if name in COUNTS:
-        # JSON knows no integers, so another writer may have made 3.0 of 3.
+        # JSON has no integers, so another writer may have written 3 as 3.0.
         whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
         return None if whole and not isinstance(value, bool) and 0 <= value < 2**63 else "a count"
     if name in NUMBERS and not (name == "flops" and value is None):
@@ -100,18 +98,18 @@ def _not_a(name: str, value: Any) -> str | None:
 def append(path: str | os.PathLike, record: dict[str, Any]) -> None:
     """Appends one record; a number that is not finite is written as a string ("nan", "inf"), which is valid JSON.
 
-    A last line cut off by a kill is removed first, so that it cannot end up in the middle of the file.
+    An incomplete last line, left by a killed process, is removed first.
 
     Raises:
-      RecordError: if the record does not fit its kind's schema, or holds something that JSON cannot say, or the file
-        cannot be written (a full disk, a link).
+      RecordError: the record does not fit its kind's schema or cannot be written as JSON, or the file cannot be written
+        (a full disk, a symbolic link).
     """
     line = _line(path, record)
     try:
         with files.open_to_append(path, sole=True) as file:
-            _mend_end(file)
+            _repair_end(file)
             file.write(line.encode())
-            if record["kind"] != "train":  # of those there are many; they are on disk with the next of another kind
+            if record["kind"] != "train":  # these are many; the next record of another kind syncs them too
                 file.flush()
                 os.fsync(file.fileno())
     except OSError as error:
@@ -119,7 +117,7 @@ def append(path: str | os.PathLike, record: dict[str, Any]) -> None:
 
 
 def write(path: str | os.PathLike, records: Sequence[dict[str, Any]]) -> None:
-    """Replaces a file by these records, durably: whole or not at all. Raises as `append`."""
+    """Replaces a file by these records, atomically and durably. Raises as `append`."""
     content = "".join(_line(path, record) for record in records)
     try:
         files.write_atomically(path, content)
@@ -128,7 +126,7 @@ def write(path: str | os.PathLike, records: Sequence[dict[str, Any]]) -> None:
 
 
 def _line(path: str | os.PathLike, record: dict[str, Any]) -> str:
-    """A record as it stands in the file `path`."""
+    """A record as a line of the file `path`, checked."""
     clean = {k: str(float(v)) if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
     try:
         line = _sealed(json.dumps(clean, allow_nan=False)) + "\n"
@@ -138,13 +136,11 @@ def _line(path: str | os.PathLike, record: dict[str, Any]) -> str:
     return line
 
 
-def _mend_end(file: BinaryIO) -> None:
-    """Ends the last line: with the newline it lacks if it is a whole record, otherwise by cutting it off."""
+def _repair_end(file: BinaryIO) -> None:
+    """If the last line lacks its newline: adds it to a complete record, removes anything else."""
     size = file.seek(0, os.SEEK_END)
-    if size == 0:
-        return
-    file.seek(size - 1)
-    if file.read(1) == b"\n":
+    file.seek(max(size - 1, 0))
+    if file.read(1) in (b"", b"\n"):
         return
     file.seek(0)
     rest = file.read().rsplit(b"\n", 1)[-1]
@@ -155,12 +151,12 @@ def _mend_end(file: BinaryIO) -> None:
 
 
 def _sealed(line: str) -> str:
-    """A JSON object with the checksum of its text as its last field, `crc`."""
+    """A JSON object with the checksum of its text as an additional last field, `crc`."""
     return f'{line[:-1]}, "crc": "{zlib.crc32(line.encode()):08x}"}}'
 
 
 def _parse(line: str) -> dict[str, Any] | None:
-    """The record of a line; None if it is no JSON object, or not the one whose checksum it has."""
+    """The record of a line; None if the line is not a JSON object or does not match its checksum."""
     *_, sealed = None, *CHECKSUM.finditer(line)
     if sealed is not None and not line[sealed.end() :].strip():
         line = line[: sealed.start()] + "}"
@@ -179,8 +175,8 @@ def _record(line: str, where: str, more: Mapping[str, frozenset[str]] | None) ->
     """The record of a line. Raises RecordError, in one line starting with `where`."""
     record = _parse(line)
     if record is None:
-        whole = CHECKSUM.search(line)  # only a whole line ends so
-        raise RecordError(f"{where}: " + ("damaged; it is not what was written" if whole else "not a JSON object"))
+        whole = CHECKSUM.search(line)  # only a complete line has one
+        raise RecordError(f"{where}: " + ("damaged; it does not match its checksum" if whole else "not a JSON object"))
     check(record, where, more)
     return record
 
@@ -196,7 +192,7 @@ def _lines(path: str | os.PathLike) -> list[bytes]:
 
 
 def _decoded(line: bytes) -> str:
-    """A line as text; of what is not UTF-8 nothing is read as JSON."""
+    """A line as text; if it is not UTF-8, text that is not JSON either."""
     try:
         return line.decode()
     except UnicodeDecodeError:
@@ -208,17 +204,16 @@ def load(
 ) -> list[dict[str, Any]]:
     """All records of a file, or those of one kind, in the order written; "nan" and "inf" are numbers again.
 
-    A last line cut off by a kill is dropped; a broken line anywhere else is an error, and so is one that is not what
-    was written. Of records written twice (a killed run repeats the steps after its last checkpoint) the later one
-    stands, see `latest`.
+    An incomplete last line, left by a killed process, is ignored; any other broken line is an error, and so is a wrong
+    checksum. A killed run repeats the steps after its last checkpoint, so records may occur twice: see `latest`.
 
     Args:
-      path: of the file.
-      kind: only these; the others are checked all the same.
-      more: kind -> fields that these records have besides those of SCHEMA, such as STUDY.
+      path: the file.
+      kind: return only these; the others are checked too.
+      more: kind -> fields required in addition to SCHEMA, such as STUDY.
 
     Raises:
-      RecordError: a broken line or a record that does not fit the schema, or no regular file; FileNotFoundError: no
+      RecordError: a broken line, a record that does not fit the schema, or not a regular file; FileNotFoundError: no
         such file.
     """
     lines = _lines(path)
@@ -228,7 +223,7 @@ def load(
             continue
         line = _decoded(raw)
         if number == len(lines) and _parse(line) is None and not CHECKSUM.search(line):
-            break  # no newline after it, and no checksum at its end: the write was cut off
+            break  # no newline and no checksum at its end: an incomplete write
         record = _record(line, f"{path}:{number}", more)
         if kind is None or record["kind"] == kind:
             out.append(record)
@@ -236,13 +231,15 @@ def load(
 
 
 def set_aside(path: str | os.PathLike, more: Mapping[str, frozenset[str]] | None = None) -> str | None:
-    """Moves the lines that are no records out of a run's file, so that the run can go on: into NAME.damaged.jsonl.
+    """Moves broken lines of a run's file into NAME.damaged.jsonl, so that the run can continue.
+
+    An incomplete last line, left by a killed process, stays: `append` removes it.
 
     Returns:
-      A line that says so, to be printed; None if there are none. What a kill cut off at the end is not of these.
+      A line to print; None if nothing was moved.
 
     Raises:
-      RecordError: no regular file, or it cannot be written.
+      RecordError: not a regular file, or it cannot be written.
     """
     path = Path(path)
     try:
@@ -274,24 +271,24 @@ def set_aside(path: str | os.PathLike, more: Mapping[str, frozenset[str]] | None
 
 
 def check_run(path: str | os.PathLike, found: Sequence[dict[str, Any]], fingerprint: str) -> None:
-    """Looks whether records are those of the run or study beside them; those of earlier versions do not say.
+    """Checks that records belong to the run or study in the same folder; records of earlier versions do not say.
 
     Args:
-      path: they are from, for the message.
-      found: records; a run's beginnings and a study's final ones have a field `fingerprint`.
-      fingerprint: of the run, see `manifest.fingerprints`; "" compares nothing.
+      path: the file they were read from, for the message.
+      found: records; a run's started events and a study's final records have a field `fingerprint`.
+      fingerprint: of the run, see `manifest.fingerprints`; "" skips the check.
 
     Raises:
-      RecordError: they are of another one.
+      RecordError: they belong to another run.
     """
     for record in found if fingerprint else ():
         if record.get("fingerprint", fingerprint) != fingerprint:
             raise RecordError(
-                f"{path}: is of another run: its fingerprint is {record['fingerprint']}, this run's {fingerprint}"
+                f"{path}: belongs to another run: its fingerprint is {record['fingerprint']}, this run's {fingerprint}"
             )
 
 
 def latest(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One record per (kind, step, split, event), the one written last, ordered by step."""
+    """One record per (kind, step, split, event), the one written last; ordered by step."""
     by_key = {(r["kind"], r["step"], r.get("split"), r.get("event")): r for r in records}
     return sorted(by_key.values(), key=lambda r: r["step"])

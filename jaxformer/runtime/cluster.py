@@ -1,6 +1,6 @@
-"""Many processes, one run: how they find each other. JAX's own runtime joins them; here is who they are.
+"""Finds the processes of a multi-process run, from the config or the launcher's environment, and starts JAX's runtime.
 
->>> detect({}, DistributedConfig()) is None  # an ordinary machine: one process, which waits for nobody
+>>> detect({}, DistributedConfig()) is None  # an ordinary machine: a single process
 True
 >>> slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "n[3-4]", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1",
 ...          "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_NODEID": "1"}
@@ -27,14 +27,14 @@ TPU_PORT = 8476
 
 
 class Membership(NamedTuple):
-    """This process among those of its run.
+    """This process's place among the processes of its run.
 
     Attributes:
-      found: what said so.
-      address: host:port of process 0; None where JAX itself finds the rest (a TPU VM asks its metadata server).
-      processes: how many.
-      process: which this is, from 0.
-      devices: local indices of the accelerators that this process takes; None: all it sees.
+      found: where this was found, such as "SLURM".
+      address: host:port of process 0; None if JAX finds the rest itself (a TPU VM asks its metadata server).
+      processes: number of processes.
+      process: index of this one, from 0.
+      devices: local indices of the accelerators this process uses; None: all that are visible.
     """
 
     found: str
@@ -47,27 +47,27 @@ class Membership(NamedTuple):
 def initialize(
     cfg: DistributedConfig, log: Callable[[str], None] = print, environment: Mapping[str, str] = os.environ
 ) -> Membership | None:
-    """Joins the other processes of this run, if there are any; comes before the first use of any device.
+    """Joins the other processes of this run, if there are any; call it before any device is used.
 
     Args:
       cfg: of the run.
       log: prints a line.
-      environment: what `detect` reads.
+      environment: read by `detect`.
 
     Returns:
-      What was joined; None for a single process, for which nothing is started.
+      This process's membership; None for a single process, for which nothing is started.
 
     Raises:
-      ConfigError: the environment contradicts itself, or mode=on and there is nobody to join.
+      ConfigError: the environment is inconsistent, or mode=on and there are no other processes.
     """
     found = detect(environment, cfg)
     coordination.wait_at_most(cfg.stall_timeout_seconds)
     if found is None or jax.distributed.is_initialized():
         return found
-    # JAX would take SIGTERM for itself and wait for a step to be saved at; our loop does that (training/interrupt.py).
+    # Our loop handles SIGTERM (training/interrupt.py); JAX's preemption service would intercept it.
     jax.config.update("jax_enable_preemption_service", False)
-    # On CPU devices a collective that waits for its peers holds a thread of XLA's, of which there are as many as cores.
-    # When all of them wait (two cores, two devices), what the peers wait for never runs. XLA reads the number here.
+    # On CPU, a collective blocks one of XLA's threads, by default one per core. With as many collectives waiting as
+    # there are threads (two cores, two devices) nothing else runs: a deadlock. XLA takes its thread count from NPROC.
     os.environ.setdefault("NPROC", str(max(16, os.cpu_count() or 1)))
     who = "this process" if found.process is None else f"process {found.process} of {found.processes}"
     waits = threading.Timer(
@@ -86,15 +86,16 @@ def initialize(
             num_processes=found.processes,
             process_id=found.process,
             local_device_ids=found.devices,
-            # What is None then stays so: under SLURM, JAX would give each process one GPU, even one process a node.
+            # Stops JAX from filling in what is None: under SLURM it would give each process one GPU, even with one
+            # process per node.
             cluster_detection_method=None if found.address is None else "deactivate",
             initialization_timeout=cfg.start_timeout_seconds,
             heartbeat_timeout_seconds=cfg.heartbeat_timeout_seconds,
             shutdown_timeout_seconds=cfg.heartbeat_timeout_seconds,
         )
     except (RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"config.distributed: {who} ({found.found}) cannot join: {reason[:200]}") from None
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"config.distributed: {who} ({found.found}) cannot join: {reason}") from None
     finally:
         waits.cancel()
     if jax.process_index() == 0:
@@ -103,29 +104,28 @@ def initialize(
 
 
 def detect(environment: Mapping[str, str], cfg: DistributedConfig) -> Membership | None:
-    """Who this process is among those of its run; None if it is alone. Starts nothing and waits for nothing.
+    """This process's place among those of its run; None if it is the only one. Starts nothing, waits for nothing.
 
-    The config's coordinator fields come first, then the variables that launch/ sets (JAX_COORDINATOR_ADDRESS,
-    JAX_NUM_PROCESSES, JAX_PROCESS_ID), SLURM, a TPU slice on GKE, an Indexed Job, and a TPU VM.
+    Looks, in this order, at the config's coordinator fields, the variables that launch/ sets (JAX_COORDINATOR_ADDRESS,
+    JAX_NUM_PROCESSES, JAX_PROCESS_ID), SLURM, a TPU slice on GKE, a Kubernetes Indexed Job, and a TPU VM.
 
     Raises:
-      ConfigError: the environment contradicts itself, or mode=on and there is nobody to join.
+      ConfigError: the environment is inconsistent, or mode=on and there are no other processes.
     """
     if cfg.mode == "off":
         return None
     if cfg.coordinator_address is not None:
         found: Membership | None = Membership("config", cfg.coordinator_address, cfg.num_processes, cfg.process_id)
     else:
-        ways = (_variables, _slurm, _tpu_slice, _indexed_job, _tpu_vm)
-        found = next((each for each in (way(environment) for way in ways) if each is not None), None)
-    if found is not None and found.processes is not None:
-        if not 0 <= (found.process or 0) < found.processes:
-            raise ConfigError(
-                f"config.distributed: {found.found} says process {found.process} of {found.processes}; "
-                f"accepted: 0 to {found.processes - 1}"
-            )
-        if found.processes == 1:
-            found = None
+        launchers = (_variables, _slurm, _tpu_slice, _indexed_job, _tpu_vm)
+        found = next(filter(None, (launcher(environment) for launcher in launchers)), None)
+    if found is not None and found.processes is not None and not 0 <= (found.process or 0) < found.processes:
+        raise ConfigError(
+            f"config.distributed: {found.found} says process {found.process} of {found.processes}; "
+            f"accepted: 0 to {found.processes - 1}"
+        )
+    if found is not None and found.processes == 1:
+        found = None
     if found is None and cfg.mode == "on":
         raise ConfigError(
             "config.distributed.mode: on; neither the config nor the environment says who the other processes are; "
@@ -135,7 +135,7 @@ def detect(environment: Mapping[str, str], cfg: DistributedConfig) -> Membership
 
 
 def _variables(environment: Mapping[str, str]) -> Membership | None:
-    """What our own launch scripts set, and any other launcher may."""
+    """The variables that our launch scripts set; other launchers may set them too."""
     names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
     address, count, index = (environment.get(name) for name in names)
     index = environment.get("JOB_COMPLETION_INDEX") if index is None else index
@@ -151,10 +151,10 @@ def _variables(environment: Mapping[str, str]) -> Membership | None:
 
 
 def _slurm(environment: Mapping[str, str]) -> Membership | None:
-    """A task of an srun step. A process of the batch script itself is none."""
+    """A task of an srun step; the batch script itself is not one."""
     if "SLURM_STEP_NODELIST" not in environment or "SLURM_PROCID" not in environment:
         return None
-    # An interactive step of salloc has one task, whatever the job asked for.
+    # salloc's interactive step has one task, however many the job has.
     name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
     count, job = _number(environment, name), _number(environment, "SLURM_JOB_ID")
     if count == 1:
@@ -167,7 +167,8 @@ def _slurm(environment: Mapping[str, str]) -> Membership | None:
 
 
 def _slurm_devices(environment: Mapping[str, str]) -> tuple[int, ...] | None:
-    """This task's share of its node's GPUs: all for one task a node, its own for one a GPU, None where SLURM chose."""
+    """Local indices of this task's equal share of its node's GPUs; None: all visible ones (one task per node, or SLURM
+    made only the task's own visible)."""
     tasks = expand_counts(environment.get("SLURM_STEP_TASKS_PER_NODE", "1"))
     here = tasks[min(int(environment.get("SLURM_NODEID", 0)), len(tasks) - 1)]
     visible = [each for each in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
@@ -183,36 +184,35 @@ def _slurm_devices(environment: Mapping[str, str]) -> tuple[int, ...] | None:
 
 
 def _tpu_slice(environment: Mapping[str, str]) -> Membership | None:
-    """A pod of GKE, which says who the workers of a slice are, and with several slices which slice this is."""
+    """A pod on GKE, whose environment lists the workers of its TPU slice and, with several, the slice's index."""
     hosts = (environment.get("TPU_PROCESS_ADDRESSES") or environment.get("TPU_WORKER_HOSTNAMES") or "").split(",")
     slices = int(environment.get("MEGASCALE_NUM_SLICES") or 1)
     if not hosts[0] or len(hosts) * slices == 1:
         return None
     first = environment.get("MEGASCALE_COORDINATOR_ADDRESS") or hosts[0]
-    which = int(environment.get("MEGASCALE_SLICE_ID") or 0)
-    index = _number(environment, "TPU_WORKER_ID") + which * len(hosts)
+    index = _number(environment, "TPU_WORKER_ID") + int(environment.get("MEGASCALE_SLICE_ID") or 0) * len(hosts)
     return Membership("TPU slice", f"{first.partition(':')[0]}:{TPU_PORT}", len(hosts) * slices, index)
 
 
 def _indexed_job(environment: Mapping[str, str]) -> Membership | None:
-    """Kubernetes tells a pod of an Indexed Job its number, but neither how many there are nor where the first is."""
+    """A pod of an Indexed Job: Kubernetes sets its index, but not the number of pods, nor the first one's address."""
     if "JOB_COMPLETION_INDEX" not in environment or "TPU_WORKER_HOSTNAMES" in environment:
         return None
     raise ConfigError(
         "config.distributed: an Indexed Job (JOB_COMPLETION_INDEX) without JAX_COORDINATOR_ADDRESS and "
-        "JAX_NUM_PROCESSES; set them as launch/gke-gpu.yaml does, or config.distributed.mode=off for runs of their own"
+        "JAX_NUM_PROCESSES; set them as launch/gke-gpu.yaml does, or config.distributed.mode=off for independent runs"
     )
 
 
 def _tpu_vm(environment: Mapping[str, str]) -> Membership | None:
-    """A Cloud TPU VM: its metadata server, which JAX asks, knows the other workers."""
+    """A Cloud TPU VM: JAX asks its metadata server for the other workers."""
     if "TPU_SKIP_MDS_QUERY" in environment or "TPU_WORKER_HOSTNAMES" in environment or not has_tpu():
         return None
     return Membership("TPU VM")
 
 
 def has_tpu(devices: Path = Path("/dev")) -> bool:
-    """Whether this machine has TPU chips and the library that drives them; looks at files only."""
+    """True if this machine has TPU chips and libtpu; looks only at files."""
     return any(any(devices.glob(chip)) for chip in ("accel[0-9]*", "vfio/[0-9]*")) and find_spec("libtpu") is not None
 
 
@@ -229,7 +229,7 @@ def first_host(nodes: str) -> str:
 
 
 def expand_counts(text: str) -> list[int]:
-    """SLURM's "2(x3),1", tasks of each node, as a list.
+    """SLURM's tasks per node, such as "2(x3),1", as a list.
 
     >>> expand_counts("2(x3),1")
     [2, 2, 2, 1]

@@ -1,14 +1,14 @@
-"""Checked compiled programs: JAX's persistent compilation cache with a checksum of every entry.
+"""JAX's persistent compilation cache with a checksum for every entry.
 
-XLA trusts what it loads. One flipped bit in an entry can end the process by a signal, without a message and again at
-every start, or change a number. So each entry that is written gets a mark, an empty file whose name holds the hash of
-the entry's key and of its bytes; an entry without a matching mark is not loaded, and its program is compiled again.
-The entries themselves stay as JAX lays them out, so that other programs can share the folder.
+XLA does not check what it loads: one flipped bit can crash the process, without a message and at every start, or change
+a result. So each entry written gets a mark, an empty file named after the hashes of the entry's key and bytes. An entry
+without a matching mark is not loaded; its program is compiled again. The entries themselves keep JAX's format, so other
+programs can share the folder.
 
-A process that dies by a signal while XLA loads an entry leaves its journal behind; the next one that opens the folder
-names the program and removes that entry.
+A process that crashes while XLA loads an entry leaves its journal behind; the next process that opens the folder names
+the program and removes that entry.
 
-The checksums find accidents. An entry is machine code: share a folder only with people whose programs you would run.
+The checksums protect against accidents only. An entry is machine code: share a folder only with people you trust.
 
 >>> import tempfile
 >>> from types import SimpleNamespace
@@ -31,7 +31,6 @@ import os
 import re
 import secrets
 import socket
-import stat
 import sys
 import threading
 import time
@@ -40,18 +39,20 @@ from typing import IO, Any
 
 import jax
 
-MARKS, NOW = ".checked", "now"  # folders inside the cache's, and inside that
-HIT = "/jax/compilation_cache/cache_hits"  # JAX's event when an entry has been loaded
-LEFT_OVER_SECONDS = 3600.0  # a half-written entry this old has no writer any more
+from jaxformer.storage import files
+
+MARKS, NOW = ".checked", "now"  # the marks' folder inside the cache; inside it, temporary files and journals
+HIT = "/jax/compilation_cache/cache_hits"  # JAX's event after loading an entry
+LEFT_OVER_SECONDS = 3600.0  # a temporary file this old was abandoned by its writer
 
 
 def guard() -> bool:
-    """Has JAX check the persistent compilation cache from now on, wherever it lies; may be called again.
+    """Makes JAX check its persistent compilation cache from now on, in any local folder; may be called repeatedly.
 
-    Only a cache on a local path is checked: remote stores (gs://) keep checksums of their own.
+    Caches in remote stores (gs://) are left alone: those keep checksums themselves.
 
     Returns:
-      False if this version of jax has no hook for that; nothing has changed then.
+      False, with nothing changed, if this version of jax lacks the functions to replace.
     """
     try:
         from jax._src import compilation_cache
@@ -75,39 +76,36 @@ def guard() -> bool:
 
     checked.checked = True  # type: ignore[attr-defined]
     compilation_cache.get_file_cache = checked
-    reset()  # a cache that is open already is opened again, checked
+    reset()  # reopens a cache that is open already
     return True
 
 
 class CheckedCache:
-    """JAX's cache of compiled programs, with a checksum of every entry; what JAX calls a CacheInterface.
+    """JAX's cache of compiled programs with a checksum for every entry; implements JAX's CacheInterface.
 
     Args:
-      inner: JAX's own cache of the same folder; asked only where the cache's size is limited, which is its work.
+      inner: JAX's own cache of the same folder; used only if the cache has a size limit, which it enforces.
       folder: where the entries are.
 
     Raises:
-      NotADirectoryError: the folder for the checksums is a link or no folder.
+      NotADirectoryError: the folder for the marks is a link or not a folder.
     """
 
     def __init__(self, inner: Any, folder: Path):
         self._inner, self._path = inner, folder
         self._marks, self._now = folder / MARKS, folder / MARKS / NOW
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
         for each in (self._marks, self._now):
             if each.is_symlink() or (each.exists() and not each.is_dir()):
                 raise NotADirectoryError(0, "is a link or no folder", str(each))
-        try:
+        with contextlib.suppress(OSError):
             self._now.mkdir(parents=True, exist_ok=True)
-            self._writable = os.access(self._now, os.W_OK)
-        except OSError:
-            self._writable = False
-        self._journal = _Journal(self._now) if self._writable else None
-        if self._writable:
+        self._journal = _Journal(self._now) if os.access(self._now, os.W_OK) else None
+        if self._journal is not None:
             self._clear_up()
 
     def get(self, key: str) -> bytes | None:
-        """The entry of a key, or None if there is none that is what was once written."""
+        """The entry of a key; None if there is none or it is damaged."""
         value = self._read(key)
         if value is None:
             return None
@@ -116,20 +114,20 @@ class CheckedCache:
                 self._say_once(f"{self._path}: a compiled program was damaged and is compiled again")
                 self._drop(key)
                 return None
-            if self._writable:  # written without a mark by another program or an older version: compiled again, marked
+            if self._journal is not None:  # written by another program or an older version: compile it again, mark it
                 return None
         if self._inner.eviction_enabled:
-            self._inner.get(key)  # notes the time of use
+            self._inner.get(key)  # records the time of use
         if self._journal is not None:
             self._journal.begin(key)
         return value
 
     def put(self, key: str, value: bytes) -> None:
-        """Keeps an entry and its checksum; says so, once, if that fails."""
+        """Stores an entry and its mark; prints a note, once, if that fails."""
         try:
             if self._inner.eviction_enabled:
-                self._drop(key)  # JAX's does not write over another
-            self._write(self._marks / _mark(key, value), b"")  # first, so that nobody meets the entry without it
+                self._drop(key)  # JAX's cache does not overwrite an entry
+            self._write(self._marks / _mark(key, value), b"")  # first, so that no entry is without a mark
             if self._inner.eviction_enabled:
                 self._inner.put(key, value)
             else:
@@ -141,12 +139,9 @@ class CheckedCache:
         return self._path / f"{key}-cache"
 
     def _read(self, key: str) -> bytes | None:
-        """The bytes of an entry; links, pipes and devices are not read."""
-        flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        """The bytes of an entry; None, with a note, if it is a link or not a regular file."""
         try:
-            with open(os.open(self._entry(key), flags), "rb") as file:
-                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise IsADirectoryError(0, "is not a regular file")
+            with files.open_to_read(self._entry(key)) as file:
                 return file.read()
         except FileNotFoundError:
             return None
@@ -155,7 +150,7 @@ class CheckedCache:
             return None
 
     def _write(self, path: Path, value: bytes) -> None:
-        """Whole or not at all. Not synced: after a loss of power the checksum tells what is missing."""
+        """Writes a file atomically. Not synced: after a power loss, the checksum finds what is incomplete."""
         half = self._now / f"{secrets.token_hex(8)}.half"
         try:
             with open(half, "xb") as file:
@@ -178,35 +173,35 @@ class CheckedCache:
                 path.unlink(missing_ok=True)
 
     def _clear_up(self) -> None:
-        """Removes what dead processes left, and the entries at whose loading they died."""
+        """Removes files that dead processes left, and the entries they were loading when they crashed."""
         dropped = []
         for path in self._now.iterdir():
             with contextlib.suppress(OSError):
                 if path.suffix == ".half" and time.time() - path.stat().st_mtime > LEFT_OVER_SECONDS:
                     path.unlink()
                 elif path.suffix == ".journal" and _is_file(path):
-                    fatal = _fatal_loads(path)
-                    for key in fatal or []:
+                    if (fatal := _fatal_loads(path)) is None:
+                        continue
+                    for key in fatal:
                         self._drop(key)
                         dropped.append(key.rpartition("-")[0] or key)
-                    if fatal is not None:
-                        path.unlink()
+                    path.unlink()
         if dropped:
-            what = ", ".join(sorted(set(dropped)))
             self._say_once(
-                f"{self._path}: a process died by a signal while it loaded {what} from here; it is compiled again"
+                f"{self._path}: a process died by a signal while it loaded {', '.join(sorted(set(dropped)))} "
+                "from here; it is compiled again"
             )
 
     def _say_once(self, line: str) -> None:
-        """One line for each kind of trouble, however many entries have it."""
+        """Prints one note for each kind of problem, however many entries have it."""
         kind = re.sub(r".*?: ", "", line, count=1)
-        if kind not in self._said:
-            self._said.add(kind)
+        if kind not in self._reported:
+            self._reported.add(kind)
             _say(f"note: {line}")
 
 
 class _Journal:
-    """What a process is loading now, on disk and locked while it lives; where a fatal signal leaves its trace."""
+    """A file that lists what this process is loading, locked while it lives; faulthandler writes crashes to it."""
 
     def __init__(self, folder: Path):
         self._path = folder / f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}.journal"
@@ -217,8 +212,8 @@ class _Journal:
         self._watching = False
 
     def begin(self, key: str) -> None:
-        """Before XLA gets an entry; what this thread loaded before is loaded by now, or JAX has given it up."""
-        self.end()
+        """Call it before XLA loads an entry."""
+        self.end()  # this thread's previous entry is loaded by now, or JAX has given up on it
         with self._lock, contextlib.suppress(OSError, ValueError):
             if self._file is None and not self._open():
                 return
@@ -228,10 +223,10 @@ class _Journal:
                 faulthandler.enable(self._file)  # type: ignore[arg-type]
                 self._watching = True
             elif not self._watching:
-                self._note("unwatched")  # the trace goes where the user wants it
+                self._note("unwatched")  # the user enabled faulthandler: crashes are reported elsewhere
 
     def end(self) -> None:
-        """After it, in the same thread; does nothing if nothing was being loaded."""
+        """Call it after loading, in the same thread; does nothing if nothing was being loaded."""
         if threading.get_ident() not in self._loading:
             return
         with self._lock, contextlib.suppress(OSError, ValueError):
@@ -269,13 +264,13 @@ class _Journal:
             self._file.close()
             self._file = None
         with contextlib.suppress(OSError):
-            self._path.unlink(missing_ok=True)
+            self._path.unlink()
 
 
 def _fatal_loads(path: Path) -> list[str] | None:
-    """Keys that a dead process was loading when a signal ended it; None if the process lives, or nobody can tell.
+    """Keys that a process was loading when it crashed; None if it is alive or that cannot be determined.
 
-    Of one that was killed from outside there are none: that says nothing about the entry.
+    Empty for a process that was killed from outside (SIGKILL), which says nothing about the entry.
     """
     try:
         import fcntl
@@ -290,16 +285,13 @@ def _fatal_loads(path: Path) -> list[str] | None:
     ended = {line[1:] for line in lines if line.startswith("-")}
     begun = [line[1:] for line in lines if line.startswith("+")]
     fatal = any(line.startswith("Fatal Python error") or line == "unwatched" for line in lines)
-    safe = [key for key in begun if not {"/", os.sep, "\0"} & set(key)]  # a name in the folder, and no path out of it
-    return [key for key in safe if key not in ended] if fatal else []
+    # A key must be a file name, not a path out of the folder.
+    return [key for key in begun if key not in ended and not {"/", os.sep, "\0"} & set(key)] if fatal else []
 
 
 def _is_file(path: Path) -> bool:
-    """A file itself, not a link to one."""
-    try:
-        return stat.S_ISREG(path.lstat().st_mode)
-    except OSError:
-        return False
+    """True for a regular file, but not for a link to one."""
+    return os.path.isfile(path) and not os.path.islink(path)
 
 
 def _hash(content: bytes, size: int) -> str:

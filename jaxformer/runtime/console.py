@@ -1,5 +1,5 @@
-"""Standard output and error that cannot stop a program: a character that their encoding lacks is replaced by a plainer
-one, what cannot be written (a full disk) is dropped with one note, and descriptors that were closed lead nowhere.
+"""Makes standard output and error safe to print to: a character that the encoding lacks is replaced by ASCII, text that
+cannot be written (a full disk) is dropped after one note, and closed descriptors are opened on the null device.
 
 >>> "0.5 ± 0.1 → é".encode("ascii", errors="jaxformer")
 b'0.5 +- 0.1 -> \\\\xe9'
@@ -25,7 +25,7 @@ codecs.register_error("jaxformer", _plainly)
 
 
 def one_line(text: str) -> str:
-    r"""`text` with line ends and a terminal's control characters spelt out: what a message quotes may hold any.
+    r"""`text` with line ends and control characters escaped, so that a quoted file name cannot break a message.
 
     >>> print(one_line("a\nb \x1b[31m"))
     a\nb \x1b[31m
@@ -34,24 +34,24 @@ def one_line(text: str) -> str:
 
 
 class Lossy(io.RawIOBase):
-    """Writes to a descriptor until that fails; from then on what is written is dropped. A closed pipe still raises.
+    """Writes to a file descriptor; after the first failure drops everything. A closed pipe still raises.
 
     Attributes:
       lost: why writing failed, or None.
     """
 
     def __init__(self, descriptor: int, note: str | None):
-        """`note`: said once on standard error when writing fails, with {reason} in it; None: nothing is said."""
+        """`note`: printed once to standard error when writing fails, with {reason} filled in; None: nothing."""
         super().__init__()
         self._descriptor, self._note = descriptor, note
         self.lost: str | None = None
 
     def fileno(self) -> int:
-        """The descriptor."""
+        """The file descriptor."""
         return self._descriptor
 
     def isatty(self) -> bool:
-        """Whether it is a terminal."""
+        """True if it is a terminal."""
         return os.isatty(self._descriptor)
 
     def writable(self) -> bool:
@@ -59,14 +59,14 @@ class Lossy(io.RawIOBase):
         return True
 
     def write(self, data) -> int:  # type: ignore[override]
-        """Writes the bytes; where that fails, says so once and drops them, as if they had been written."""
+        """Writes the bytes; if that fails, prints the note and reports them as written."""
         if self.lost is not None:
             return len(data)
         try:
             return os.write(self._descriptor, data)
         except BrokenPipeError:
             raise
-        except BlockingIOError:  # another program has made this terminal or pipe non-blocking
+        except BlockingIOError:  # another program made this terminal or pipe non-blocking
             select.select([], [self._descriptor], [])
             return self.write(data)
         except OSError as error:
@@ -77,11 +77,10 @@ class Lossy(io.RawIOBase):
 
 
 def open_closed() -> None:
-    """Opens the standard descriptors that are closed on the null device. Otherwise the next file opened would get
-    their numbers, and libraries would print into it."""
+    """Opens closed standard descriptors on the null device. Otherwise the next file opened would get the number of one,
+    and libraries would print into it."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        if descriptor < 3:
-            os.set_inheritable(descriptor, True)
+        os.set_inheritable(descriptor, True)
     os.close(descriptor)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -89,14 +88,13 @@ def open_closed() -> None:
 
 
 def secure(note: str | None = None) -> Lossy | None:
-    """Replaces standard output and error by streams that cannot stop a program; those that are not the process's own
-    (of tests, notebooks) stay.
+    """Replaces standard output and error by streams that do not raise; streams of tests and notebooks stay.
 
     Args:
-      note: said once on standard error where standard output fails; {reason} in it is why.
+      note: printed once to standard error if standard output fails, with {reason} filled in.
 
     Returns:
-      What standard output writes to, or None.
+      The new raw standard output, or None.
     """
     open_closed()
     out: Lossy | None = None
@@ -113,7 +111,7 @@ def secure(note: str | None = None) -> Lossy | None:
             continue
         stream.flush()
         raw = Lossy(number, note if number == 1 else None)
-        # By lines, into files and pipes too: a log shows what happens, and PYTHONUNBUFFERED promises no less.
+        # Line-buffered even into files and pipes, so that a log is up to date (and PYTHONUNBUFFERED is respected).
         made = io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, "jaxformer", line_buffering=True)
         setattr(sys, name, made)
         out = raw if number == 1 else out

@@ -1,10 +1,10 @@
-"""What the processes of one run must say alike, and what ends one that waits in vain.
+"""Cross-process agreement and the stall watchdog.
 
-What one process finds out alone (a file it cannot read, a signal, a full disk) all must act on, or the others wait for
-it for ever. They tell each other through the key-value store of JAX's runtime: it needs no device and no compiled
-program, and while a process waits there, the death of another still ends it. With one process nothing is told.
+If one process meets an error alone (an unreadable file, a signal, a full disk), all must act on it, or the others wait
+for ever. They exchange values through the key-value store of JAX's runtime, which needs no device and no compiled
+program, and where a waiting process still ends if another one dies. With a single process nothing is exchanged.
 
->>> gather({"loss": 2.5}, "what it found")
+>>> gather({"loss": 2.5}, "its loss")
 [{'loss': 2.5}]
 >>> raise_together(lambda: 7, "the preparation")
 7
@@ -24,33 +24,33 @@ from jaxformer.errors import ConfigError
 
 T = TypeVar("T")
 
-STALLED = 124  # exit code of a process that got nowhere for too long
+STALLED = 124  # exit code of a process that made no progress for too long
 _calls = itertools.count()
-_patience_seconds = 1800.0
+_timeout_seconds = 1800.0
 
 
 def wait_at_most(seconds: float) -> None:
-    """How long this process waits for another from now on, before it gives up and ends with exit code 124."""
-    global _patience_seconds
-    _patience_seconds = seconds
+    """Sets how long this process waits for another before it exits with code 124."""
+    global _timeout_seconds
+    _timeout_seconds = seconds
 
 
 def num_processes() -> int:
-    """How many processes this run has; unlike jax.process_count() it touches no device."""
+    """Number of processes of this run; unlike jax.process_count() it initializes no device."""
     return _state().num_processes if _state().client is not None else 1
 
 
 def index() -> int:
-    """Which of them this process is, from 0; touches no device."""
+    """Index of this process, from 0; initializes no device."""
     return _state().process_id if _state().client is not None else 0
 
 
 def gather(value: Any, what: str) -> list[Any]:
-    """The value of every process, in their order. All call it, from one thread, in one order.
+    """The value of every process, by index. All processes must make these calls from one thread and in the same order.
 
     Args:
-      value: of this process; JSON can say it.
-      what: for the line that tells what was waited for in vain.
+      value: of this process, JSON-serializable.
+      what: names the value in the message of a timeout.
     """
     count = num_processes()
     if count == 1:
@@ -64,15 +64,15 @@ def gather(value: Any, what: str) -> list[Any]:
 
 
 def raise_together(work: Callable[[], T], what: str, error: type[Exception] = ConfigError) -> T:
-    """`work()`, if it fails in no process; where it fails in one with `error`, it fails in all.
+    """`work()`; if it raises `error` in any process, all processes raise it.
 
     Args:
-      work: done by each process, each with its own result; other errors than `error` are not held back.
+      work: called by each process, each returning its own result; other exceptions propagate at once.
       what: as in `gather`.
-      error: takes a message; the one of the first process that failed is that of all.
+      error: constructed from a message; all raise the message of the first process that failed.
 
     Raises:
-      error: with the attribute `told_elsewhere` in processes other than the first that failed.
+      error: its attribute `told_elsewhere` is False in the first process that failed, which reports it.
     """
     result, message = None, None
     try:
@@ -91,7 +91,7 @@ def raise_together(work: Callable[[], T], what: str, error: type[Exception] = Co
 
 
 def assert_same(about: Mapping[str, Any], what: str) -> None:
-    """Raises ConfigError in every process if the processes do not say the same `about` themselves."""
+    """Raises ConfigError in every process unless `about` is the same in all."""
     everyone = gather(dict(about), what)
 
     def check() -> None:
@@ -111,14 +111,13 @@ def broadcast_from_0(value: T, what: str) -> T:
 
 
 class Watchdog:
-    """While entered, ends the process (exit code 124) when `alive` was not called for too long.
+    """While entered, ends the process with exit code 124 if `alive` is not called for too long.
 
-    The runtime notices a process that died or was frozen, not one that lives and gets nowhere: a file system that
-    answers no more, collectives entered in another order. Does nothing where there is one process: it keeps nobody
-    waiting but its user.
+    JAX's runtime notices a process that died or is frozen, but not one without progress (a file system that hangs,
+    collectives entered in different orders). Does nothing in a single-process run.
 
     Args:
-      seconds: that may pass between two calls of `alive`.
+      seconds: the longest time between two calls of `alive`.
     """
 
     def __init__(self, seconds: float):
@@ -136,25 +135,25 @@ class Watchdog:
         self._stop.set()
 
     def alive(self) -> None:
-        """Something was done."""
+        """Reports progress."""
         self._last = time.monotonic()
 
     def _watch(self) -> None:
         while not self._stop.wait(min(1.0, self._seconds / 4)):
             if time.monotonic() - self._last > self._seconds:
-                _give_up(f"nothing was done for {self._seconds:g} s")
+                _give_up(f"no progress for {self._seconds:g} s")
 
 
 def leave(code: int) -> NoReturn:
-    """Ends this process at once, without waiting for the others at the runtime's last barrier."""
+    """Exits at once, without waiting for the other processes at the runtime's shutdown barrier."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def _wait(client: Any, key: str, other: int, what: str) -> str:
-    """The value of a key that another process sets; waits in short pieces, so that Ctrl-C is heard."""
-    until = time.monotonic() + _patience_seconds
+    """The value of a key that another process sets; waits in short intervals, so that Ctrl-C works."""
+    until = time.monotonic() + _timeout_seconds
     while True:
         piece = min(2.0, max(0.1, until - time.monotonic()))
         try:
@@ -163,20 +162,18 @@ def _wait(client: Any, key: str, other: int, what: str) -> str:
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise
             if time.monotonic() >= until:
-                _give_up(f"process {other} did not tell of {what} in {_patience_seconds:g} s")
+                _give_up(f"process {other} did not report {what} within {_timeout_seconds:g} s")
 
 
 def _give_up(why: str) -> NoReturn:
-    print(
-        f"error: process {index()} ends: {why} (config.distributed.stall_timeout_seconds); where its threads stand:",
-        file=sys.stderr,
-    )
+    line = f"error: process {index()} ends: {why} (config.distributed.stall_timeout_seconds); its threads:"
+    print(line, file=sys.stderr)
     faulthandler.dump_traceback(all_threads=True)
     leave(STALLED)
 
 
 def _state() -> Any:
-    """JAX's runtime of many processes. It has no public name; orbax takes it from the same place."""
+    """JAX's multi-process runtime. It has no public name; orbax imports it from the same module."""
     from jax._src import distributed
 
     return distributed.global_state

@@ -1,4 +1,4 @@
-"""The memory that a process on CPU keeps after it has freed it: all of it, for speed, and what of it goes back."""
+"""How the C allocator keeps freed memory on CPU: in the process, for speed, on one heap of huge pages."""
 
 import ctypes
 import os
@@ -14,19 +14,18 @@ import jax
 ACCELERATORS = ("nvidia[0-9]*", "accel[0-9]*", "vfio/[0-9]*")
 _LARGE = 64 * 2**20  # bytes
 _FREEING = 0.005  # seconds
-_kept: list[ctypes.CDLL] = []  # the C library, once it was told to keep what is freed
+_kept: list[ctypes.CDLL] = []  # the C library, once `keep_freed_memory` has configured it
 
 
 def keep_freed_memory() -> None:
-    """On CPU with glibc: freed blocks stay with the process, on one heap of huge pages.
+    """On CPU with glibc: makes the process keep freed blocks, on one heap of huge pages.
 
-    XLA allocates its temporaries anew in every step; with glibc's defaults the large ones are mapped and unmapped
-    each time, hundreds of thousands of page faults a step (measured: half of the step at 6 layers of width 384), and
-    what other threads allocate lies on heaps of their own, which no huge page fits. To be called before the first
-    device is used, for it is then that XLA's threads get their heaps.
+    XLA allocates its temporaries anew in every step. With glibc's defaults the large ones are mapped and unmapped each
+    time, which costs a page fault per page, and other threads allocate on small heaps of their own, where no huge page
+    fits. Call this before any device is used, because XLA's threads get their heaps then.
 
-    Does nothing where the user chose (`MALLOC_*` or `GLIBC_TUNABLES` in the environment), or where an accelerator will
-    do the work: it is there, and `JAX_PLATFORMS` does not say cpu.
+    Does nothing if the user has chosen (`MALLOC_*` or `GLIBC_TUNABLES` in the environment), or if the machine has an
+    accelerator and `JAX_PLATFORMS` is not cpu.
     """
     chosen = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
     accelerated = any(any(Path("/dev").glob(name)) for name in ACCELERATORS)
@@ -40,34 +39,34 @@ def keep_freed_memory() -> None:
     _kept[:] = [libc]
     libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
     libc.free.argtypes = [ctypes.c_void_p]
-    trim_threshold, top_pad, mmap_max, arena_max = -1, -2, -4, -8
-    mallopt(arena_max, 1)
-    mallopt(mmap_max, 0)
-    mallopt(trim_threshold, -1)  # never
-    mallopt(top_pad, 64 * 2**20)
+    for option, value in (
+        (-8, 1),  # M_ARENA_MAX: a single heap
+        (-4, 0),  # M_MMAP_MAX: no separate mappings
+        (-1, -1),  # M_TRIM_THRESHOLD: never return memory
+        (-2, 64 * 2**20),  # M_TOP_PAD: grow the heap in large pieces
+    ):
+        mallopt(option, value)
     _reserve_huge_pages(libc)
 
 
 def _reserve_huge_pages(libc: ctypes.CDLL) -> None:
-    """Grows the heap to what the machine could hold, untouched as yet and so at no cost, and asks for huge pages."""
-    if Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2":  # there, what is only promised counts
+    """Grows the heap to 3/4 of the machine's memory and asks for huge pages; free of cost until it is written to."""
+    if Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2":  # strict accounting: reserving does cost
         return
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     libc.free(libc.malloc(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 3 // 4))
-    advice_huge = 14
     for line in Path("/proc/self/maps").read_text().splitlines():
         if line.endswith("[heap]"):
             start, end = (int(x, 16) for x in line.split()[0].split("-"))
-            libc.madvise(start, end - start, advice_huge)
+            libc.madvise(start, end - start, 14)  # MADV_HUGEPAGE
 
 
 def one_at_a_time(program: Any) -> Callable:
-    """After `keep_freed_memory`: a compiled (state, ...) -> (state, results) that begins when its last call has ended,
-    and its temporaries are free again, if those are large; any other program as it is.
+    """Makes each call of a compiled (state, ...) -> (state, results) wait for the previous one, to save memory.
 
-    XLA's CPU backend allocates a call's temporaries when it is dispatched and frees them a little after its results are
-    there, so that calls dispatched one after another hold those of up to four (measured: 10.5 instead of 4.2 GiB with
-    GPT-2). A call with such temporaries takes too long for anyone to miss what waiting costs.
+    XLA's CPU backend allocates a call's temporaries at dispatch and frees them a little after its results are ready, so
+    calls dispatched one after another hold several sets at once. Programs with small temporaries are returned
+    unchanged, and so are all without `keep_freed_memory`; the others run long enough for the wait not to matter.
     """
     if not _kept or program.memory_analysis().temp_size_in_bytes < _LARGE:
         return program
@@ -85,11 +84,11 @@ def one_at_a_time(program: Any) -> Callable:
 
 
 def settle_heap() -> None:
-    """After `keep_freed_memory`, once everything is compiled and made, and before the first step.
+    """Returns free memory to the system; call it after compilation and initialization, before the first step.
 
-    What is free goes back to the system: compiling a step of GPT-2 and making its state leave 1 GiB in pieces, between
-    which the step's one block of temporaries does not fit.
+    Compilation leaves the heap fragmented: the step's one block of temporaries fits in none of the free pieces. Does
+    nothing without `keep_freed_memory`.
     """
     if _kept:
         _kept[0].malloc_trim(0)
-        _reserve_huge_pages(_kept[0])  # the end of the heap went back, too
+        _reserve_huge_pages(_kept[0])  # trimming also gave back the end of the heap

@@ -1,4 +1,4 @@
-"""What a program sets once, before its first step: compiled-program cache, allocator, one-line errors."""
+"""What a program sets up once, before its first step: compilation cache, allocator, devices, one-line errors."""
 
 import os
 import sys
@@ -8,28 +8,27 @@ from pathlib import Path
 
 import jax
 
-from jaxformer.errors import ConfigError, ProgramError
-from jaxformer.runtime import console
+from jaxformer.errors import CheckpointError, ConfigError, ProgramError, RecordError, TrainingDiverged
+from jaxformer.runtime import console, coordination
 from jaxformer.runtime.compilation_cache import guard
 from jaxformer.runtime.host_memory import keep_freed_memory
 
-CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of work and of time
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of CPU time per period, and the period
 
 
 def cache_folder() -> Path:
-    """Where this user's caches live: $XDG_CACHE_HOME or ~/.cache, and `jaxformer` in it."""
+    """This user's cache folder: `jaxformer` in $XDG_CACHE_HOME or ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxformer"
 
 
-def keep_compiled_programs(folder: Path | None = None) -> None:
-    """Turns on the persistent compilation cache: a second run of the same config compiles nothing again.
+def keep_compiled_programs() -> None:
+    """Turns on the persistent compilation cache, so that a second run of the same config compiles nothing.
 
-    Its entries are checked, in a folder that the user has chosen as well (`jaxformer.runtime.compilation_cache`).
+    Its entries are checked (`jaxformer.runtime.compilation_cache`), in a folder chosen by the user too.
     """
-    checked = guard()
-    if os.environ.get("JAX_COMPILATION_CACHE_DIR") or not checked:
-        return  # the user has chosen; or a jax whose cache cannot be checked, without which it only takes longer
-    folder = cache_folder() / "compiled" if folder is None else folder
+    if not guard() or os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return  # this jax's cache cannot be checked, so do without; or the user has chosen a folder
+    folder = cache_folder() / "compiled"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -40,18 +39,17 @@ def keep_compiled_programs(folder: Path | None = None) -> None:
 
 
 def a_device_for_each_core() -> None:
-    """On CPU: as many devices as this process may use cores, so that each can do work of its own.
+    """On CPU: one device for each core that this process may use, so that they can work independently.
 
-    To be called before the first device is used. Does nothing where the user chose (JAX_NUM_CPU_DEVICES, XLA_FLAGS).
+    Call it before any device is used. Does nothing if the user has chosen (JAX_NUM_CPU_DEVICES, XLA_FLAGS).
     """
     number = "jax_num_cpu_devices"
-    chosen = getattr(jax.config, number) != -1 or "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    if not chosen:
+    if getattr(jax.config, number) == -1 and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update(number, usable_cores())
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: those it may run on, and no more than its container's share of time."""
+    """Number of cores this process may use: its CPU affinity, limited by its container's CPU quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = CPU_QUOTA.read_text().split()
@@ -61,22 +59,19 @@ def usable_cores() -> int:
 
 
 def program(function: Callable[[], int | None], *, printing: bool = True) -> None:
-    """Runs a program's main function; what a user can mend ends in one line on standard error and exit code 2.
+    """Runs a program's main function; an error that the user can fix gives one line on standard error and exit code 2.
 
-    Settles the allocator first (`keep_freed_memory`), and standard output and error (`console.secure`). With `--debug`
-    among the flags the line comes after the traceback.
+    First sets up the allocator (`keep_freed_memory`) and standard output and error (`console.secure`). The flag
+    `--debug` prints the traceback before the line.
 
-    What all processes agreed on is told by one of them. A process that fails alone ends at once, so that the others,
-    which wait for it, hear of it from the runtime.
+    An error that all processes agreed on is printed by one of them. A process that fails alone exits at once, so that
+    JAX's runtime tells the others, which wait for it.
 
     Args:
       function: returns the exit code, None for 0.
-      printing: the program exists for what it prints, so that it has failed where that could not be written. Others
-        go on, and their exit code is that of their work.
+      printing: True if the program's result is what it prints: it fails if that cannot be written. Other programs
+        continue, and their exit code does not depend on it.
     """
-    from jaxformer.errors import CheckpointError, RecordError, TrainingDiverged
-    from jaxformer.runtime import coordination
-
     keep_freed_memory()
     output = console.secure(None if printing else "note: standard output cannot be written ({reason}) and is lost")
     try:
@@ -90,7 +85,7 @@ def program(function: Callable[[], int | None], *, printing: bool = True) -> Non
         if not (everyones or getattr(error, "told_elsewhere", False)):
             _say(error, str(error))
         code = 3 if isinstance(error, TrainingDiverged) else 2
-    except BrokenPipeError:  # the reader of our output went away: `| head`
+    except BrokenPipeError:  # the reader of our output ended, as in `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     except KeyboardInterrupt:
@@ -115,7 +110,7 @@ def _say(error: BaseException, line: str) -> None:
 
 
 def _known(error: BaseException) -> str | None:
-    """The line for an error of Python's or JAX's about the environment."""
+    """One line about an error that the environment caused in Python or JAX; None for any other error."""
     text = " ".join(str(error).split())
     if isinstance(error, MemoryError):
         return f"memory: none is left ({text or 'of this process'}); accepted: a smaller text, model or batch"

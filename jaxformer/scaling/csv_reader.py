@@ -1,10 +1,10 @@
-"""Reads columns of numbers out of CSV files as people really write them.
+"""Reads columns of numbers from CSV files in the many formats that occur in practice.
 
-Understood without being told: commas, semicolons, tabs, bars or blanks between cells; quotes; a byte-order mark or
-UTF-16; comment lines (`#`) and blank lines anywhere; a header behind a `#`; thousands separators (`1,000,000`,
-`1 000 000`, `1_000_000`); decimal commas where the cells are not separated by commas; `6.5e+18`, `6.5E18`, `1.2×10^9`.
-Column names match whatever their case, blanks, underscores and quotes. Anything else is one line that names the row
-and the column: a number that was guessed is worse than none.
+Recognized automatically: commas, semicolons, tabs, bars or blanks between cells; quotes; a byte-order mark or UTF-16;
+comment lines (`#`) and blank lines anywhere; a header after a `#`; thousands separators (`1,000,000`, `1 000 000`,
+`1_000_000`); decimal commas if the cells are not separated by commas; `6.5e+18`, `6.5E18`, `1.2×10^9`. Column names
+match regardless of case, blanks, underscores and quotes. Anything else is a one-line error that names row and column:
+a guessed number would be worse than none.
 
 >>> file = Rows.from_text('''Model Size; "Training FLOP"; loss
 ...    # a comment
@@ -45,11 +45,11 @@ class Rows:
     """The cells of a file.
 
     Attributes:
-      source: what to call the file in messages.
+      source: name of the file in messages.
       header: column names as written.
-      cells: [I] rows of texts, each as long as the header.
-      lines: [I] line of the file each row ends on, counted from 1.
-      delimiter: what stands between cells; " " for runs of blanks.
+      cells: [I] rows of text, each as long as the header.
+      lines: [I] line number of each row, from 1.
+      delimiter: separates the cells; " " for runs of blanks.
     """
 
     source: str
@@ -60,7 +60,7 @@ class Rows:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike) -> "Rows":
-        """Raises ConfigError, in one line, if there is no such file or no table in it."""
+        """Reads a file; raises ConfigError if it does not exist or holds no table."""
         if not str(path):
             raise ConfigError("csv: ''; accepted: a file")
         try:
@@ -85,7 +85,7 @@ class Rows:
 
     @classmethod
     def from_text(cls, text: str, source: str) -> "Rows":
-        """Rows of a text; raises ConfigError if it holds no header or no rows."""
+        """Parses a text; raises ConfigError if it has no header or no rows."""
         kept: list[tuple[int, str]] = []
         comment = None
         for number, line in enumerate(text.lstrip("\ufeff").splitlines(), 1):
@@ -102,14 +102,14 @@ class Rows:
             raise ConfigError(f"{source}: empty; expected a header line and rows of numbers")
         delimiter = _delimiter([line for _, line in kept[:50]])
         first = _split(kept[0][1], delimiter)
-        if all(_is_number(cell) for cell in first):
+        if all(_number(cell) is not None for cell in first):
             if comment is None or len(_split(comment[1], delimiter)) != len(first):
                 raise ConfigError(f"{source}: line {kept[0][0]} holds only numbers; expected column names there")
             header = _split(comment[1], delimiter)
         else:
             header, kept = first, kept[1:]
         while header and not header[-1]:  # a delimiter at the end of every line
-            header = header[:-1]
+            header.pop()
         if not kept:
             raise ConfigError(f"{source}: a header and no rows")
         cells, lines = [], []
@@ -122,7 +122,7 @@ class Rows:
         return cls(source, header, cells, lines, delimiter)
 
     def find(self, name: str) -> int:
-        """Index of a column; raises ConfigError naming the nearest columns if there is none, or more than one."""
+        """Index of a column; raises ConfigError, with the closest name, if there is none, or if there are several."""
         exact = [i for i, title in enumerate(self.header) if title == name.strip()]
         found = exact or [i for i, title in enumerate(self.header) if _plain(title) == _plain(name)]
         listing = ", ".join(map(shown, self.header[:_MOST_TITLES])) + ", ..." * (len(self.header) > _MOST_TITLES)
@@ -136,16 +136,15 @@ class Rows:
         return found[0]
 
     def texts(self, name: str) -> list[str]:
-        """The cells of a column as they are."""
+        """The cells of a column as written."""
         index = self.find(name)
         return [row[index] for row in self.cells]
 
     def column(self, name: str) -> np.ndarray:
-        """[I] finite float64; raises ConfigError naming the row, its line and the column of a cell that is not."""
-        texts = self.texts(name)
-        title = self.header[self.find(name)]
+        """[I] finite float64; raises ConfigError naming row, line and column of a cell that is not a finite number."""
+        texts, title = self.texts(name), self.header[self.find(name)]
         commas = [t for t in texts if _DECIMAL_COMMA.fullmatch(t)]
-        # 3,14 can only be a decimal comma, and then all of the column's are; 3,142 alone could be either.
+        # 3,14 can only be a decimal comma, and then all commas of the column are; 3,142 is ambiguous.
         decimal = self.delimiter != "," and any(
             not _GROUPED.fullmatch(t) or t.lstrip("+-").startswith("0,") for t in commas
         )
@@ -164,7 +163,7 @@ class Rows:
         return out
 
     def where(self, i: int) -> str:
-        """How to call row i (from 0) in a message: its number among the rows, and its line in the file."""
+        """Name of row i (from 0) in messages: its number among the rows and its line in the file."""
         return f"row {i + 1} (line {self.lines[i]})"
 
 
@@ -174,35 +173,28 @@ def _plain(name: str) -> str:
 
 def _split(line: str, delimiter: str) -> list[str]:
     if delimiter == " ":
-        cells = next(csv.reader(io.StringIO(re.sub(r"\s+", " ", line.strip())), delimiter=" ", skipinitialspace=True))
-    else:
-        cells = next(csv.reader(io.StringIO(line), delimiter=delimiter, skipinitialspace=True))
+        line = re.sub(r"\s+", " ", line.strip())
+    cells = next(csv.reader(io.StringIO(line), delimiter=delimiter, skipinitialspace=True))
     return [cell.strip() for cell in cells]
 
 
 def _delimiter(lines: list[str]) -> str:
-    """The delimiter that cuts the header into most columns and the rows into as many; blanks if none does."""
+    """The delimiter that splits most rows into as many cells as the header, and into the most; blanks if none does."""
     best, score = " ", (0.0, 0)
     for delimiter in _DELIMITERS:
-        widths = [len([*_split(line, delimiter)]) for line in lines]
+        widths = [len(_split(line, delimiter)) for line in lines]
         if widths[0] > 1:
             agree = sum(width == widths[0] for width in widths) / len(widths)
             score, best = max((score, best), ((agree, widths[0]), delimiter))
     return best
 
 
-def _is_number(text: str) -> bool:
-    return _number(text) is not None
-
-
 def _number(text: str) -> float | None:
-    """The number a cell holds, None if it holds none (or a missing value, or a unit)."""
+    """The number in a cell; None if there is none (a missing value, a unit)."""
     text = text.strip().strip("\"'").replace("\u2212", "-")
-    power = _POWER_OF_TEN.search(text)
-    if power:
+    if power := _POWER_OF_TEN.search(text):
         text = text[: power.start()] + "e" + power.group(1)
     if _GROUPED.fullmatch(text):
         text = re.sub(r"[,' _\u00a0\u202f]", "", text)
-    if text.casefold().lstrip("+-") in ("nan", "inf", "infinity"):
-        return float(text)
-    return float(text) if _PLAIN.fullmatch(text) else None
+    special = text.casefold().lstrip("+-") in ("nan", "inf", "infinity")
+    return float(text) if special or _PLAIN.fullmatch(text) else None

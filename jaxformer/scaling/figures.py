@@ -1,4 +1,4 @@
-"""Figures of a fit: what `fit.fit_table` found, drawn over the table it was found in."""
+"""Figures of a fit: the result of `fit.fit_table` drawn with the table's losses."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from jaxformer.scaling.table import Table
 
 
 def draw(table: Table, result: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures that a result of `fit.fit_table` allows: name -> matplotlib Figure.
+    """All figures that a result of `fit.fit_table` allows: name -> matplotlib Figure.
 
     "loss_compute", "isoflop", "optimum", "residuals", "holdout" and "profile" for a table with N and D;
     "power_law_N" (or D, C) for a table with one variable.
@@ -34,7 +34,7 @@ def draw(table: Table, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def loss_compute(table: Table, result: Mapping[str, Any]) -> Any:
-    """Loss against compute, shaded by size, with the frontier of the fitted law and its 95 % band."""
+    """Loss against compute, coloured by size, with the fitted law at its optimal size and its 95 % band."""
     figure, axes = plotting.panel()
     log_n = np.log10(table.n)
     shades = axes.scatter(
@@ -42,23 +42,24 @@ def loss_compute(table: Table, result: Mapping[str, Any]) -> Any:
     )
     curve = result["optimal"]["curve"]
     axes.fill_between(curve["C"], curve["loss_low"], curve["loss_high"], color="0.8", linewidth=0, zorder=1)
-    name = CALLED[result["optimal"]["law"]]
-    _inside_and_beyond(axes, curve, "loss", table, f"{name} at its best N, 95% band", "extrapolated")
+    name = f"{CALLED[result['optimal']['law']]} at its best N, 95% band"
+    _inside_and_beyond(axes, curve, "loss", table, name, "extrapolated")
     floor = result[result["fits_best"]]["E"]
     if floor["value"] is not None:
         axes.axhline(floor["value"], color="black", linestyle="--", linewidth=1, label=f"E = {floor['value']:.3f}")
-    _ring_outliers(axes, table.c, table.loss, table, result)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    if (flagged := _flagged(table, result)).any():
+        axes.plot(table.c[flagged], table.loss[flagged], "o", markersize=11, markerfacecolor="none",
+                  markeredgecolor="black", zorder=5, label="likely outlier")  # fmt: skip
+    axes.set(xscale="log", yscale="log", xlabel=plotting.UNITS["C"], ylabel="loss (nats per token)",
+             title="Loss against compute")  # fmt: skip
     plotting.loss_ticks(axes.yaxis)
-    axes.set(xlabel=plotting.UNITS["C"], ylabel="loss (nats per token)", title="Loss against compute")
     axes.legend(loc="upper right")
     plotting.size_bar(figure, axes, shades, log_n, "N")
     return figure
 
 
 def isoflop_curves(table: Table, iso: Mapping[str, Any]) -> Any:
-    """Loss against size at each budget, with the fitted curve and its minimum, and the minimum's 95 % interval."""
+    """Loss against size at each budget, with the fitted curve, its minimum and the minimum's 95 % interval."""
     figure, axes = plotting.panel()
     row_of = {int(row): i for i, row in enumerate(table.rows)}
     for i, budget in enumerate(iso["budgets"]):
@@ -72,9 +73,8 @@ def isoflop_curves(table: Table, iso: Mapping[str, Any]) -> Any:
         axes.plot(budget["N_ci95"], [budget["loss"]] * 2, color="black", linewidth=2.2, solid_capstyle="butt", zorder=4)
         axes.plot(budget["N"], budget["loss"], "*", color="black", markersize=10, zorder=5)
     axes.plot([], [], "*-", color="black", markersize=10, linewidth=2.2, label="minimum,\n95% interval")
-    axes.set_xscale("log")
+    axes.set(xscale="log", xlabel=plotting.UNITS["N"], ylabel="loss (nats per token)", title="Iso-FLOP curves")
     plotting.log_ticks(axes.xaxis)
-    axes.set(xlabel=plotting.UNITS["N"], ylabel="loss (nats per token)", title="Iso-FLOP curves")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title="budget C")
     return figure
 
@@ -84,15 +84,13 @@ def optimum_lines(table: Table, result: Mapping[str, Any]) -> Any:
     figure, panels = plotting.panel(2)
     curve = result["optimal"]["curve"]
     for axes, key in zip(panels, ("N", "D"), strict=True):
-        slope = result["optimal"]["a" if key == "N" else "b"]
-        text = _short(slope)
+        text = _short(result["optimal"]["a" if key == "N" else "b"])
         axes.fill_between(curve["C"], curve[f"{key}_low"], curve[f"{key}_high"], color="0.8", linewidth=0)
         name = CALLED[result["optimal"]["law"]]
         _inside_and_beyond(axes, curve, key, table, f"3 {name}: $C$ to the {text}", "its extrapolation")
         styles = (("envelope", "1 envelope", "s", "--", 0.15), ("isoflop", "2 iso-FLOP", "o", "-.", 0.75))
         for part, name, marker, dash, shade in styles:
-            found = result[part]
-            if "skipped" in found:
+            if "skipped" in (found := result[part]):
                 continue
             c = np.array([budget["C"] for budget in found["budgets"]])
             y = np.array([budget[key] for budget in found["budgets"]])
@@ -113,12 +111,11 @@ def optimum_lines(table: Table, result: Mapping[str, Any]) -> Any:
 
 
 def residual_panels(table: Table, result: Mapping[str, Any]) -> Any:
-    """Measured against fitted, in percent, over N and over D; likely outliers are named by their row."""
+    """Residuals in percent of the loss, over N and over D; likely outliers are labelled with their row."""
     figure, panels = plotting.panel(2)
     percent = 100 * np.expm1(np.array(result["residuals"]["log"]))
     spread = 100 * result["residuals"]["scale"]
-    names = {outlier["row"] for outlier in result["outliers"]}
-    flagged = np.array([int(row) in names for row in table.rows])
+    flagged = _flagged(table, result)
     for axes, key in zip(panels, ("N", "D"), strict=True):
         x = table.column(key)
         axes.axhspan(-2 * spread, 2 * spread, color="0.92", linewidth=0, label="± 2 robust standard deviations")
@@ -126,17 +123,18 @@ def residual_panels(table: Table, result: Mapping[str, Any]) -> Any:
         axes.plot(x[~flagged], percent[~flagged], "o", color=plotting.shade(0.3), markersize=4, alpha=0.8)
         if flagged.any():
             axes.plot(x[flagged], percent[flagged], "X", color="black", markersize=7, label="likely outlier (row)")
-            _name_points(axes, x[flagged], percent[flagged], table.rows[flagged])
+            for i in np.flatnonzero(flagged)[np.argsort(-np.abs(percent[flagged]))[:12]]:
+                axes.annotate(str(table.rows[i]), (x[i], percent[i]), xytext=(5, 4), textcoords="offset points",
+                              fontsize=8)  # fmt: skip
         axes.set(xscale="log", xlabel=plotting.UNITS[key], ylabel="measured minus fitted loss (%)")
         plotting.log_ticks(axes.xaxis)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     figure.suptitle(f"Residuals of {CALLED[result['optimal']['law']]}")
     return figure
 
 
 def predicted_measured(holdout: Mapping[str, Any]) -> Any:
-    """Losses of the largest budgets as predicted from the smaller ones, against the measured ones."""
+    """Predicted losses of the largest budgets against the measured ones."""
     figure, axes = plotting.panel()
     rows = holdout["rows"]
     measured = np.array([row["measured"] for row in rows])
@@ -158,21 +156,21 @@ def predicted_measured(holdout: Mapping[str, Any]) -> Any:
     for (key, points), shape in zip(joined.items(), "s^", strict=False):
         name = f"by {CALLED[key]}: {_off(holdout[key])}"
         axes.plot(measured, points, shape, color="black", markerfacecolor="none", markersize=6, label=name)
-    axes.set(xlabel="measured loss (nats per token)", ylabel="predicted loss (nats per token)", xlim=ends, ylim=ends)
-    axes.set_title(f"Runs above {holdout['fitted_up_to']:.2g} FLOP, predicted from those below")
+    axes.set(xlabel="measured loss (nats per token)", ylabel="predicted loss (nats per token)", xlim=ends, ylim=ends,
+             title=f"Runs above {holdout['fitted_up_to']:.2g} FLOP, predicted from those below")  # fmt: skip
     axes.legend(loc="upper left")
     return figure
 
 
 def floor_profile(result: Mapping[str, Any]) -> Any:
-    """Profile likelihood of E by each law that has one, with the cut of its 95 % interval."""
+    """Profile likelihood of E by each law with E, with the threshold of its 95 % interval."""
     laws = [(f"by {name}", result[key]) for key, name in CALLED.items() if "profile" in result.get(key, {})]
     figure, panels = plotting.panel(len(laws))
     for axes, (name, law) in zip(np.atleast_1d(panels), laws, strict=True):
         profile = law["profile"]
         floors, statistic, cut = np.array(profile["E"]), np.sqrt(profile["statistic"]), np.sqrt(profile["cut"])
         axes.plot(floors, statistic, "o-", color="black", markersize=3)
-        axes.axhline(cut, color="0.3", linestyle="--", linewidth=1, label="cut of the 95% interval")
+        axes.axhline(cut, color="0.3", linestyle="--", linewidth=1, label="threshold of the 95% interval")
         low, high = profile["ci95"]
         axes.axvspan(low, high, color="0.9", linewidth=0, label=f"{low:.3f} to {high:.3f}")
         axes.set(ylim=(0, 5 * cut), xlabel="irreducible loss E (nats per token)",
@@ -187,20 +185,18 @@ def floor_profile(result: Mapping[str, Any]) -> Any:
 
 
 def power_law(table: Table, name: str, fitted: Mapping[str, Any]) -> Any:
-    """Loss against one variable, with the power law with and without irreducible loss."""
+    """Loss against one variable, with the fitted power laws with and without E."""
     figure, axes = plotting.panel()
     x = table.column(name)
     axes.plot(x, table.loss, "o", color=plotting.shade(0.3), markersize=5, label="measured")
     grid = np.geomspace(x.min(), x.max(), 120)
     for key, dash in (("with_floor", "-"), ("without_floor", "--")):
-        law = fitted[key]
-        if "skipped" in law:
+        if "skipped" in (law := fitted[key]):
             continue
         values = {k: _point(law[k]) for k in ("E", "A", "alpha") if k in law}
         y = values.get("E", 0.0) + values["A"] * grid ** -values["alpha"]
-        axes.plot(
-            grid, y, linestyle=dash, color="black", label=f"{_formula(name, law)}, exponent {_short(law['alpha'])}"
-        )
+        formula = rf"$E + A/{name}^\alpha$" if "E" in law else rf"$A/{name}^\alpha$"
+        axes.plot(grid, y, linestyle=dash, color="black", label=f"{formula}, exponent {_short(law['alpha'])}")
     axes.set(
         xscale="log",
         yscale="log",
@@ -214,7 +210,7 @@ def power_law(table: Table, name: str, fitted: Mapping[str, Any]) -> Any:
 
 
 def _inside_and_beyond(axes: Any, curve: Mapping[str, Any], key: str, table: Table, inside: str, beyond: str) -> None:
-    """A line over C, solid as far as there are data and dotted from there on."""
+    """A line over C, solid up to the largest budget of the table and dotted beyond."""
     c, y = np.array(curve["C"]), np.array(curve[key])
     known = c <= table.c.max() * 1.0001
     axes.plot(c[known], y[known], color="black", zorder=4, label=inside)
@@ -223,25 +219,13 @@ def _inside_and_beyond(axes: Any, curve: Mapping[str, Any], key: str, table: Tab
         axes.plot(c[first:], y[first:], color="black", linestyle=":", zorder=4, label=beyond)
 
 
-def _ring_outliers(axes: Any, x: np.ndarray, y: np.ndarray, table: Table, result: Mapping[str, Any]) -> None:
-    names = {outlier["row"] for outlier in result["outliers"]}
-    flagged = np.array([int(row) in names for row in table.rows])
-    if flagged.any():
-        axes.plot(x[flagged], y[flagged], "o", markersize=11, markerfacecolor="none", markeredgecolor="black", zorder=5,
-                  label="likely outlier")  # fmt: skip
-
-
-def _name_points(axes: Any, x: np.ndarray, y: np.ndarray, rows: np.ndarray) -> None:
-    for i in np.argsort(-np.abs(y))[:12]:
-        axes.annotate(str(rows[i]), (x[i], y[i]), xytext=(5, 4), textcoords="offset points", fontsize=8)
+def _flagged(table: Table, result: Mapping[str, Any]) -> np.ndarray:
+    """[I] bool, True for likely outliers."""
+    return np.isin(table.rows, [outlier["row"] for outlier in result["outliers"]])
 
 
 def _off(held: Mapping[str, Any]) -> str:
     return f"off by {100 * held['mean_abs_error']:.2f}%"
-
-
-def _formula(name: str, law: Mapping[str, Any]) -> str:
-    return rf"$E + A/{name}^\alpha$" if "E" in law else rf"$A/{name}^\alpha$"
 
 
 def _point(quantity: Mapping[str, Any]) -> float:
@@ -249,7 +233,7 @@ def _point(quantity: Mapping[str, Any]) -> float:
 
 
 def _short(quantity: Mapping[str, Any]) -> str:
-    low, high = quantity["ci95"]
     if quantity["value"] is None:
-        return "(not pinned)"
+        return "(not determined)"
+    low, high = quantity["ci95"]
     return f"{quantity['value']:.3f} [{low:.3f}, {high:.3f}]"

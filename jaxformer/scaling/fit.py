@@ -1,7 +1,7 @@
-"""Everything a table of losses says about scaling, as one JSON-ready dict: `fit_table`.
+"""Fits all scaling laws that a table of losses allows, with one JSON-serializable result: `fit_table`.
 
-Every number comes as {"value", "ci95", "stderr"}. Where the data cannot pin it, "value" is None and "why" is a clause
-that finishes the sentence "not pinned by these data: ...".
+Every number is {"value", "ci95", "stderr"}. If the data do not determine it, "value" is None and "why" is a clause that
+completes the sentence "not determined by these data: ...".
 
 >>> size, tokens = (axis.ravel() for axis in np.meshgrid(np.geomspace(1e6, 3e7, 6), np.geomspace(2e7, 2e9, 7)))
 >>> noise = np.exp(0.005 * np.random.default_rng(0).normal(size=42))
@@ -21,12 +21,10 @@ import numpy as np
 from jaxformer.errors import ConfigError
 from jaxformer.scaling import bootstrap, isoflop, laws, optimum, verdict
 from jaxformer.scaling.law_fit import Settings, drawn_weights, fit_law, fit_power_law, replicated, stuck_exponents
-from jaxformer.scaling.table import Table
+from jaxformer.scaling.table import Floats, Table
 from jaxformer.scaling.verdict import CALLED
 
 __all__ = ["CALLED", "Settings", "Table", "find_outliers", "fit_law", "fit_power_law", "fit_table", "predict_largest"]
-
-Floats = np.ndarray
 
 KAPLANS = {"kaplan": laws.KAPLAN, "kaplan_floor": laws.KAPLAN_FLOOR}
 LAWS = {"parametric": laws.SUM, **KAPLANS}
@@ -42,16 +40,15 @@ def fit_table(table: Table, settings: Settings | None = None) -> dict[str, Any]:
       settings: see `Settings`.
 
     Returns:
-      "parametric" (E, A, B, alpha, beta; "profile" of E; "a", "b"; how the search went), "kaplan" and "kaplan_floor"
-      (Kaplan's joint law without and with E), "ranking" (see `verdict.rank`) of these, "fits_best" ("parametric" or
-      "kaplan_floor": of these two, with five parameters each, the one of the lower objective; its E is the one to
-      believe), "optimal" (N, D, loss at the budgets, a and b, by the best law of all: "law"), "isoflop", "envelope",
-      "power_laws", "holdout", "outliers" and "residuals" of the best law, "warnings" (lines), "settings".
-      A part that the table does not allow is {"skipped": why}.
+      "parametric" (E, A, B, alpha, beta; "profile" of E; "a", "b"; "starts"), "kaplan" and "kaplan_floor" (Kaplan's law
+      without and with E), their "ranking" (see `verdict.rank`), "fits_best" ("parametric" or "kaplan_floor", the one
+      of these two with the lower objective, whose E is the one to use), "optimal" (N, D, loss at the budgets, a and b,
+      by the best of all laws: "law"), "isoflop", "envelope", "power_laws", "holdout", "outliers" and "residuals" of the
+      best law, "warnings" (lines), "settings". A part that the table does not allow is {"skipped": why}.
 
     Raises:
-      ConfigError: too few rows or sizes for L(N, D) (says how many are needed), or budgets whose parabolas all open
-        downward.
+      ConfigError: too few rows or sizes for L(N, D) (the message says how many are needed), or the parabolas of all
+        budgets open downward.
     """
     settings = settings or Settings()
     warnings = [line for line in [bootstrap.cluster_warning(table.clusters)] if line]
@@ -59,7 +56,7 @@ def fit_table(table: Table, settings: Settings | None = None) -> dict[str, Any]:
     if len(table.known) == 3:
         price = optimum.Price.of(table)
         how = settings.budget_tolerance, settings.replicates, settings.seed, price
-        minima = _or_skip(isoflop.minima, table, *how)  # first: it may find that nothing else is worth doing
+        minima = _or_skip(isoflop.minima, table, *how)  # first, because it may raise NoMinimumError
         out |= _fitted_laws(table, settings, price)
         out["isoflop"] = minima
         out["envelope"] = _or_skip(isoflop.envelope, table, *how)
@@ -84,8 +81,8 @@ def fit_table(table: Table, settings: Settings | None = None) -> dict[str, Any]:
 
 
 def fit_joined(law: laws.Law, table: Table, settings: Settings) -> dict[str, Any]:
-    """A law of N and D as `fit_law` gives it, with the exponents "a" and "b" of the compute-optimal N ~ C^a and
-    D ~ C^b, C being proportional to N D.
+    """A law of N and D as returned by `fit_law`, with the exponents "a" and "b" of the compute-optimal N ~ C^a and
+    D ~ C^b for C proportional to N D.
 
     Raises:
       ConfigError: too few rows or sizes.
@@ -99,46 +96,42 @@ def _with_exponents(law: laws.Law, table: Table, settings: Settings) -> tuple[la
     best, drawn = (
         optimum.exponents(each[of_n], each[of_d]) for each in map(found.natural, (found.theta[None], thetas))
     )
-    levels = bootstrap.tails(len(table), len(law.names), table.clusters)
-    stuck = _stuck(law, found.natural(thetas))
-    out |= {k: bootstrap.quantity(float(best[k][0]), drawn[k], levels=levels, max_width=0.5, **stuck) for k in best}
+    how = {"levels": bootstrap.tails(len(table), len(law.names), table.clusters), **_stuck(law, found.natural(thetas))}
+    out |= {k: bootstrap.quantity(float(best[k][0]), drawn[k], max_width=0.5, **how) for k in best}
     return found, thetas, out
 
 
 def _stuck(law: laws.Law, values: dict[str, Floats]) -> dict[str, Any]:
-    """Options of `bootstrap.quantity` for what both exponents decide: where one ran to an end of its range, so does
-    that end, and not the data."""
+    """Options of `bootstrap.quantity` for quantities that depend on both exponents: not determined if one of the two
+    reached a bound of its range."""
     low, high = laws.EXPONENT_RANGE
-    names = " or ".join(exponent for _, exponent in law.terms)
-    at_bound = np.logical_or(*stuck_exponents(law, values).values())
-    return {"at_bound": at_bound, "bound": f"{names} = {low} or {high}"}
+    stuck = stuck_exponents(law, values)
+    return {"at_bound": np.logical_or(*stuck.values()), "bound": f"{' or '.join(stuck)} = {low} or {high}"}
 
 
 def find_outliers(residuals: Floats, params: int) -> tuple[Floats, Floats]:
     """Indices of rows whose log-residual is over 4 robust standard deviations off, worst first, and every row's z."""
-    centred = residuals - np.median(residuals)
-    scale = laws.robust_scale(residuals, params)
-    z = centred / max(scale, 1e-9)
+    z = (residuals - np.median(residuals)) / max(laws.robust_scale(residuals, params), 1e-9)
     index = np.flatnonzero(np.abs(z) > OUTLIER_Z)
     return index[np.argsort(-np.abs(z[index]))], z
 
 
 def predict_largest(table: Table, settings: Settings) -> dict[str, Any]:
-    """Fits L(N, D) without the largest budgets and predicts them; by Kaplan's joint laws as well.
+    """Fits L(N, D), and Kaplan's laws, without the largest budgets and predicts those.
 
-    Without groups of equal budgets, a tenth of the rows (two at least), in the order of C, stands for a budget.
+    Without groups of equal budgets, a tenth of the rows (at least two), in the order of C, counts as a budget.
 
     Returns:
       "rows": [{"row", "N", "D", "C", "measured", "predicted", "ci95", "error"}], error = predicted / measured - 1;
-      "mean_abs_error", "max_abs_error"; "best": the error at the held-out row of lowest loss; "objective" on the rows
-      that were fitted; "fitted_rows"; "kaplan", "kaplan_floor": the same of those laws, or {"skipped": why};
-      "fits_best": as in `fit_table`, judged without the rows held out.
+      "mean_abs_error", "max_abs_error"; "best": the error at the predicted row of lowest loss; "objective" on the
+      fitted rows; "fitted_rows"; "kaplan", "kaplan_floor": the same for those laws, or {"skipped": why}; "fits_best":
+      as in `fit_table`, on the fitted rows.
 
     Raises:
-      ConfigError: nothing is to be held out, or too little is left.
+      ConfigError: holdout is 0, or too few budgets or rows remain.
     """
     if settings.holdout == 0:
-        raise ConfigError("nothing was to be held out (holdout 0)")
+        raise ConfigError("no budgets to predict (holdout 0)")
     groups = isoflop.budget_groups(table.c, settings.budget_tolerance)
     if not groups:
         order = np.argsort(table.c, kind="stable")
@@ -148,8 +141,7 @@ def predict_largest(table: Table, settings: Settings) -> dict[str, Any]:
         raise ConfigError(f"{table.source}: {len(groups)} budgets; holdout {settings.holdout} leaves none to fit")
     held = np.sort(np.concatenate(groups[-settings.holdout :]))
     rest = table.take(np.setdiff1d(np.arange(len(table)), held))
-    test = table.take(held)
-    rest = dataclasses.replace(rest, source=f"{table.source} without its largest budgets")
+    rest, test = dataclasses.replace(rest, source=f"{table.source} without its largest budgets"), table.take(held)
     out = _forecast(laws.SUM, rest, test, settings)
     out |= {key: _or_skip(_forecast, law, rest, test, settings) for key, law in KAPLANS.items()}
     out["fits_best"] = verdict.closer({"parametric": out, **out})
@@ -157,12 +149,12 @@ def predict_largest(table: Table, settings: Settings) -> dict[str, Any]:
 
 
 def _forecast(law: laws.Law, rest: Table, test: Table, settings: Settings) -> dict[str, Any]:
-    """The rows of `test` predicted from `rest`, beside what was measured."""
+    """The rows of `test` as predicted by a fit to `rest`, with the measured losses."""
     known, wanted = [rest.n, rest.d], [test.n, test.d]
     found = laws.estimate(law, known, rest.loss, delta=settings.delta, where=rest.source)
     thetas = laws.replicate(found, known, rest.loss, drawn_weights(rest, settings))
-    drawn = found.predict(thetas, wanted)
-    low, high = np.quantile(drawn, bootstrap.tails(len(rest), len(law.names), rest.clusters), axis=0)
+    levels = bootstrap.tails(len(rest), len(law.names), rest.clusters)
+    low, high = np.quantile(found.predict(thetas, wanted), levels, axis=0)
     predicted = found.predict(found.theta[None], wanted)[0]
     error = predicted / test.loss - 1
     columns = zip(test.rows, test.n, test.d, test.c, test.loss, predicted, low, high, error, strict=True)
@@ -181,7 +173,7 @@ def _forecast(law: laws.Law, rest: Table, test: Table, settings: Settings) -> di
 
 
 def _fitted_laws(table: Table, settings: Settings, price: optimum.Price) -> dict[str, Any]:
-    """The laws of N and D, their ranking, and what follows from the best one."""
+    """The laws of N and D, their ranking, and the results of the best one."""
     fitted = {"parametric": _with_exponents(laws.SUM, table, settings)}
     out: dict[str, Any] = {"parametric": fitted["parametric"][2]}
     for key, law in KAPLANS.items():
@@ -201,7 +193,7 @@ def _fitted_laws(table: Table, settings: Settings, price: optimum.Price) -> dict
 
 
 def _misfits(found: laws.Estimate, table: Table) -> dict[str, Any]:
-    """Residuals of a law, and the rows that are likely outliers by it."""
+    """Residuals of a law, and the likely outliers."""
     residuals = np.log(table.loss / found.predict(found.theta[None], [table.n, table.d])[0])
     flagged, z = find_outliers(residuals, len(found.theta))
     return {
@@ -217,7 +209,7 @@ def _misfits(found: laws.Estimate, table: Table) -> dict[str, Any]:
 def _optimal(
     found: laws.Estimate, thetas: Floats, table: Table, settings: Settings, price: optimum.Price
 ) -> dict[str, Any]:
-    """Best N, D and loss at the budgets asked for, and along a curve up to them."""
+    """Optimal N, D and loss at the requested budgets, and along a curve up to them."""
     value, values = found.natural(found.theta[None]), replicated(found, thetas, table, settings)
     top = float(table.c.max())
     levels = bootstrap.tails(len(table), len(found.theta), table.clusters)
@@ -248,7 +240,7 @@ def _curve(
     price: optimum.Price,
     levels: tuple[float, float],
 ) -> dict[str, Any]:
-    """Optimal N, D and loss along the budgets, with the 95% band of each: what the figures draw."""
+    """Optimal N, D and loss along the budgets, each with its 95% band, for the figures."""
     out: dict[str, Any] = {"C": budgets.tolist()}
     middle = [optimum.allocate(value, budget, price) for budget in budgets]
     spread = [optimum.allocate(values, budget, price) for budget in budgets]
@@ -260,19 +252,19 @@ def _curve(
 
 
 def _frontiers(table: Table, settings: Settings, fits: dict[str, Any]) -> dict[str, Any]:
-    """L(N), L(D), L(C): the power laws of the rows that nobody beats with less of that variable.
+    """L(N), L(D), L(C): power laws of the rows on the Pareto frontier of loss and that variable.
 
     Args:
-      fits: the laws of N and D, if there are any: an E that the best of them does not pin, no frontier does.
+      fits: the laws of N and D, if there are any: no frontier determines an E that they do not.
     """
-    alone = len(table.known) == 1
-    out = {}
+    alone, out = len(table.known) == 1, {}
     for name in table.known:
         chosen = np.arange(len(table)) if alone else np.sort(isoflop.lowest(table.column(name), table.loss))
         part = dataclasses.replace(table.take(chosen), source=f"{table.source}, L({name})", clusters=None)
-        forms = {}
-        for key, floor in (("with_floor", True), ("without_floor", False)):
-            forms[key] = _or_skip(_parameters, laws.Law((name,), floor), part, settings)
+        forms = {
+            key: _or_skip(_parameters, laws.Law((name,), floor), part, settings)
+            for key, floor in (("with_floor", True), ("without_floor", False))
+        }
         if "parametric" in fits and "E" in forms["with_floor"]:
             forms["with_floor"]["E"] = verdict.settle_frontier(forms["with_floor"]["E"], fits)
         out[f"L({name})"] = {"rows": part.rows.tolist(), "points": "all rows" if alone else "frontier", **forms}
@@ -284,7 +276,7 @@ def _parameters(law: laws.Law, table: Table, settings: Settings) -> dict[str, An
 
 
 def _or_skip(function: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
-    """The part of the result, or why this table does not allow it."""
+    """A part of the result, or {"skipped": why} if the table does not allow it."""
     try:
         return function(*args)
     except isoflop.NoMinimumError:

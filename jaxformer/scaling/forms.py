@@ -1,20 +1,20 @@
-"""The two forms a law of the loss takes here, for `solver`: log L of every row, and its slopes in every parameter.
+"""The two forms of a loss law, for `solver`: log L of every row, and its derivatives by the parameters.
 
-    power_sum   log L = log sum_k exp(design[i, k] . theta): a power law, with a floor, or Chinchilla's sum of two
+    power_sum   log L = log sum_k exp(design[i, k] . theta): a power law, with or without E, or Chinchilla's sum of two
     joined      log L = log(E + ((A / N^alpha)^(1/beta) + (B / D^beta)^(1/beta))^beta): Kaplan's law, with or without E
 
 Suffixes: R problem, I row of the table, K term, P parameter.
 """
 
+import functools
+
 import numpy as np
 
-from jaxformer.scaling.solver import LogLaw
-
-Floats = np.ndarray
+from jaxformer.scaling.solver import Floats, LogLaw
 
 
 def power_sum(design: Floats) -> LogLaw:
-    """The law whose terms are, on a log scale, linear in the parameters; design: [I, K, P]."""
+    """The law whose terms' logarithms are linear in the parameters; design: [I, K, P]."""
     terms, params = range(design.shape[1]), range(design.shape[2])
     used = [[k for k in terms if design[:, k, p].any()] for p in params]
 
@@ -31,10 +31,10 @@ def power_sum(design: Floats) -> LogLaw:
 
 
 def joined(log_n: Floats, log_d: Floats, floor: bool) -> LogLaw:
-    """Kaplan's law of log_n [I] and log_d [I], logarithms from the middle of the data.
+    """Kaplan's law of log_n [I] and log_d [I], centred logarithms.
 
-    A row of theta is (log E,) log A, alpha_N, log B, alpha_D, where A / N^alpha_N is the loss above E with text without
-    end, B / D^alpha_D that of a model without end; log E only with `floor`.
+    A row of theta is (log E,) log A, alpha_N, log B, alpha_D: A / N^alpha_N is the loss above E with unlimited data,
+    B / D^alpha_D that of an unlimited model; log E only with `floor`.
     """
 
     def law(theta):
@@ -45,7 +45,7 @@ def joined(log_n: Floats, log_d: Floats, floor: bool) -> LogLaw:
 
         def slopes():
             of_size, of_text = inner_shares()
-            # beta also turns each term into its root: what is left of that is the entropy of the two shares.
+            # beta is also the root taken of each term; the remaining part of its derivative is the shares' entropy.
             out = [of_size, -of_size * log_n, of_text, inner - of_size * size - of_text * text - of_text * log_d]
             if shares is None:
                 return out
@@ -58,12 +58,10 @@ def joined(log_n: Floats, log_d: Floats, floor: bool) -> LogLaw:
 
 
 def _log_sum(logs):
-    """log sum exp of a list of arrays, and a function that gives each one's share of the sum."""
+    """log sum exp of a list of arrays, and a function that returns each one's share of the sum."""
     if len(logs) == 1:
         return logs[0], lambda: [np.ones_like(logs[0])]
-    top = logs[0]
-    for log in logs[1:]:
-        top = np.maximum(top, log)
+    top = functools.reduce(np.maximum, logs)
     parts = [np.exp(log - top) for log in logs]
     total = sum(parts[1:], start=parts[0])
     return top + np.log(total), lambda: [part / total for part in parts]

@@ -1,8 +1,8 @@
 """Chinchilla's first two approaches: the envelope of all runs, and a curve through each budget's runs.
 
-Both read the compute-optimal size straight off the measured losses and then fit N ~ C^a, D ~ C^b through it. Neither
-needs the law L(N, D); both know only the sizes that were tried. Chinchilla's curve is a parabola in log N, which is
-symmetric where the true one is not: here `valley` averages it with forms that bend.
+Both take the compute-optimal size directly from the measured losses and then fit N ~ C^a, D ~ C^b. Neither needs a law
+L(N, D); both see only the sizes that were tried. Chinchilla's curve is a parabola in log N, symmetric unlike the true
+curve; here `valley` averages it with asymmetric forms.
 
 >>> c = np.repeat([1e15, 2e15, 4e15], 5)
 >>> n = np.sqrt(c / 120) * np.tile([0.25, 0.5, 1, 2, 4], 3)
@@ -18,10 +18,8 @@ import numpy as np
 from jaxformer.errors import ConfigError
 from jaxformer.scaling import bootstrap
 from jaxformer.scaling.optimum import Price
-from jaxformer.scaling.table import Table
+from jaxformer.scaling.table import Floats, Table
 from jaxformer.scaling.valley import Valleys
-
-Floats = np.ndarray
 
 _SIZES_PER_BUDGET = 4
 _BUDGETS = 3
@@ -29,14 +27,14 @@ _EQUAL = 1e-9
 
 
 class NoMinimumError(ConfigError):
-    """A parabola that opens downward: these losses have no optimum to read off."""
+    """The parabola opens downward: these losses have no optimum."""
 
 
 def budget_groups(c: Floats, tolerance: float = 0.05) -> list[Floats]:
-    """Rows that share a budget: indices per group, ascending in C; [] if the budgets do not fall into groups.
+    """Rows with the same budget: indices per group, ascending in C; [] if the budgets do not form groups.
 
-    Sorted budgets closer than `tolerance` belong together. A group wider than three tolerances is a continuum, and if
-    fewer than half of the rows are in groups of three or more, equal budgets are a coincidence: then there are none.
+    Sorted budgets closer than `tolerance` form a group. There are no groups if one is wider than three tolerances (the
+    budgets are continuous), or if fewer than half of the rows are in groups of three or more (equality by chance).
 
     >>> [group.tolist() for group in budget_groups(np.array([1e15, 4e15, 1.01e15, 4.1e15, 1e15, 4e15]))]
     [[0, 4, 2], [1, 5, 3]]
@@ -44,15 +42,14 @@ def budget_groups(c: Floats, tolerance: float = 0.05) -> list[Floats]:
     []
     """
     order = np.argsort(c, kind="stable")
-    log_c = np.log(c[order])
-    groups = np.split(order, np.flatnonzero(np.diff(log_c) > tolerance) + 1)
+    groups = np.split(order, np.flatnonzero(np.diff(np.log(c[order])) > tolerance) + 1)
     if any(np.ptp(np.log(c[group])) > 3 * tolerance for group in groups):
         return []
     return groups if sum(len(group) for group in groups if len(group) >= 3) >= 0.5 * len(c) else []
 
 
 def lowest(x: Floats, loss: Floats) -> Floats:
-    """Rows nobody beats with less: no other row of the same or smaller x has a lower loss. Ascending in x.
+    """The Pareto frontier: rows such that no other row of the same or smaller x has a lower loss. Ascending in x.
 
     >>> lowest(np.array([1.0, 2.0, 2.0, 4.0]), np.array([3.0, 2.5, 2.0, 2.2])).tolist()
     [0, 2]
@@ -70,12 +67,10 @@ def opens_upward(log_n: Floats, loss: Floats, where: str) -> Floats:
       ConfigError: fewer than four different sizes, or equal losses.
       NoMinimumError: the parabola opens downward.
     """
-    if len(np.unique(log_n)) < _SIZES_PER_BUDGET:
-        raise ConfigError(
-            f"{where}: {len(np.unique(log_n))} different sizes; a parabola needs at least {_SIZES_PER_BUDGET}"
-        )
+    if (sizes := len(np.unique(log_n))) < _SIZES_PER_BUDGET:
+        raise ConfigError(f"{where}: {sizes} different sizes; a parabola needs at least {_SIZES_PER_BUDGET}")
     if np.ptp(loss) < _EQUAL:
-        raise ConfigError(f"{where}: all of its losses are equal, so none is the lowest")
+        raise ConfigError(f"{where}: all of its losses are equal, so it has no minimum")
     coefficients = np.polynomial.polynomial.polyfit(log_n, loss, 2)
     if not coefficients[2] > 0:
         raise NoMinimumError(f"{where}: the parabola through its {len(loss)} runs opens downward, so it has no minimum")
@@ -85,10 +80,10 @@ def opens_upward(log_n: Floats, loss: Floats, where: str) -> Floats:
 def minima(
     table: Table, tolerance: float = 0.05, replicates: int = 1000, seed: int = 0, price: Price | None = None
 ) -> dict[str, Any]:
-    """Approach 2: per budget the minimum of a curve through its runs (`valley`), then power laws through the minima.
+    """Approach 2: the minimum of a curve through each budget's runs (`valley`), then power laws through the minima.
 
-    Rows are not resampled: the design is small and was chosen. Intervals hold the noise, what is not known of the
-    curve's form, and what leaving out a size changes. `experiments.coverage` measures how often they hold the truth.
+    Rows are not resampled, because the design is small and not random. The intervals include the noise, the uncertainty
+    about the curve's form, and the effect of leaving out one size. `experiments.coverage` measures their coverage.
 
     Returns:
       {"budgets": [{"C", "N", "D", "D/N", "loss", "N_ci95", "log_loss", "centre", "rows"}], "a", "b",
@@ -96,7 +91,7 @@ def minima(
       log loss = sum_k log_loss[k] x^k at x = log N - centre.
 
     Raises:
-      ConfigError: no groups of equal budgets, fewer than 3 budgets with a minimum inside the sizes tried.
+      ConfigError: no groups of equal budgets, or fewer than 3 budgets with a minimum within the sizes tried.
       NoMinimumError: the parabola of every budget opens downward.
     """
     groups = budget_groups(table.c, tolerance)
@@ -112,16 +107,14 @@ def minima(
         centre = float(log_n.mean())
         try:
             coefficients = opens_upward(log_n - centre, loss, where)
+            vertex = centre - 0.5 * coefficients[1] / coefficients[2]
+            if not log_n.min() < vertex < log_n.max():
+                side = "smaller" if vertex <= log_n.min() else "larger"
+                raise ConfigError(f"{where}: its minimum lies outside the sizes tried; add {side} ones")
+            kept.append((budget, group))
         except ConfigError as error:
             left_out.append(str(error))
             downward += isinstance(error, NoMinimumError)
-            continue
-        vertex = centre - 0.5 * coefficients[1] / coefficients[2]
-        if not log_n.min() < vertex < log_n.max():
-            side = "smaller" if vertex <= log_n.min() else "larger"
-            left_out.append(f"{where}: its minimum lies outside the sizes tried; add {side} ones")
-            continue
-        kept.append((budget, group))
     if len(kept) < _BUDGETS:
         others = f" (and {len(left_out) - 1} more budgets left out)" if len(left_out) > 1 else ""
         if downward == len(groups):
@@ -145,23 +138,27 @@ def minima(
             "rows": [int(row) for row in table.rows[group]],
         })  # fmt: skip
     log_c = np.log([budget for budget, _ in kept])
-    out = _slopes(log_c, found.minima, drawn, price, levels)
+    values, spread = _exponents(log_c, found.minima, price), _exponents(log_c, drawn, price)
+    exponents = {
+        key: bootstrap.quantity(float(value), replicated, levels=levels, max_width=0.5)
+        for key, value, replicated in zip("ab", values, spread, strict=True)
+    }
     forms = {
         name: {"N": np.exp(form.minima).tolist(), "cp": form.cp, "weight": form.weight, "refuted": form.refuted}
         for name, form in found.forms.items()
     }
-    return {"budgets": budgets, **out, "forms": forms, "left_out": left_out}
+    return {"budgets": budgets, **exponents, "forms": forms, "left_out": left_out}
 
 
 def envelope(
     table: Table, tolerance: float = 0.05, replicates: int = 1000, seed: int = 0, price: Price | None = None
 ) -> dict[str, Any]:
-    """Approach 1: the run of lowest loss at every budget (without groups: the runs on the frontier), then power laws.
+    """Approach 1: the run of lowest loss at each budget (without groups: the runs on the frontier), then power laws.
 
-    A budget at which the smallest or largest of its sizes won is left out: its optimum is not among them.
+    A budget at which its smallest or largest size has the lowest loss is left out: its optimum may lie outside.
 
-    Intervals come from resampling rows and reading the envelope off again, so they know that another size might have
-    won; they do not know the sizes between those tried.
+    Intervals come from resampling rows and recomputing the envelope. They include that another size might have had the
+    lowest loss, but not the sizes between those tried.
 
     Returns:
       {"budgets": [{"C", "N", "D", "D/N", "loss", "rows"}], "a", "b", "note": a line or None}.
@@ -202,8 +199,8 @@ def envelope(
     for r in range(replicates):
         chosen = winners(np.flatnonzero(counts[r]))
         if len(chosen) > 1:
-            a[r], b[r] = _line(log_c[chosen], log_n[chosen], price)
-    value = _line(log_c[best], log_n[best], price)
+            a[r], b[r] = _exponents(log_c[chosen], log_n[chosen], price)
+    value = [float(v) for v in _exponents(log_c[best], log_n[best], price)]
     budgets = [
         {"C": float(budget_of[i]), "N": float(table.n[i]), "D": float(table.d[i]), "loss": float(table.loss[i]),
          "D/N": float(table.d[i] / table.n[i]), "rows": [int(table.rows[i])]} for i in best
@@ -218,20 +215,8 @@ def envelope(
     }
 
 
-def _line(log_c: Floats, log_n: Floats, price: Price) -> tuple[float, float]:
-    """Least-squares slopes of log N and log D over log C."""
+def _exponents(log_c: Floats, log_n: Floats, price: Price) -> tuple[Floats, Floats]:
+    """Least-squares slopes of log N and of log D over log C; log_n: [..., budgets]."""
     x = log_c - log_c.mean()
     log_d = log_c - price.per_token(log_n)
-    return float(x @ log_n / (x @ x)), float(x @ log_d / (x @ x))
-
-
-def _slopes(log_c: Floats, best: Floats, drawn: Floats, price: Price, levels: tuple[float, float]) -> dict[str, Any]:
-    """The two exponents with intervals; best: [budgets] log N; drawn: [R, budgets], those of the replicates."""
-    value = _line(log_c, best, price)
-    x = log_c - log_c.mean()
-    tokens = log_c - price.per_token(drawn)
-    a, b = drawn @ x / (x @ x), tokens @ x / (x @ x)
-    return {
-        "a": bootstrap.quantity(value[0], a, levels=levels, max_width=0.5),
-        "b": bootstrap.quantity(value[1], b, levels=levels, max_width=0.5),
-    }
+    return log_n @ x / (x @ x), log_d @ x / (x @ x)

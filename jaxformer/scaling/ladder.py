@@ -1,13 +1,13 @@
-"""The ladder of a scaling study: sizes from one dial, budgets, learning rates, seeds; which runs they ask for.
+"""The ladder of a scaling study: which runs its sizes, budgets, learning rates and seeds require.
 
-A size is a width; depth and heads follow from stated ratios, the feed-forward width from the model's own. A run is a
-size trained for some tokens at a learning rate from a seed. Under the warmup-stable-decay schedule the runs of one
-size, rate and seed are branches of one trunk, so that many budgets cost little more than the largest.
+A size is given by its width; depth and heads follow by fixed ratios, the feed-forward width from the model config. A
+run is a size trained for some tokens at a learning rate from a seed. With the warmup-stable-decay schedule the runs of
+one size, rate and seed branch off one trunk, so that many budgets cost little more than the largest.
 
-Learning rates are tried for each size, as factors of a starting value, by runs up to a middle budget: to each budget up
-to there its best one, for shorter runs want higher rates; the best at the middle one goes on to the larger budgets (its
-trunk is already there). Where that is the lowest or highest tried, another is tried. The largest sizes, where that
-would cost most, can take the factor of the size before (`searched_sizes`).
+At each size several learning rates, factors of a starting value, are tried up to a middle budget. Each budget up to
+there uses its own best rate, because shorter runs need higher ones; the larger budgets use the middle one's best, whose
+trunk exists already. If the best is the lowest or highest tried, another is tried. The largest sizes, where the search
+costs most, can use the factor of the next smaller size (`searched_sizes`).
 
 >>> study = from_mapping({"model": {"vocab_size": 512, "context_length": 128},
 ...                       "optimizer": {"schedule": "wsd", "warmup_steps": 20},
@@ -42,19 +42,19 @@ class LadderConfig(Section, name="ladder", most={"widths": 2**24, "tokens": 2**6
       widths: the sizes.
       head_width: heads = width / head_width.
       layer_width: layers = width / layer_width, rounded, at least min_layers.
-      min_layers: of the smallest sizes.
-      budgets: training FLOP: at each, every size that it trains sensibly (iso-FLOP lines).
-      tokens: training tokens: every size is trained for each (fixed-D and fixed-N lines).
-      min_tokens_per_parameter: a budget leaves out sizes that it trains for fewer.
-      max_tokens_per_parameter: or more.
-      min_steps: and those with fewer steps.
-      learning_rates: factors tried around the starting value of each size.
-      learning_rate_exponent: it is optimizer.learning_rate * (widths[0] / width) ** this.
-      learning_rate_extensions: how often a best factor at the edge makes another be tried.
-      searched_sizes: the smallest sizes try rates, larger ones take the factor before; None: all do.
-      seeds: runs at the chosen rate, for error bars.
-      seeded_sizes: the smallest sizes have all the seeds, the others one.
-      max_epochs: a run that reads its text more often is refused.
+      min_layers: fewest layers of a size.
+      budgets: training FLOP; each trains all sizes that the next three fields allow (iso-FLOP curves).
+      tokens: training tokens; every size is trained for each of them (curves of fixed D or N).
+      min_tokens_per_parameter: a budget skips sizes that it trains for fewer tokens per parameter.
+      max_tokens_per_parameter: or for more.
+      min_steps: or for fewer steps.
+      learning_rates: factors of each size's starting value to try.
+      learning_rate_exponent: the starting value is optimizer.learning_rate * (widths[0] / width) ** this.
+      learning_rate_extensions: how often to try another factor if the best is the lowest or highest.
+      searched_sizes: how many sizes, smallest first, search their rate; larger ones use the last factor; None: all.
+      seeds: number of seeds at the chosen rate, for error bars.
+      seeded_sizes: number of sizes, smallest first, with all seeds; the others have one.
+      max_epochs: runs that would read their text more often are refused.
     """
 
     widths: tuple[int, ...] = (64, 96, 128, 192, 256)
@@ -75,11 +75,12 @@ class LadderConfig(Section, name="ladder", most={"widths": 2**24, "tokens": 2**6
     max_epochs: float = 1.0
 
     def _check(self):
-        for name in ("head_width", "layer_width", "min_layers", "min_steps", "seeds", "searched_sizes"):
-            if getattr(self, name) is not None:
-                _at_least(name, getattr(self, name), 1)
-        for name in ("learning_rate_extensions", "seeded_sizes", "min_tokens_per_parameter", "learning_rate_exponent"):
-            _at_least(name, getattr(self, name), 0)
+        ones = ("head_width", "layer_width", "min_layers", "min_steps", "seeds", "searched_sizes")
+        zeros = ("learning_rate_extensions", "seeded_sizes", "min_tokens_per_parameter", "learning_rate_exponent")
+        for name in (*ones, *zeros):
+            value, low = getattr(self, name), int(name in ones)
+            if value is not None and not low <= value < math.inf:
+                raise ConfigError(f"config.ladder.{name}: {value}; accepted: at least {low}")
         for name in ("widths", "learning_rates"):
             if not getattr(self, name):
                 raise ConfigError(f"config.ladder.{name}: () is empty; accepted: at least one")
@@ -105,7 +106,7 @@ class LadderConfig(Section, name="ladder", most={"widths": 2**24, "tokens": 2**6
 
 @dataclass(frozen=True)
 class StudyConfig(Config):
-    """A run's config, from which every run of the study is derived, and the ladder.
+    """The config that every run of the study is derived from, and the ladder.
 
     Attributes:
       ladder: the sizes, budgets and learning rates of the study.
@@ -120,9 +121,9 @@ class Cell(NamedTuple):
     Attributes:
       width: the size.
       steps: updates.
-      tokens: training tokens, steps of whole batches.
+      tokens: training tokens in these steps.
       flops: exact training FLOP.
-      budget: the budget it was made for, or None (a fixed-D line).
+      budget: the budget it belongs to; None if it comes from `tokens`.
     """
 
     width: int
@@ -133,12 +134,12 @@ class Cell(NamedTuple):
 
 
 class LadderRun(NamedTuple):
-    """A run the ladder asks for.
+    """A run that the ladder requires.
 
     Attributes:
-      name: unique in the study, says all that follows.
-      width, steps, learning_rate, seed: what it is.
-      role: "ladder", a point of the fits, or "learning rate", tried for the choice and not chosen (so far).
+      name: unique in the study; contains the next four.
+      width, steps, learning_rate, seed: what to train.
+      role: "ladder" for a point of the fits, "learning rate" for a rate that was tried and not chosen (so far).
     """
 
     name: str
@@ -150,24 +151,27 @@ class LadderRun(NamedTuple):
 
 
 def size_model(model: ModelConfig, width: int, ladder: LadderConfig) -> ModelConfig:
-    """The model of a size: `model` with width, layers and heads of the ladder's ratios."""
-    layers = max(ladder.min_layers, round(width / ladder.layer_width))
+    """The model of a size: `model` with this width, and layers and heads by the ladder's ratios."""
     attention: Any = model.attention
     feed_forward: Any = model.feed_forward
-    heads = replace(attention, num_heads=width // ladder.head_width, head_width=None)
-    usual = replace(feed_forward, width=None)
-    return replace(model, width=width, num_layers=layers, attention=heads, feed_forward=usual)
+    return replace(
+        model,
+        width=width,
+        num_layers=max(ladder.min_layers, round(width / ladder.layer_width)),
+        attention=replace(attention, num_heads=width // ladder.head_width, head_width=None),
+        feed_forward=replace(feed_forward, width=None),
+    )
 
 
 def cells(study: StudyConfig, available: int | None = None) -> list[Cell]:
-    """The grid: by width, then by steps; no two with the same steps.
+    """The grid of sizes and steps without duplicates, ordered by width, then steps.
 
     Args:
       study: with model.vocab_size filled in.
       available: training tokens in one epoch; None: not checked.
 
     Raises:
-      ConfigError: a run would read its text more often than ladder.max_epochs, or a budget is for no size.
+      ConfigError: a run would read its text more often than ladder.max_epochs, or a budget trains no size.
     """
     ladder, batch = study.ladder, study.train.global_batch_size * study.model.context_length
     out: list[Cell] = []
@@ -181,10 +185,8 @@ def cells(study: StudyConfig, available: int | None = None) -> list[Cell]:
             mine[steps] = Cell(width, steps, steps * batch, steps * batch * price, None)
         for budget in ladder.budgets:
             steps = round(budget / price / batch)
-            per_parameter = steps * batch / size
-            if steps >= ladder.min_steps and (
-                ladder.min_tokens_per_parameter <= per_parameter <= ladder.max_tokens_per_parameter
-            ):
+            low, high = ladder.min_tokens_per_parameter, ladder.max_tokens_per_parameter
+            if steps >= ladder.min_steps and low <= steps * batch / size <= high:
                 used.add(budget)
                 mine[steps] = Cell(width, steps, steps * batch, steps * batch * price, budget)
         out += [mine[steps] for steps in sorted(mine)]
@@ -193,24 +195,23 @@ def cells(study: StudyConfig, available: int | None = None) -> list[Cell]:
             f"config.ladder.budgets: {unused[0]:g} FLOP trains none of ladder.widths for at least {ladder.min_steps} "
             f"steps and {ladder.min_tokens_per_parameter:g} to {ladder.max_tokens_per_parameter:g} tokens per parameter"
         )
-    if available is not None:
-        for cell in out:
-            if cell.tokens > ladder.max_epochs * available:
-                name = "tokens" if cell.budget is None else f"budgets: {cell.budget:g} FLOP"
-                raise ConfigError(
-                    f"config.ladder.{name}: width {cell.width} needs {cell.tokens} tokens, "
-                    f"{cell.tokens / available:.2f} epochs of the corpus's {available}; accepted: up to "
-                    f"ladder.max_epochs {ladder.max_epochs:g}"
-                )
+    for cell in out:
+        if available is not None and cell.tokens > ladder.max_epochs * available:
+            name = "tokens" if cell.budget is None else f"budgets: {cell.budget:g} FLOP"
+            raise ConfigError(
+                f"config.ladder.{name}: width {cell.width} needs {cell.tokens} tokens, "
+                f"{cell.tokens / available:.2f} epochs of the corpus's {available}; accepted: up to "
+                f"ladder.max_epochs {ladder.max_epochs:g}"
+            )
     return out
 
 
 def runs(study: StudyConfig, losses: Mapping[str, float], available: int | None = None) -> list[LadderRun]:
-    """All runs that the ladder asks for, as far as finished ones decide; call again with their losses for the rest.
+    """All runs known to be required, given the losses of finished ones; call it again when there are more losses.
 
     Args:
       study: with model.vocab_size filled in.
-      losses: name of a finished run -> its held-out loss; not finite where it diverged.
+      losses: name of a finished run -> its validation loss; not finite if it diverged.
       available: as in `cells`.
 
     Raises:
@@ -219,7 +220,7 @@ def runs(study: StudyConfig, losses: Mapping[str, float], available: int | None 
     ladder = study.ladder
     grid = cells(study, available)
     out: list[LadderRun] = []
-    chosen, before = None, None
+    chosen = before = None
     for place, width in enumerate(ladder.widths):
         mine = [cell for cell in grid if cell.width == width]
         if not mine:
@@ -227,13 +228,13 @@ def runs(study: StudyConfig, losses: Mapping[str, float], available: int | None 
         middle = len(mine) // 2
         if before is None or ladder.searched_sizes is None or place < ladder.searched_sizes:
             tried, chosen = _rates(study, width, mine[middle].steps, losses)
-        else:  # the factor of the size before, once it is known
+        else:  # the factor of the previous size, once it is known
             chosen = chosen and _rounded(chosen / starting_rate(study, before) * starting_rate(study, width))
             tried = [] if chosen is None else [chosen]
         before = width
         best = {cell: chosen if cell in mine[middle:] else _best(study, cell, tried, losses) for cell in mine}
         for rate in tried:
-            # Up to the middle one, because its trunk passes the smaller budgets and does not come back.
+            # All budgets up to the middle one at once, because they branch off the same trunk in passing.
             for cell in mine[: middle + 1]:
                 name = run_name(width, cell.steps, rate, study.seed)
                 role = "ladder" if chosen is not None and rate == best[cell] else "learning rate"
@@ -250,7 +251,7 @@ def runs(study: StudyConfig, losses: Mapping[str, float], available: int | None 
 
 
 def planned(study: StudyConfig, losses: Mapping[str, float], available: int | None = None) -> list[LadderRun]:
-    """`runs` to the end, as if among learning rates not yet known the starting value came out best."""
+    """All runs of the study, assuming that the starting learning rate is the best of those not yet tried."""
     losses = dict(losses)
     while True:
         found = runs(study, losses, available)
@@ -262,7 +263,7 @@ def planned(study: StudyConfig, losses: Mapping[str, float], available: int | No
 
 
 def starting_rate(study: StudyConfig, width: int) -> float:
-    """The learning rate around which a size tries its factors."""
+    """The learning rate of factor 1 at a size."""
     ladder = study.ladder
     return study.optimizer.learning_rate * (ladder.widths[0] / width) ** ladder.learning_rate_exponent
 
@@ -277,17 +278,18 @@ def run_name(width: int, steps: int, learning_rate: float, seed: int) -> str:
 
 
 def run_config(study: StudyConfig, run: LadderRun) -> Config:
-    """The configuration of a run, whole: it is also that of the run alone."""
-    kept = {each.name: getattr(study, each.name) for each in fields(Config)}
-    kept["model"] = size_model(study.model, run.width, study.ladder)
-    kept["optimizer"] = replace(study.optimizer, learning_rate=run.learning_rate)
-    kept["train"] = replace(study.train, steps=run.steps)
-    kept["seed"] = run.seed
-    return Config(**kept)
+    """The complete config of a run, with which it could also be trained alone."""
+    changed = {
+        "model": size_model(study.model, run.width, study.ladder),
+        "optimizer": replace(study.optimizer, learning_rate=run.learning_rate),
+        "train": replace(study.train, steps=run.steps),
+        "seed": run.seed,
+    }
+    return Config(**{each.name: getattr(study, each.name) for each in fields(Config)} | changed)
 
 
 def _rates(study: StudyConfig, width: int, steps: int, losses: Mapping[str, float]) -> tuple[list[float], float | None]:
-    """Learning rates to try at a size, ascending, and the chosen one once all are known."""
+    """Learning rates to try at a size, ascending, and the chosen one once all their losses are known."""
     ladder, start = study.ladder, starting_rate(study, width)
     factors = list(ladder.learning_rates)
     ratio = factors[1] / factors[0] if len(factors) > 1 else 1.0
@@ -310,17 +312,12 @@ def _rates(study: StudyConfig, width: int, steps: int, losses: Mapping[str, floa
 
 
 def _best(study: StudyConfig, cell: Cell, rates: Sequence[float], losses: Mapping[str, float]) -> float | None:
-    """The rate of lowest finite loss at a cell; None: not all are known, or none is finite."""
+    """The rate of lowest finite loss at a cell; None if not all losses are known or none is finite."""
     found = [losses.get(run_name(cell.width, cell.steps, rate, study.seed)) for rate in rates]
     known = [loss for loss in found if loss is not None and math.isfinite(loss)]
     return None if None in found or not known else rates[found.index(min(known))]
 
 
 def _rounded(rate: float) -> float:
-    """As the name of a run says it."""
+    """Rounded as in the name of a run."""
     return float(f"{rate:.3g}")
-
-
-def _at_least(name: str, value: float, low: float) -> None:
-    if not low <= value < math.inf:
-        raise ConfigError(f"config.ladder.{name}: {value}; accepted: at least {low}")

@@ -1,4 +1,4 @@
-"""One law on one table: point estimate, bootstrap replicates, an interval for every parameter, the profile of E."""
+"""Fits one law to one table: point estimate, bootstrap replicates, an interval for every parameter, profile of E."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,29 +9,27 @@ from numpy.typing import ArrayLike
 from jaxformer.errors import ConfigError
 from jaxformer.scaling import bootstrap, laws, verdict
 from jaxformer.scaling.profile import Profile, profile_floor
-from jaxformer.scaling.table import LARGEST, Table
-
-Floats = np.ndarray
+from jaxformer.scaling.table import LARGEST, Floats, Table
 
 _MAX_RATIO = {"E": 2.0, "A": 1000.0, "B": 1000.0, "alpha": 3.0, "beta": 3.0}
 _MAX_RATIO |= {"N_c": 1e6, "D_c": 1e6, "alpha_N": 3.0, "alpha_D": 3.0}
 _LEAST_DELTA, _MOST_REPLICATES = 1e-9, 100_000
 _MOST_WEIGHTS = 200_000_000  # replicates x rows: 1.6 GB
-_WORTHLESS = 1e-3  # E below this share of the lowest loss is no irreducible loss
+_WORTHLESS = 1e-3  # E below this share of the lowest loss counts as zero
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to fit.
+    """Settings of a fit.
 
     Attributes:
       delta: of Huber's function on log-residuals.
-      replicates: bootstrap replicates.
+      replicates: number of bootstrap replicates.
       seed: of the bootstrap.
       resampling: "weights" or "rows", see `bootstrap`.
-      budgets: FLOPs at which the compute-optimal N and D are wanted; the top of the table and ten times it if empty.
-      holdout: how many of the largest budgets are left out and predicted; 0: none.
-      budget_tolerance: relative difference under which two budgets are one.
+      budgets: FLOPs at which to report the compute-optimal N and D; if empty, the table's largest and ten times it.
+      holdout: number of the largest budgets to leave out and predict; 0: none.
+      budget_tolerance: budgets within this relative difference count as equal.
     """
 
     delta: float = 1e-3
@@ -43,28 +41,23 @@ class Settings:
     budget_tolerance: float = 0.05
 
     def __post_init__(self):
-        for name, low in (("delta", 0.0), ("budget_tolerance", 0.0)):
-            if not low < getattr(self, name) < 1:
-                raise ConfigError(f"{name}: {getattr(self, name)}; accepted: a number between 0 and 1")
-        if self.delta < _LEAST_DELTA:
-            raise ConfigError(f"delta: {self.delta}; accepted: a number between 0 and 1, {_LEAST_DELTA:g} at least")
-        if self.seed < 0:
-            raise ConfigError(f"seed: {self.seed}; accepted: 0 or more")
-        if self.replicates < 100:
-            raise ConfigError(f"replicates: {self.replicates}; accepted: 100 or more (95% intervals need their tails)")
-        if self.replicates > _MOST_REPLICATES:
-            raise ConfigError(f"replicates: {self.replicates}; accepted: 100 to {_MOST_REPLICATES}")
-        if self.holdout < 0:
-            raise ConfigError(f"holdout: {self.holdout}; accepted: 0 or more")
-        if self.resampling not in bootstrap.RESAMPLING:
-            raise ConfigError(f"resampling: {self.resampling!r}; accepted: {', '.join(bootstrap.RESAMPLING)}")
+        for name, valid, accepted in (
+            ("delta", _LEAST_DELTA <= self.delta < 1, f"a number between 0 and 1, {_LEAST_DELTA:g} at least"),
+            ("budget_tolerance", 0 < self.budget_tolerance < 1, "a number between 0 and 1"),
+            ("seed", self.seed >= 0, "0 or more"),
+            ("replicates", 100 <= self.replicates <= _MOST_REPLICATES, f"100 to {_MOST_REPLICATES}"),
+            ("holdout", self.holdout >= 0, "0 or more"),
+            ("resampling", self.resampling in bootstrap.RESAMPLING, ", ".join(bootstrap.RESAMPLING)),
+        ):
+            if not valid:
+                raise ConfigError(f"{name}: {getattr(self, name)!r}; accepted: {accepted}")
         for budget in self.budgets:
             if not 1 / LARGEST <= budget <= LARGEST:
                 raise ConfigError(f"budget: {budget}; accepted: FLOPs above 0, {LARGEST:g} at most")
 
 
 def fit_law(law: laws.Law, table: Table, settings: Settings) -> tuple[laws.Estimate, Floats, dict[str, Any]]:
-    """One law on every row of a table: the estimate, its replicates theta [R, P], and the parameters with intervals."""
+    """Fits a law to all rows of a table: the estimate, its replicates theta [R, P], parameters with intervals."""
     xs = [table.column(name) for name in law.variables]
     found = laws.estimate(law, xs, table.loss, delta=settings.delta, where=table.source)
     drawn = drawn_weights(table, settings)
@@ -91,12 +84,14 @@ def fit_law(law: laws.Law, table: Table, settings: Settings) -> tuple[laws.Estim
             bound=bound,
             doubt=_doubt(name, found, profile) if profile else None,
         )
-    parameters["law"] = str(law)
-    parameters["objective"] = found.value
     residuals = np.log(table.loss / found.predict(found.theta[None], xs)[0])
-    parameters["rms"] = float(np.sqrt(np.mean(residuals**2)))
-    parameters["aicc"] = verdict.aicc(residuals, len(law.names), table.num_clusters)
-    parameters["starts"] = {"tried": found.num_starts, "reached_best": found.num_reached}
+    parameters |= {
+        "law": str(law),
+        "objective": found.value,
+        "rms": float(np.sqrt(np.mean(residuals**2))),
+        "aicc": verdict.aicc(residuals, len(law.names), table.num_clusters),
+        "starts": {"tried": found.num_starts, "reached_best": found.num_reached},
+    }
     if profile:
         parameters["profile"] = {
             "E": profile.floor.tolist(),
@@ -104,13 +99,13 @@ def fit_law(law: laws.Law, table: Table, settings: Settings) -> tuple[laws.Estim
             "cut": profile.cut,
             "ci95": _crossings(profile.floor, profile.statistic, profile.cut),
         }
-        if profile.statistic[0] < profile.cut:  # its first point stands for zero
+        if profile.statistic[0] < profile.cut:  # the first point represents zero
             parameters["E"]["ci95"][0] = parameters["profile"]["ci95"][0] = 0.0
     return found, thetas, parameters
 
 
 def stuck_exponents(law: laws.Law, values: dict[str, Floats]) -> dict[str, Floats]:
-    """[R] bool of each exponent, by name: whether it ran to an end of its range."""
+    """[R] bool of each exponent, by name: True where it reached a bound of its range."""
     low, high = laws.EXPONENT_RANGE
     return {name: (values[name] <= low * 1.001) | (values[name] >= high * 0.999) for _, name in law.terms}
 
@@ -119,20 +114,20 @@ def drawn_weights(table: Table, settings: Settings) -> Floats:
     """[R, I] bootstrap weights of the table's rows.
 
     Raises:
-      ConfigError: more of them than are held in memory.
+      ConfigError: too many to keep in memory.
     """
     if settings.replicates * len(table) > _MOST_WEIGHTS:
-        raise ConfigError(f"replicates: {settings.replicates} of {len(table)} rows; accepted: "
-                          f"{_MOST_WEIGHTS} at most, rows times replicates")  # fmt: skip
+        raise ConfigError(f"replicates: {settings.replicates} for {len(table)} rows; accepted: "
+                          f"rows times replicates of {_MOST_WEIGHTS} at most")  # fmt: skip
     return bootstrap.weights(
         len(table), settings.replicates, seed=settings.seed, clusters=table.clusters, resampling=settings.resampling
     )
 
 
 def replicated(found: laws.Estimate, thetas: Floats, table: Table, settings: Settings) -> dict[str, Floats]:
-    """[R] of each parameter in natural units, E moved in every replicate by an error that all losses share.
+    """[R] of each parameter in natural units; E varies additionally by the error that all losses share.
 
-    The profile of E stays conditional on the held-out rows that there are.
+    The profile of E does not include that error.
     """
     values = found.natural(thetas)
     if table.common_error and "E" in values:
@@ -142,7 +137,7 @@ def replicated(found: laws.Estimate, thetas: Floats, table: Table, settings: Set
 
 
 def _doubt(name: str, found: laws.Estimate, profile: Profile) -> str | None:
-    """What the profile of E says against a parameter: E is free at an end, or it drags the parameter along."""
+    """Why the profile of E shows that a parameter is not determined: E is unbounded, or the parameter varies with E."""
     if name == "E":
         if profile.statistic[0] < profile.cut:
             return "its profile is flat down to zero"
@@ -150,11 +145,11 @@ def _doubt(name: str, found: laws.Estimate, profile: Profile) -> str | None:
     path = found.natural(profile.theta)[name][profile.statistic < profile.cut]
     if not len(path) or path.max() <= _MAX_RATIO[name] * path.min():
         return None
-    return f"it moves from {path.min():.3g} to {path.max():.3g} as E moves through its 95% interval"
+    return f"it varies from {path.min():.3g} to {path.max():.3g} as E varies over its 95% interval"
 
 
 def _crossings(x: Floats, statistic: Floats, cut: float) -> list[float]:
-    """Where the statistic's root, drawn as straight pieces, crosses the cut; the end of x where it does not."""
+    """Where the statistic's root, interpolated linearly, crosses that of `cut`; an end of x if it does not."""
     root, level = np.sqrt(statistic), np.sqrt(cut)
     inside = np.flatnonzero(root < level)
     if not len(inside):
@@ -173,7 +168,7 @@ def _crossings(x: Floats, statistic: Floats, cut: float) -> list[float]:
 def fit_power_law(
     x: ArrayLike, loss: ArrayLike, *, variable: str = "N", floor: bool = True, settings: Settings | None = None
 ) -> dict[str, Any]:
-    """L = E + A / x^alpha, or without E, over all the points given; `variable` ("N", "D", "C") is only its name.
+    """Fits L = E + A / x^alpha, or without E, to all points; `variable` ("N", "D" or "C") is the name of x.
 
     >>> x = np.geomspace(1e6, 1e9, 10)
     >>> fit = fit_power_law(x, 2 + 50 * x**-0.3, variable="D")

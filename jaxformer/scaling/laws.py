@@ -1,4 +1,4 @@
-"""The laws that are fitted, and their point estimate: a grid of starts, all of them run to the end.
+"""The loss laws and their point estimates: the best of a grid of starts, each run to convergence.
 
     Law(("N", "D"))               L = E + A / N^alpha + B / D^beta     (Hoffmann et al. 2022, approach 3)
     Law(("C",))                   L = E + A / C^alpha
@@ -6,11 +6,11 @@
     KAPLAN                        L = [(N_c / N)^(alpha_N / alpha_D) + D_c / D]^alpha_D  (the same, equation 1.5)
     KAPLAN_FLOOR                  L = E + that
 
-In Kaplan's law what size and data cost is not added up but limits together: a larger model has more to gain from more
-text. So it and Chinchilla's sum, which have as many parameters once both have E, disagree about what was not measured.
+In Kaplan's law the two terms are not additive: a larger model gains more from more data. So it and Chinchilla's sum,
+with the same number of parameters once both have E, extrapolate differently.
 
-Inside, a law lives on logarithms: e = log E, a = log of the term's size at the middle of the data, so that the
-coefficient and its exponent are nearly independent; `natural` turns that back into E, A, alpha, B, beta.
+Internally, parameters are logarithms: e = log E, a = log of the term's value at the centre of the data, which makes
+coefficient and exponent nearly independent; `natural` converts back to E, A, alpha, B, beta.
 
 >>> law = Law(("N",))
 >>> law.names, str(law)
@@ -23,7 +23,7 @@ coefficient and its exponent are nearly independent; `natural` turns that back i
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -37,14 +37,14 @@ _SUM = (("A", "alpha"), ("B", "beta"))
 _JOINED = (("N_c", "alpha_N"), ("D_c", "alpha_D"))
 _START_EXPONENTS = (0.08, 0.2, 0.4, 0.8, 1.6)
 _START_FLOORS = (0.05, 0.4, 0.75, 0.95)  # E as a share of the lowest loss
-_MOST_LOG = 690.0  # of a coefficient whose exponent ran to its bound: what a float holds
-_SAMPLE = 48  # replicates that try the further starts before all of them do
+_MOST_LOG = 690.0  # largest logarithm that a float holds, for a coefficient whose exponent reached its bound
+_SAMPLE = 48  # replicates that try the additional starts first
 
 
 @dataclass(frozen=True)
 class Law:
-    """A law of the loss: power terms in `variables` (one or two names), added up or `joined` as Kaplan's two are, over
-    an irreducible `floor` or not.
+    """A loss law: power terms in `variables` (one or two names), added up or, if `joined`, combined as in Kaplan's law;
+    with the irreducible loss E if `floor`.
     """
 
     variables: tuple[str, ...]
@@ -70,15 +70,14 @@ class Law:
 
     @property
     def rows_needed(self) -> int:
-        """Fewest rows worth fitting: three more than there are parameters."""
+        """Fewest rows that can be fitted: three more than the number of parameters."""
         return len(self.names) + 3
 
     def of(self, xs: Sequence[Floats], centres: Floats) -> solver.LogLaw:
-        """What `solver` minimises; xs: one [I] per variable; centres: [V], mean log of each."""
+        """The function for `solver`; xs: one [I] per variable; centres: [V], mean log of each."""
         logs = [np.log(x) - centre for x, centre in zip(xs, centres, strict=True)]
         if self.joined:
-            log_n, log_d = logs
-            return forms.joined(log_n, log_d, self.floor)
+            return forms.joined(logs[0], logs[1], self.floor)
         first = int(self.floor)
         design = np.zeros((len(xs[0]), first + len(xs), len(self.names)))
         if self.floor:
@@ -89,29 +88,27 @@ class Law:
         return forms.power_sum(design)
 
     def bounds(self, loss: Floats) -> tuple[Floats, Floats]:
-        """Box of theta: E from a ten-thousandth of the lowest loss ("zero") to 5 % above it; exponents 0.005 to 5."""
-        low = float(np.log(loss.min()))
-        term = (low - 20.0, EXPONENT_RANGE[0]), (float(np.log(loss.max())) + 5.0, EXPONENT_RANGE[1])
-        lower = [low + np.log(1e-4)] * self.floor + list(term[0]) * len(self.variables)
-        upper = [low + np.log(1.05)] * self.floor + list(term[1]) * len(self.variables)
+        """Bounds of theta: E from 1e-4 of the lowest loss ("zero") to 5 % above it; exponents 0.005 to 5."""
+        low, high = float(np.log(loss.min())), float(np.log(loss.max()))
+        lower = [low + np.log(1e-4)] * self.floor + [low - 20.0, EXPONENT_RANGE[0]] * len(self.variables)
+        upper = [low + np.log(1.05)] * self.floor + [high + 5.0, EXPONENT_RANGE[1]] * len(self.variables)
         return np.array(lower), np.array(upper)
 
     def starts(self, loss: Floats) -> Floats:
-        """[S, P]: every combination of the start exponents (and floors); the terms share what the floor leaves."""
+        """[S, P]: every combination of the start exponents (and E); the terms share the remaining loss equally."""
         out = []
         for share in _START_FLOORS if self.floor else (0.0,):
             floor = share * loss.min()
+            head = [np.log(floor)] if self.floor else []
             term = np.log((np.median(loss) - floor) / len(self.variables))
             for exponents in itertools.product(_START_EXPONENTS, repeat=len(self.variables)):
-                head = [np.log(floor)] if self.floor else []
                 out.append(head + [v for exponent in exponents for v in (term, exponent)])
         return np.array(out)
 
     def natural(self, theta: Floats, centres: Floats) -> dict[str, Floats]:
         """Parameters by name, [R] each, of theta [R, P]."""
-        first, out = int(self.floor), {}
-        if self.floor:
-            out["E"] = np.exp(theta[:, 0])
+        first = int(self.floor)
+        out = {"E": np.exp(theta[:, 0])} if self.floor else {}
         for i, (coefficient, exponent) in enumerate(self.terms):
             log_size, alpha = theta[:, first + 2 * i], theta[:, first + 2 * i + 1]
             log_scale = log_size / alpha + centres[i]
@@ -120,15 +117,13 @@ class Law:
         return out
 
     def check(self, xs: Sequence[Floats], where: str) -> None:
-        """Raises ConfigError if the rows cannot tell the parameters apart, saying how many are needed."""
+        """Raises ConfigError, saying what is needed, if the rows cannot determine all parameters."""
         if len(xs[0]) < self.rows_needed:
             raise ConfigError(f"{where}: {len(xs[0])} rows; {self} needs at least {self.rows_needed}")
         for name, x in zip(self.variables, xs, strict=True):
-            needed = 3 if len(self.variables) > 1 else len(self.names) + 1
-            if len(np.unique(x)) < needed:
-                raise ConfigError(
-                    f"{where}: {len(np.unique(x))} different {name}; {self} needs at least {needed} of them"
-                )
+            different, needed = len(np.unique(x)), 3 if len(self.variables) > 1 else len(self.names) + 1
+            if different < needed:
+                raise ConfigError(f"{where}: {different} different {name}; {self} needs at least {needed} of them")
         if len(xs) == 2:
             logs = [np.log(x) - np.log(x).mean() for x in xs]
             if abs(logs[0] @ logs[1]) > 0.9999 * np.sqrt((logs[0] @ logs[0]) * (logs[1] @ logs[1])):
@@ -148,9 +143,9 @@ class Estimate:
     """A law's point estimate.
 
     Attributes:
-      theta: [P], inner parameters at the lowest objective found.
+      theta: [P], internal parameters at the lowest objective found.
       value: the objective there: sum (not mean) of Huber's function over log-residuals.
-      others: [Q, P], further starts for replicates: the best parameters with E held low, and held high.
+      others: [Q, P], additional starts for replicates: the best parameters with E fixed at lower and higher values.
       num_starts, num_reached: starts tried, and how many of them ended within a millionth of the lowest objective.
     """
 
@@ -178,7 +173,7 @@ def estimate(law: Law, xs: Sequence[Floats], loss: Floats, *, delta: float = 1e-
     Args:
       xs: one [I] array per variable, positive.
       loss: [I], nats per token (or any positive loss).
-      delta: of Huber's function on log-residuals; 1e-3 is the literature's.
+      delta: of Huber's function on log-residuals; 1e-3 as in Hoffmann et al. 2022.
 
     Raises:
       ConfigError: too few rows, or too few different values of a variable.
@@ -193,17 +188,16 @@ def estimate(law: Law, xs: Sequence[Floats], loss: Floats, *, delta: float = 1e-
                      int((value <= value[best] * (1 + 1e-6) + 1e-15).sum()))  # fmt: skip
     if not law.floor:
         return found
-    floors = np.exp(theta[best, 0]) * np.array([0.3, 0.85, 1.0])
-    floors[2] = 0.5 * (floors[2] + np.exp(upper[0]))
-    held, _ = hold_floor(found, curve, target, floors, lower, upper)
-    return Estimate(**{**found.__dict__, "others": held})
+    floor = np.exp(theta[best, 0])
+    floors = np.array([floor * 0.3, floor * 0.85, 0.5 * (floor + np.exp(upper[0]))])
+    return replace(found, others=hold_floor(found, curve, target, floors, lower, upper)[0])
 
 
 def replicate(found: Estimate, xs: Sequence[Floats], loss: Floats, weights: Floats) -> Floats:
     """Refits under each row of `weights` [R, I]. Returns theta [R, P].
 
-    Every replicate starts at the estimate. A sample of them also starts at each of `found.others`; where that finds
-    a lower objective for any, all replicates do, and the best is kept.
+    Every replicate starts at the estimate. A sample of them also starts at each of `found.others`; if that improves any
+    of them, all replicates do so, and each keeps its best result.
     """
     curve, target, (lower, upper) = found.law.of(xs, found.centres), np.log(loss), found.law.bounds(loss)
 
@@ -222,19 +216,19 @@ def replicate(found: Estimate, xs: Sequence[Floats], loss: Floats, weights: Floa
 
 
 def robust_scale(residuals: Floats, params: int) -> float:
-    """Standard deviation of the noise from the median absolute residual, enlarged for the parameters fitted."""
+    """Standard deviation of the noise from the median absolute deviation, corrected for the number of parameters."""
     count = len(residuals)
     spread = 1.4826 * float(np.median(np.abs(residuals - np.median(residuals))))
     return spread * float(np.sqrt(count / max(count - params, 1)))
 
 
 def hold_floor(found, curve, target, floors, lower, upper):
-    """Best theta [F, P] and objective [F] with E held at each of `floors` [F], from several starts each."""
+    """Best theta [F, P] and objective [F] with E fixed at each of `floors` [F], from several starts each."""
     loss = np.exp(target)
     seeds = np.concatenate([found.theta[None], found.law.starts(loss)[::11]])
     start = np.tile(seeds, (len(floors), 1))
     held = np.repeat(floors, len(seeds))
-    room = np.maximum(np.median(loss) - held, 0.01 * loss.min())  # what the terms have to make up above E
+    room = np.maximum(np.median(loss) - held, 0.01 * loss.min())  # the loss above E that the terms have to explain
     start[:, 1::2] = np.minimum(start[:, 1::2], np.log(room)[:, None])
     low, high = np.tile(lower, (len(start), 1)), np.tile(upper, (len(start), 1))
     low[:, 0] = high[:, 0] = np.log(held)

@@ -1,9 +1,9 @@
-"""Where to spend a budget: the size N and the tokens D of lowest loss at C FLOPs, under a fitted law.
+"""Compute-optimal size N and tokens D at C FLOPs, under a fitted law.
 
-With the usual C = 6 N D the answer is closed: N = G (C/6)^a, D = (C/6)^b / G with a = beta / (alpha + beta),
-b = alpha / (alpha + beta), G = (alpha A / (beta B))^(1 / (alpha + beta)) (Hoffmann et al. 2022, equation 4). A table
-that counts FLOPs exactly (attention and head included) has another price per token at every size; then the price is
-interpolated over log N and the minimum searched along the budget.
+With the usual C = 6 N D there is a closed form: N = G (C/6)^a, D = (C/6)^b / G with a = beta / (alpha + beta),
+b = alpha / (alpha + beta), G = (alpha A / (beta B))^(1 / (alpha + beta)) (Hoffmann et al. 2022, equation 4). In a table
+that counts FLOPs exactly (attention and head included), C / (N D) varies with N; then FLOPs per token are interpolated
+over log N and the minimum is searched along the budget.
 
 >>> law = {"E": 1.69, "A": 406.4, "alpha": 0.34, "B": 410.7, "beta": 0.28}
 >>> best = allocate({name: np.array([value]) for name, value in law.items()}, 5.76e23, Price.constant(6.0))
@@ -15,9 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxformer.scaling.table import Table
-
-Floats = np.ndarray
+from jaxformer.scaling.table import Floats, Table
 
 _GRID_POINTS = 1200
 _MOST_LOG = 200.0
@@ -28,7 +26,7 @@ class Price:
     """FLOPs per training token as a function of N.
 
     Attributes:
-      log_n, log_flops: [K] knots, N ascending; one knot means `flops = constant * N`.
+      log_n, log_flops: [K] interpolation points, N ascending; a single one means `flops = constant * N`.
     """
 
     log_n: Floats
@@ -41,15 +39,11 @@ class Price:
 
     @classmethod
     def of(cls, table: Table) -> "Price":
-        """The price in a table's own N, D and C; constant where C / (N D) varies by less than 1 %."""
-        ratio = np.log(table.c / (table.n * table.d))
-        if table.derived or np.ptp(ratio) < 0.01:
+        """The price in a table's own N, D and C; constant if C / (N D) varies by less than 1 %."""
+        ratio, sizes = np.log(table.c / (table.n * table.d)), np.unique(table.n)
+        if table.derived or np.ptp(ratio) < 0.01 or len(sizes) == 1:
             return cls.constant(float(np.exp(np.median(ratio))))
-        sizes = np.unique(table.n)
-        if len(sizes) == 1:
-            return cls.constant(float(np.exp(np.median(ratio))))
-        flops = [np.median(np.log(table.c / table.d)[table.n == size]) for size in sizes]
-        return cls(np.log(sizes), np.array(flops))
+        return cls(np.log(sizes), np.array([np.median(np.log(table.c / table.d)[table.n == size]) for size in sizes]))
 
     @property
     def is_constant(self) -> bool:
@@ -57,7 +51,7 @@ class Price:
         return len(self.log_n) == 1
 
     def per_token(self, log_n: Floats) -> Floats:
-        """log FLOPs per token; beyond the knots the slope of the last two goes on."""
+        """log FLOPs per token; extrapolates with the slope of the last two points."""
         if self.is_constant:
             return self.log_flops[0] + (log_n - self.log_n[0])
         slopes = np.diff(self.log_flops) / np.diff(self.log_n)
@@ -83,14 +77,14 @@ def allocate(law: dict[str, Floats], budget: float, price: Price) -> dict[str, F
         log_n = (np.log(alpha / beta) + log_a - log_b + beta * spent) / (alpha + beta)
     else:
         log_n = _search(terms, budget, price)
-    log_n = np.clip(log_n, -_MOST_LOG, _MOST_LOG)  # exponents at their bound have it anywhere
+    log_n = np.clip(log_n, -_MOST_LOG, _MOST_LOG)  # for exponents at their bound, N can be anything
     log_d = np.log(budget) - price.per_token(log_n)
     loss = law.get("E", 0.0) + np.exp(power * np.logaddexp(log_a - alpha * log_n, log_b - beta * log_d))
     return {"N": np.exp(log_n), "D": np.exp(log_d), "loss": loss, "D/N": np.exp(log_d - log_n)}
 
 
 def _terms(law: dict[str, Floats]) -> tuple[tuple[Floats, Floats, Floats, Floats], Floats | float]:
-    """log a, alpha, log b, beta and the power of a / N^alpha + b / D^beta, which is least where the law is."""
+    """log a, alpha, log b, beta and p such that the law is E + (a / N^alpha + b / D^beta)^p."""
     if "N_c" not in law:
         return (np.log(law["A"]), law["alpha"], np.log(law["B"]), law["beta"]), 1.0
     ratio = law["alpha_N"] / law["alpha_D"]
@@ -100,8 +94,7 @@ def _terms(law: dict[str, Floats]) -> tuple[tuple[Floats, Floats, Floats, Floats
 def exponents(alpha: Floats, beta: Floats) -> dict[str, Floats]:
     """a and b of N ~ C^a, D ~ C^b with C proportional to N D, from the exponents of N and of D, [R] each.
 
-    So it is for Chinchilla's sum and for Kaplan's law alike: where the loss is least along a budget, the larger term of
-    the two is so by a constant factor.
+    They are the same for Chinchilla's sum and Kaplan's law: at the optimum the two terms have a constant ratio.
     """
     total = alpha + beta
     return {"a": beta / total, "b": alpha / total}

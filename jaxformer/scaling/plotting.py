@@ -1,13 +1,13 @@
-"""How every figure is drawn and saved. matplotlib (extra `scaling`) is imported when the first one is.
+"""Common style of the figures, and how they are saved. matplotlib (extra `scaling`) is imported on first use.
 
-Every figure reads in black and white: colour runs along `cividis`, whose lightness rises evenly and which colour-blind
-eyes see in order, and whatever must be told apart also differs in marker or dash. Axes name their unit.
+Every figure works in black and white and for colour-blind readers: colours are from `cividis`, whose lightness rises
+evenly, and series also differ in marker or dash. Axis labels include the unit.
 """
 
 import io
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,10 @@ STYLE = {
 
 
 def matplotlib() -> Any:
-    """The package, its parts imported.
+    """The matplotlib package with the submodules used here.
 
     Raises:
-      ConfigError: it is not installed, or MPLBACKEND names none of its backends.
+      ConfigError: it is not installed, or MPLBACKEND is not one of its backends.
     """
     try:
         import matplotlib as package
@@ -52,16 +52,15 @@ def matplotlib() -> Any:
     except ValueError as error:
         if (asked := os.environ.get("MPLBACKEND")) is None:
             raise
-        line = f"MPLBACKEND: {asked!r}; accepted: a backend of matplotlib's such as agg, or unset"
-        raise ConfigError(line) from error
+        raise ConfigError(f"MPLBACKEND: {asked!r}; accepted: a backend of matplotlib such as agg, or unset") from error
     return package
 
 
 def save(figures: Mapping[str, Any], directory: str | Path) -> list[Path]:
-    """Writes NAME.png (150 dots per inch) and NAME.svg of each; returns the paths. The files hold no date.
+    """Writes NAME.png (150 dots per inch) and NAME.svg of each; returns the paths. The files contain no date.
 
     Raises:
-      OSError: one cannot be written; it is whole or as it was.
+      OSError: a file cannot be written; it is unchanged.
     """
     paths = []
     with matplotlib().rc_context(STYLE):
@@ -76,13 +75,13 @@ def save(figures: Mapping[str, Any], directory: str | Path) -> list[Path]:
 
 
 def panel(rows: int = 1) -> tuple[Any, Any]:
-    """A figure of one panel, or of several above each other (side by side they would be too small on a phone)."""
+    """A figure with one panel, or several stacked vertically (side by side they are too small on a phone)."""
     figure = matplotlib().figure.Figure(figsize=(6.4, 4.2 if rows == 1 else 3.4 * rows), layout="constrained")
     return figure, figure.subplots(rows, 1)
 
 
 def shade(share: float) -> Any:
-    """A colour of `cividis`: 0 dark blue to 1 light yellow."""
+    """A colour of `cividis`, from dark blue at 0 to light yellow at 1."""
     return matplotlib().colormaps["cividis"](share)
 
 
@@ -97,39 +96,37 @@ def marker(i: int) -> str:
 
 
 def loss_ticks(axis: Any) -> None:
-    """Plain, evenly spaced numbers on a logarithmic loss axis, which rarely spans a decade."""
-    ticker = matplotlib().ticker
-    axis.set_major_locator(ticker.MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
-    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(ticker.NullFormatter())
+    """Evenly spaced decimal numbers on a logarithmic loss axis, which rarely spans a decade."""
+    _set_ticks(axis, matplotlib().ticker.MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]), "{:g}".format)
 
 
 def log_ticks(axis: Any) -> None:
-    """Few and plain numbers (20k, 50k, 100k) on a logarithmic axis that spans less than two decades, after plotting."""
+    """Ticks such as 20k, 50k, 100k on a logarithmic axis that spans less than two decades; call it after plotting."""
     low, high = axis.get_view_interval()
     if high < 100 * low:
-        ticker = matplotlib().ticker
-        axis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
-        axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: count(value) if value >= 1000 else f"{value:g}"))
-        axis.set_minor_formatter(ticker.NullFormatter())
+        locator = matplotlib().ticker.LogLocator(subs=(1.0, 2.0, 5.0))
+        _set_ticks(axis, locator, lambda value: count(value) if value >= 1000 else f"{value:g}")
+
+
+def _set_ticks(axis: Any, locator: Any, text: Callable[[float], str]) -> None:
+    axis.set_major_locator(locator)
+    axis.set_major_formatter(lambda value, _: text(value))
+    axis.set_minor_formatter(matplotlib().ticker.NullFormatter())
 
 
 def size_bar(figure: Any, axes: Any, shades: Any, logs: np.ndarray, name: str) -> None:
-    """A colour bar whose numbers are sizes, not logarithms."""
-    ticker = matplotlib().ticker
-    bar = figure.colorbar(shades, ax=axes, pad=0.01)
+    """A colour bar labelled with sizes instead of their logarithms."""
     low, high = logs.min(), logs.max()
     steps = (1,) if high - low > 4 else (1, 3) if high - low > 1.5 else (1, 2, 5)
     marks = [k + np.log10(step) for k in range(math.floor(low), math.ceil(high) + 1) for step in steps]
     marks = [mark for mark in marks if low <= mark <= high] or [low, high]
-    bar.ax.yaxis.set_major_locator(ticker.FixedLocator(marks))
-    bar.ax.yaxis.set_minor_locator(ticker.NullLocator())
-    bar.ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: count(10**value)))
-    bar.set_label(UNITS[name])
+    bar = figure.colorbar(shades, ax=axes, pad=0.01, ticks=marks, label=UNITS[name])
+    bar.ax.yaxis.set_major_formatter(lambda value, _: count(10**value))
+    bar.minorticks_off()
 
 
 def count(value: float) -> str:
-    """A number of parameters or tokens in short.
+    """Abbreviates a number of parameters or tokens.
 
     >>> count(44e6), count(1.5e9)
     ('44M', '1.5B')

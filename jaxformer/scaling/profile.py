@@ -1,4 +1,4 @@
-"""Profile likelihood of the irreducible loss E: how much worse a law fits with E held at each value."""
+"""Profile likelihood of the irreducible loss E: how much worse a law fits with E fixed at each value."""
 
 import math
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ _POINTS = 44
 
 
 class Profile(NamedTuple):
-    """Profile of E. `floor` [F] runs from a ten-thousandth of the lowest loss to 5 % above it; `statistic` [F] is the
-    likelihood ratio there, `theta` [F, P] the refitted parameters; below `cut`, 3.84 at least, an E is in the interval.
+    """Profile of E: values of E (`floor`, [F]) from 1e-4 of the lowest loss to 5 % above it, the likelihood-ratio
+    statistic [F] and the refitted parameters theta [F, P] there. The interval is where the statistic is below `cut`.
     """
 
     floor: Floats
@@ -33,17 +33,16 @@ def profile_floor(
     thetas: Floats,
     levels: tuple[float, float] = (0.025, 0.975),
 ) -> Profile:
-    """Profile of E: the likelihood-ratio statistic with E held and everything else refitted.
+    """Profile of E: the likelihood-ratio statistic with E fixed and everything else refitted.
 
-    The statistic is 2 (rho(E) - rho_min) E[psi'] / E[psi^2], which in large tables is chi-squared with one degree of
-    freedom for a Huber estimate whatever the scale of the noise (Ronchetti 1982); the two expectations are those of
-    Gaussian noise of the residuals' robust scale. In small tables 3.84 is a little low a cut (its intervals cover the
-    truth 92 to 95 times in 100 with 30 to 56 rows), so the cut is a percentile of the same statistic over the
-    bootstrap replicates, where the truth is known to be the estimate.
+    The statistic is 2 (rho(E) - rho_min) E[psi'] / E[psi^2]. In large tables it is chi-squared with one degree of
+    freedom for a Huber estimate, whatever the noise's scale (Ronchetti 1982); the expectations are those of Gaussian
+    noise with the residuals' robust scale. In small tables the threshold 3.84 gives slightly too narrow intervals;
+    `cut` is a percentile, 3.84 at least, of the same statistic over bootstrap replicates, whose true E is the estimate.
 
     Args:
       weights, thetas: [R, I] and [R, P], the replicates of `replicate`.
-      levels: percentiles that make a 95 % interval.
+      levels: percentile levels of a 95 % interval.
     """
     curve, target, (lower, upper) = found.law.of(xs, found.centres), np.log(loss), found.law.bounds(loss)
     middle, low, high = np.exp(found.theta[0]), np.exp(lower[0]), np.exp(upper[0])
@@ -67,6 +66,6 @@ def _statistic_scale(sigma: float, delta: float) -> float:
     edge = delta / max(sigma, 1e-9)
     inside = math.erf(edge / math.sqrt(2))
     tail = edge * math.exp(-0.5 * edge**2) * math.sqrt(2 / math.pi)
-    # E[min(z, edge)^2]; by series where the difference below would lose all its digits
+    # E[min(z, edge)^2]; for a small edge its series, because the difference would cancel
     power = inside - tail + edge**2 * (1 - inside) if edge > 1e-4 else edge**2
     return 2 * inside / (power * max(sigma, 1e-9) ** 2)

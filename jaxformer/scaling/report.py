@@ -1,10 +1,10 @@
-"""One self-contained HTML page about one or more fits: figures, tables with intervals, commands, manifest.
+"""A self-contained HTML page about one or more fits: figures, tables with intervals, commands, manifest.
 
-The page holds its figures (SVG), needs no network and no script, and reads at any width. It is fed plain dicts.
+The page embeds its figures (SVG), needs no network and no scripts, and adapts to the screen width. Its input is dicts.
 
 >>> quantity = {"value": 0.3478, "ci95": [0.31, 0.39], "stderr": 0.02}
 >>> interval(quantity), interval({"value": None, "why": "its profile is flat down to zero", "ci95": [0, 1]})
-('0.3478 [0.31, 0.39]', 'not pinned: its profile is flat down to zero')
+('0.3478 [0.31, 0.39]', 'not determined: its profile is flat down to zero')
 >>> html = page("A ladder", {"all parameters": {"parametric": {"alpha": quantity, "law": "L"}, "warnings": []}}, {})
 >>> html.count("<html"), "0.3478" in html
 (1, True)
@@ -26,13 +26,13 @@ from jaxformer.scaling.fit import CALLED, KAPLANS, LAWS
 from jaxformer.storage import credentials, files
 
 _CAPTIONS = {
-    "loss_compute": "Every run's loss against its compute, shaded by size; the line is the law at its best size.",
+    "loss_compute": "Loss of every run against its compute, coloured by size; the line is the law at its best size.",
     "isoflop": "Runs of equal compute, the curve through them, and its minimum with a 95% interval (approach 2).",
-    "optimum": "The size and tokens of lowest loss at a budget: the law that fits best (3), envelope (1) and iso-FLOP "
-    "curves (2). Bars are 95% intervals of the curves' minima.",
-    "residuals": "What the law that fits best misses, in percent of the loss.",
+    "optimum": "Compute-optimal size and tokens at each budget: by the law that fits best (3), the envelope (1) and "
+    "iso-FLOP curves (2). Bars are 95% intervals of the curves' minima.",
+    "residuals": "Residuals of the law that fits best, in percent of the loss.",
     "holdout": "The largest budgets, left out of the fit and predicted from the smaller ones.",
-    "profile": "The likelihood-ratio statistic with E held at each value and everything else refitted.",
+    "profile": "The likelihood-ratio statistic with E fixed at each value and everything else refitted.",
     "learning_rate": "Final loss against peak learning rate at each size.",
     "training": "Loss while training.",
 }
@@ -88,15 +88,15 @@ def page(
 
     Args:
       title: heading.
-      fits: how N and C are counted ("all parameters, 6ND") -> result of `fit.fit_table`. The first is the headline; the
-        exponents are given under each.
-      figures: name -> SVG text, or a `data:` address (`embed` makes either); shown in this order.
+      fits: how N and C are counted ("all parameters, 6ND") -> result of `fit.fit_table`. The first is shown in full, of
+        the others only the exponents.
+      figures: name -> SVG text (see `embed`) or a `data:` URL; shown in this order.
       summary: lines at the top.
-      captions: name -> caption, beside those known for the figures of `figures.draw`.
-      notes: paragraphs of what was done and what it does not show.
-      tables: heading -> rows, plain dicts of the same keys; a dict with "ci95" in a cell is a number with its interval.
+      captions: name -> caption, in addition to those of the figures of `figures.draw`.
+      notes: paragraphs on what was done and what it does not show.
+      tables: heading -> rows, dicts with the same keys; a cell that is a dict with "ci95" is a number with an interval.
       commands: exact command lines.
-      manifest: versions, devices, data, seeds; printed as JSON. In both, what looks like a credential is masked.
+      manifest: versions, devices, data, seeds; printed as JSON. Credentials are masked in both.
     """
     name, first = next(iter(fits.items()))
     known = {**_CAPTIONS, **(captions or {})}
@@ -105,20 +105,16 @@ def page(
         parts.append('<div class="summary">' + "".join(f"<p>{html.escape(line)}</p>" for line in summary) + "</div>")
     parts += [f"<p>{html.escape(note)}</p>" for note in notes]
     if figures:
-        parts.append("<h2>Figures</h2>")
-        parts.append('<div class="figures">')
-        parts += [_figure(key, picture, known.get(key, key)) for key, picture in figures.items()]
-        parts.append("</div>")
+        shown = [_figure(key, picture, known.get(key, key)) for key, picture in figures.items()]
+        parts += ["<h2>Figures</h2>", '<div class="figures">', *shown, "</div>"]
     parts += _fit_tables(name, first)
     if len(fits) > 1:
-        parts.append("<h2>Exponents under each way of counting</h2>")
-        parts.append(table([{"counting": key, **_exponents(fit)} for key, fit in fits.items()]))
+        exponents = [{"counting": key, **_exponents(fit)} for key, fit in fits.items()]
+        parts += ["<h2>Exponents under each way of counting</h2>", table(exponents)]
     for heading, rows in (tables or {}).items():
         parts += [f"<h2>{html.escape(heading)}</h2>", table(rows)]
-    warnings = [line for fit in fits.values() for line in fit.get("warnings", [])]
-    if warnings:
-        parts.append("<h2>Notes of the fit</h2><ul>")
-        parts += [f"<li>{html.escape(line)}</li>" for line in dict.fromkeys(warnings)] + ["</ul>"]
+    if warnings := dict.fromkeys(line for fit in fits.values() for line in fit.get("warnings", [])):
+        parts += ["<h2>Notes of the fit</h2><ul>", *(f"<li>{html.escape(line)}</li>" for line in warnings), "</ul>"]
     if commands:
         parts += ["<h2>Commands</h2>", f"<pre>{html.escape(chr(10).join(map(credentials.mask_text, commands)))}</pre>"]
     if manifest:
@@ -132,7 +128,7 @@ def page(
 
 
 def write(path: str | os.PathLike, text: str) -> Path:
-    """Writes a page whole or not at all; returns its path. Half a character, which UTF-8 cannot say, is spelt out."""
+    """Writes a page atomically; returns its path. Characters that UTF-8 cannot encode (surrogates) are escaped."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_atomically(path, text.encode(errors="backslashreplace"))
@@ -140,7 +136,7 @@ def write(path: str | os.PathLike, text: str) -> Path:
 
 
 def write_json(path: str | os.PathLike, value: Any) -> Path:
-    """Writes a value whole or not at all; JSON has no infinity and no NaN: absent is null."""
+    """Writes a value as JSON, atomically; NaN and infinity, which JSON lacks, become null."""
     return write(path, json.dumps(_finite(value), indent=1, allow_nan=False) + "\n")
 
 
@@ -161,15 +157,15 @@ def embed(figure: Any) -> str:
 
 
 def interval(quantity: Mapping[str, Any], number: Callable[[float], str] = "{:.4g}".format) -> str:
-    """A number with its 95 % interval as text, or why there is none."""
+    """A number with its 95 % interval as text, or why it is not determined."""
     if quantity["value"] is None:
-        return f"not pinned: {quantity['why']}"
+        return f"not determined: {quantity['why']}"
     low, high = quantity["ci95"]
     return f"{number(quantity['value'])} [{number(low)}, {number(high)}]"
 
 
 def table(rows: Sequence[Mapping[str, Any]], caption: str | None = None) -> str:
-    """An HTML table of plain dicts, the keys of the first as header; on a narrow screen a wide one becomes a list."""
+    """An HTML table of dicts, with the keys of the first as header; wide ones become lists on narrow screens."""
     title = f'<p class="caption">{_set(caption)}</p>' if caption else ""
     if not rows:
         return f"{title}<p>none</p>"
@@ -180,7 +176,7 @@ def table(rows: Sequence[Mapping[str, Any]], caption: str | None = None) -> str:
 
 
 def _cell(key: str, value: Any) -> str:
-    """One cell; in columns called N and D numbers are written 48.1M, 34.6B."""
+    """One cell; numbers in columns N and D are written as 48.1M, 34.6B."""
     text, kind = "" if value is None else str(value), ""
     number = plotting.count if key in ("N", "D") else "{:.4g}".format
     if isinstance(value, Mapping) and "ci95" in value:
@@ -196,7 +192,7 @@ def _set(text: str) -> str:
 
 
 def _law(text: str) -> str:
-    """A law's formula or a parameter's name, set: exponents raised, indices lowered, Greek letters.
+    """A law's formula or a parameter's name as HTML, with superscripts, subscripts and Greek letters.
 
     >>> _law("L = A / N^alpha + [B]^alpha_D")
     '<span class="law">L = A / N<sup>&alpha;</sup> + [B]<sup>&alpha;<sub>D</sub></sup></span>'
@@ -220,7 +216,7 @@ def _fit_tables(name: str, fit: Mapping[str, Any]) -> list[str]:
     out = []
     ranking = fit.get("ranking") or [{"law": key, "beaten": False} for key in CALLED if "law" in fit.get(key, {})]
     if ranking and "aicc" in ranking[0]:
-        words = ["fits best", *("beaten clearly" if row["beaten"] else "not told apart" for row in ranking[1:])]
+        words = ["fits best", *("beaten clearly" if row["beaten"] else "not distinguishable" for row in ranking[1:])]
         rows = [
             {"law": fit[row["law"]]["law"], "residuals, root mean square": f"{100 * row['rms']:.3g}%",
              "AICc": f"{verdict.higher(row['behind'])} higher" if row["behind"] else "lowest", "verdict": word}
@@ -232,11 +228,13 @@ def _fit_tables(name: str, fit: Mapping[str, Any]) -> list[str]:
         law, key = fit[row["law"]], row["law"]
         out.append(f"<h2>{html.escape(CALLED[key][0].upper() + CALLED[key][1:])}: {_law(law['law'])}</h2>")
         if row["beaten"]:
-            out.append(f"<p>Beaten clearly by {html.escape(CALLED[ranking[0]['law']])}: these data deny this law.</p>")
+            best = html.escape(CALLED[ranking[0]["law"]])
+            out.append(f"<p>Clearly beaten by {best}: these data reject this law.</p>")
         rows = [{"parameter": each, "value [95% interval]": law[each]} for each in LAWS[key].names if each in law]
         out.append(table(rows, "Kaplan et al. 2020, equation 1.5" if key == "kaplan" else None))
         if "profile" in law:
-            out.append(_profiled(law))
+            ends = "{:.4g} to {:.4g}".format(*law["profile"]["ci95"])
+            out.append(f"<p>E by profile likelihood: {ends} nats per token.</p>")
     if "optimal" in fit:
         rows = [
             {"C (FLOP)": row["C"], "of the largest run": f"{row['extrapolation']:g} x", "N": row["N"], "D": row["D"],
@@ -245,12 +243,14 @@ def _fit_tables(name: str, fit: Mapping[str, Any]) -> list[str]:
         out += ["<h2>Compute-optimal size and tokens</h2>", table(rows, f"by {CALLED[fit['optimal']['law']]}")]
         out += _isoflop(fit["isoflop"])
         laws = [(f"3, {CALLED[row['law']]}" + ", beaten" * row["beaten"], fit[row["law"]]) for row in ranking]
-        ways = [*laws, ("2, iso-FLOP curves", fit["isoflop"]), ("1, envelope", fit["envelope"])]
-        done = [
-            {"approach": way, "a (N ~ C^a)": part["a"], "b (D ~ C^b)": part["b"]} for way, part in ways if "a" in part
-        ]
-        out.append(table(done, "exponents, by Chinchilla's three approaches (3: C taken as proportional to N D)"))
-        out += [f"<p>Approach {way}: {html.escape(part['skipped'])}.</p>" for way, part in ways if "skipped" in part]
+        approaches = [*laws, ("2, iso-FLOP curves", fit["isoflop"]), ("1, envelope", fit["envelope"])]
+        rows = [
+            {"approach": name, "a (N ~ C^a)": part["a"], "b (D ~ C^b)": part["b"]}
+            for name, part in approaches if "a" in part
+        ]  # fmt: skip
+        out.append(table(rows, "exponents, by Chinchilla's three approaches (3: C taken as proportional to N D)"))
+        skipped = [(name, html.escape(part["skipped"])) for name, part in approaches if "skipped" in part]
+        out += [f"<p>Approach {name}: {why}.</p>" for name, why in skipped]
     if "rows" in fit.get("holdout", {}):
         keys = ("N", "D", "C", "measured", "predicted")
         rows = [
@@ -261,38 +261,33 @@ def _fit_tables(name: str, fit: Mapping[str, Any]) -> list[str]:
             for row, joint in zip(rows, fit["holdout"].get(key, {}).get("rows", []), strict=False):
                 row[f"by {CALLED[key]}"] = f"{joint['predicted']:.4g}, {100 * joint['error']:+.2f}%"
         out += ["<h2>Largest budgets, predicted from the smaller ones</h2>", table(rows)]
-    laws = fit.get("power_laws", {})
-    if laws:
-        rows = [
-            {"law": part[key]["law"], "over": f"{len(part['rows'])} points, {part['points']}", "E": part[key].get("E"),
-             "A": part[key]["A"], "alpha": part[key]["alpha"]}
-            for part in laws.values() for key in ("with_floor", "without_floor") if "skipped" not in part[key]
-        ]  # fmt: skip
-        out += ["<h2>Power laws in one variable</h2>", table(rows)] if rows else []
+    rows = [
+        {"law": part[key]["law"], "over": f"{len(part['rows'])} points, {part['points']}", "E": part[key].get("E"),
+         "A": part[key]["A"], "alpha": part[key]["alpha"]}
+        for part in fit.get("power_laws", {}).values()
+        for key in ("with_floor", "without_floor") if "skipped" not in part[key]
+    ]  # fmt: skip
+    out += ["<h2>Power laws in one variable</h2>", table(rows)] if rows else []
     if fit.get("outliers"):
-        rows = [{"row": o["row"], "loss": o["loss"], "predicted": o["predicted"], "z": o["z"]} for o in fit["outliers"]]
+        rows = [{key: outlier[key] for key in ("row", "loss", "predicted", "z")} for outlier in fit["outliers"]]
         out += ["<h2>Likely outliers</h2>", table(rows, "rows over 4 robust standard deviations off the law")]
     return out
 
 
 def _isoflop(found: Mapping[str, Any]) -> list[str]:
-    """The minimum of each budget, and where each form of the curve puts it."""
+    """The minimum at each budget, by the average of the curve's forms and by each form."""
     if "budgets" not in found:
         return []
-    rows = []
-    for b, budget in enumerate(found["budgets"]):
-        number = {"value": budget["N"], "ci95": budget["N_ci95"]}
-        each = {name: float(form["N"][b]) for name, form in found["forms"].items()}
-        rows.append({"C (FLOP)": budget["C"], "N": number, "tokens/parameter": budget["D/N"], "loss": budget["loss"],
-                     **{f"by a {name}": plotting.count(n) for name, n in each.items()}})  # fmt: skip
-    said = [
+    rows = [
+        {"C (FLOP)": budget["C"], "N": {"value": budget["N"], "ci95": budget["N_ci95"]},
+         "tokens/parameter": budget["D/N"], "loss": budget["loss"],
+         **{f"by a {name}": plotting.count(float(form["N"][b])) for name, form in found["forms"].items()}}
+        for b, budget in enumerate(found["budgets"])
+    ]  # fmt: skip
+    weights = [
         f"{name} {100 * form['weight']:.0f}%" + " (refuted)" * form["refuted"] for name, form in found["forms"].items()
     ]
-    return [table(rows, f"by iso-FLOP curves; weights of their forms: {', '.join(said)}")]
-
-
-def _profiled(law: Mapping[str, Any]) -> str:
-    return "<p>E by profile likelihood: {:.4g} to {:.4g} nats per token.</p>".format(*law["profile"]["ci95"])
+    return [table(rows, f"by iso-FLOP curves; weights of their forms: {', '.join(weights)}")]
 
 
 def _exponents(fit: Mapping[str, Any]) -> dict[str, Any]:

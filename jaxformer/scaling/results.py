@@ -1,4 +1,4 @@
-"""From the records of a study to its fits, figures and report."""
+"""Turns the records of a study into fits, figures and a report."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from jaxformer.scaling.fit import CALLED, LAWS, Settings, Table, fit_table
 from jaxformer.storage import files
 
 Record = Mapping[str, Any]
-# How N and C are counted; the first is the headline.
+# Ways to count N and C; the first is the main one.
 CONVENTIONS = {
     "all parameters, exact FLOP": lambda r: (r["params"], r["flops"]),
     "all parameters, C = 6ND": lambda r: (r["params"], 6.0 * r["params"] * r["tokens"]),
@@ -25,7 +25,7 @@ CURVE_POINTS = 400
 
 
 def points(records: Sequence[Record]) -> list[Record]:
-    """The final records that are points of the fits: those of the ladder that finished.
+    """The final records used in the fits: the ladder's finished runs.
 
     Raises:
       ConfigError: a final record lacks a field, or no run of the ladder has finished.
@@ -43,18 +43,16 @@ def points(records: Sequence[Record]) -> list[Record]:
 def table(found: Sequence[Record], convention: str, source: str = "records") -> Table:
     """The points as a table to fit, N and C counted by one of CONVENTIONS."""
     n, c = zip(*(CONVENTIONS[convention](record) for record in found), strict=True)
-    names = [str(record["run"]) for record in found]
-    losses = [r["loss"] for r in found]
-    # All runs are measured on the same held-out rows, and the best run's error is closest to those rows' own.
+    # All runs are evaluated on the same validation rows; the best run's standard error is closest to that of the rows.
     common = float(min(found, key=lambda r: r["loss"])["loss_stderr"])
     return Table.of(
-        n=n, c=c, d=[r["tokens"] for r in found], loss=losses, source=source, names=names,
-        common_error=common if np.isfinite(common) else 0.0,
+        n=n, c=c, d=[r["tokens"] for r in found], loss=[r["loss"] for r in found], source=source,
+        names=[str(r["run"]) for r in found], common_error=common if np.isfinite(common) else 0.0,
     )  # fmt: skip
 
 
 def fit(records: Sequence[Record], settings: Settings, source: str = "records") -> dict[str, dict[str, Any]]:
-    """The fits under each convention, by its name.
+    """The fits by each convention's name.
 
     Raises:
       ConfigError: as `points` and `fit.fit_table`.
@@ -63,14 +61,13 @@ def fit(records: Sequence[Record], settings: Settings, source: str = "records") 
     fits = {name: fit_table(table(found, name, source), settings) for name in CONVENTIONS}
     diverged = [record["run"] for record in records if record["kind"] == "final" and record["status"] == "diverged"]
     if diverged:
-        first = next(iter(fits.values()))
-        first["warnings"] = [*first["warnings"], f"{len(diverged)} runs diverged: {', '.join(diverged)}"]
+        next(iter(fits.values()))["warnings"].append(f"{len(diverged)} runs diverged: {', '.join(diverged)}")
     return fits
 
 
 def summary(fits: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Three lines: the law that fits best and the exponents, the best split of the largest budget, the error of
-    prediction; by the laws in the order in which they fit and, where the table has them, by iso-FLOP curves."""
+    """Three lines: the law that fits best and the exponents; the optimal N and D at the largest budget; the error of
+    prediction. Laws are ordered by how well they fit; iso-FLOP curves are included if the table allows them."""
     name, first = next(iter(fits.items()))
     best, curves, ranking = first["optimal"], first["isoflop"], first["ranking"]
     names = LAWS[best["law"]].names
@@ -78,9 +75,9 @@ def summary(fits: Mapping[str, Mapping[str, Any]]) -> list[str]:
     exponents = ", ".join(f"{key} {report.interval(first[best['law']][key])}" for key in shown)
     if "E" not in names:
         exponents += f", E by {CALLED[first['fits_best']]} {report.interval(first[first['fits_best']]['E'])}"
-    ways = [("iso-FLOP curves", curves)]
-    ways += [(CALLED[row["law"]] + " (beaten)" * row["beaten"], first[row["law"]]) for row in ranking]
-    growth = ", ".join(f"by {way} {report.interval(part['a'], '{:.3f}'.format)}" for way, part in ways if "a" in part)
+    laws = [(CALLED[row["law"]] + " (beaten)" * row["beaten"], first[row["law"]]) for row in ranking]
+    parts = [("iso-FLOP curves", curves), *laws]
+    growth = ", ".join(f"by {by} {report.interval(part['a'], '{:.3f}'.format)}" for by, part in parts if "a" in part)
     at, best_n = best["budgets"][0], ""
     if "skipped" not in curves:
         top = curves["budgets"][-1]
@@ -91,16 +88,16 @@ def summary(fits: Mapping[str, Mapping[str, Any]]) -> list[str]:
     if "skipped" in held:
         prediction = f"prediction: not done ({held['skipped']})"
     else:
-        parts = {"kaplan_floor": held["kaplan_floor"], "parametric": held, "kaplan": held["kaplan"]}
-        chosen = held["fits_best"]
+        errors = {"kaplan_floor": held["kaplan_floor"], "parametric": held, "kaplan": held["kaplan"]}
         off = {
             key: f"{100 * part['mean_abs_error']:.2f} % on average, {100 * part['max_abs_error']:.2f} % at most by "
-            + CALLED[key] for key, part in parts.items() if "skipped" not in part
+            + CALLED[key] for key, part in errors.items() if "skipped" not in part
         }  # fmt: skip
-        others = "".join(f"; {text}" for key, text in off.items() if key != chosen)
+        best_off = off.pop(held["fits_best"])
         prediction = (
             f"prediction: {len(held['rows'])} runs above {held['fitted_up_to']:.2g} FLOP, from the "
-            f"{held['fitted_rows']} below: off by {off[chosen]}, which fits those below better{others}"
+            f"{held['fitted_rows']} below: off by {best_off}, which fits those below better"
+            + "".join(f"; {text}" for text in off.values())
         )
     return [
         f"law ({name}): fits best {verdict.fits_best(ranking)}; {exponents}; N ~ C^a, a {growth}",
@@ -111,37 +108,34 @@ def summary(fits: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def against_floor(fits: Mapping[str, Mapping[str, Any]], nats: float, standard_error: float = 0.0) -> str:
-    """A line: the irreducible loss of the headline fit, by the law that fits best, beside the language's own, which is
-    known to a standard error (1.96 of them count as the same).
+    """A line that compares the fitted irreducible loss E, by the law that fits best, with the known entropy of a
+    synthetic language, up to 1.96 standard errors of that entropy.
 
     >>> fit = {"fits_best": "parametric", "parametric": {"E": {"value": 1.5, "ci95": [1.4, 1.6]}}}
     >>> against_floor({"all": fit}, 1.47)
-    "floor: 1.4700 nats per token by construction; E 1.5 [1.4, 1.6] holds it, the interval's half width is 6.67 % of E"
+    "entropy bound: 1.4700 nats per token; E 1.5 [1.4, 1.6] contains it, the interval's half width is 6.67 % of E"
     """
     first = next(iter(fits.values()))
     found = first[first["fits_best"]]["E"]
-    line = f"floor: {nats:.4f} nats per token by construction; E {report.interval(found)}"
+    line = f"entropy bound: {nats:.4f} nats per token; E {report.interval(found)}"
     if found["value"] is not None:
         low, high = found["ci95"]
         margin = 1.96 * standard_error
-        verdict = "holds it" if low - margin <= nats <= high + margin else "does NOT hold it"
-        width = 100 * (high - low) / 2 / found["value"]
-        line += f" {verdict}, the interval's half width is {width:.3g} % of E"
+        contains = "contains it" if low - margin <= nats <= high + margin else "does NOT contain it"
+        line += f" {contains}, the interval's half width is {100 * (high - low) / 2 / found['value']:.3g} % of E"
     if first["fits_best"] == "kaplan_floor":
-        floor = first["parametric"]["E"]
-        unpinned = floor["value"] is None and "estimate" in floor
-        added = f"{floor['estimate']:.4g}, not pinned" if unpinned else report.interval(floor)
-        line += f"; by Kaplan's law with a floor, which fits better, {_fit_quality(first)}: its E {added}"
+        other, rms = first["parametric"]["E"], [100 * first[key]["rms"] for key in ("kaplan_floor", "parametric")]
+        undetermined = other["value"] is None and "estimate" in other
+        added = f"{other['estimate']:.4g}, not determined" if undetermined else report.interval(other)
+        line += (
+            f"; by Kaplan's law with a floor, which fits better, residuals of {rms[0]:.3g} % (root mean square) "
+            f"against the sum's {rms[1]:.3g} %: its E {added}"
+        )
     return line
 
 
-def _fit_quality(fit: Mapping[str, Any]) -> str:
-    rms = [100 * fit[key]["rms"] for key in ("kaplan_floor", "parametric")]
-    return "residuals of {:.3g} % (root mean square) against the sum's {:.3g} %".format(*rms)
-
-
 def write_fits(directory: Path, fits: Mapping[str, Mapping[str, Any]]) -> Path:
-    """`fit.json`: the headline fit as `experiments.fit` writes it, and all of them under "conventions"."""
+    """Writes `fit.json`: the first fit as `experiments.fit` writes it, and all of them under "conventions"."""
     return report.write_json(directory / "fit.json", {**next(iter(fits.values())), "conventions": fits})
 
 
@@ -155,7 +149,7 @@ def write_report(
     commands: Sequence[str] = (),
     manifest: Record | None = None,
 ) -> Path:
-    """`report.html` and `figures/` (PNG and SVG); returns the page's path."""
+    """Writes `report.html` and `figures/` (PNG and SVG); returns the page's path."""
     found = points(records)
     finals = [record for record in records if record["kind"] == "final"]
     name, first = next(iter(fits.items()))
@@ -172,7 +166,8 @@ def write_report(
         plotting.save(drawn, files.make_folder(directory / "figures"))
     except OSError as error:
         raise ConfigError(f"workdir {directory}: figures: {error.strerror}") from None
-    tables: dict[str, Sequence[Record]] = {"Runs": [_row(record) for record in sorted(finals, key=_order)]}
+    ordered = sorted(finals, key=lambda r: (r["width"], r["tokens"], r["learning_rate"], r["seed"]))
+    tables: dict[str, Sequence[Record]] = {"Runs": [_row(record) for record in ordered]}
     if spread := seed_spread(found):
         tables["Seeds"] = spread
     text = report.page(
@@ -189,7 +184,7 @@ def write_report(
 
 
 def seed_spread(found: Sequence[Record]) -> list[dict[str, Any]]:
-    """Mean and standard deviation over seeds of every point that has several."""
+    """Mean and standard deviation over seeds, for every point with several."""
     groups: dict[tuple[int, int], list[Record]] = {}
     for record in found:
         groups.setdefault((record["width"], record["tokens"]), []).append(record)
@@ -204,12 +199,11 @@ def seed_spread(found: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def _tried(finals: Sequence[Record]) -> list[Record]:
-    """The runs of each size at the tokens to which its learning rates were compared: the most that all rates have."""
+    """The runs of each size with which its learning rates were compared: at the most tokens that all rates reached."""
     out = []
     for width in sorted({record["width"] for record in finals}):
-        mine = [record for record in finals if record["width"] == width]
-        seed = min(record["seed"] for record in mine)
-        mine = [record for record in mine if record["seed"] == seed]
+        seed = min(record["seed"] for record in finals if record["width"] == width)
+        mine = [record for record in finals if record["width"] == width and record["seed"] == seed]
         rates = {record["learning_rate"] for record in mine}
         by_tokens = {t: [r for r in mine if r["tokens"] == t] for t in {r["tokens"] for r in mine}}
         whole = [t for t, those in by_tokens.items() if {r["learning_rate"] for r in those} == rates]
@@ -218,15 +212,14 @@ def _tried(finals: Sequence[Record]) -> list[Record]:
 
 
 def _curves(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Training curves of the longest run of each size, its trunk included."""
+    """Training curves of the longest run of each size, including its trunk."""
     out = []
     finals = {r["run"]: r for r in records if r["kind"] == "final"}
     ladder = [r for r in finals.values() if r["role"] == "ladder"]
     for width in sorted({record["width"] for record in ladder}):
         longest = max((r for r in ladder if r["width"] == width), key=lambda r: (r["tokens"], -r["seed"]))
-        before = longest["branched_at"]
         own = [r for r in records if r["kind"] == "train" and r["run"] == longest["run"]]
-        start = own[0]["step"] if own else before
+        start = own[0]["step"] if own else longest["branched_at"]
         trunk = [
             r for r in records
             if r["kind"] == "train" and r["trunk"] == longest["trunk"] and r["run"] != longest["run"]
@@ -236,10 +229,6 @@ def _curves(records: Sequence[Record]) -> list[dict[str, Any]]:
         curve = curve[:: max(1, len(curve) // CURVE_POINTS)]
         out.append({"N": longest["params"], "tokens": [r["tokens"] for r in curve], "loss": [r["loss"] for r in curve]})
     return out
-
-
-def _order(record: Record) -> tuple:
-    return record["width"], record["tokens"], record["learning_rate"], record["seed"]
 
 
 def _row(record: Record) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Figures of the runs behind a fit: learning rates at each size, and the curves while training."""
+"""Figures of a study's runs: learning rates at each size, and training curves."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,32 +9,29 @@ from jaxformer.scaling import plotting
 
 
 def learning_rate_curves(points: Sequence[Mapping[str, Any]]) -> Any:
-    """Final loss against learning rate, one curve per size; the chosen rate is a star.
+    """Final loss against learning rate, one curve per size; a star marks the chosen rate.
 
     Args:
-      points: {"N", "learning_rate", "loss"} each, and optionally "chosen" (bool). Seeds at the same rate are averaged.
-        A loss that is not finite (a diverged run) is a cross at the top.
+      points: dicts of "N", "learning_rate", "loss" and optionally "chosen" (bool). Seeds at the same rate are averaged.
+        A loss that is not finite (a diverged run) is drawn as a cross at the top.
     """
     with plotting.matplotlib().rc_context(plotting.STYLE):
         figure, axes = plotting.panel()
-        points = [{**p, "loss": float(p["loss"])} for p in points]  # records write nan as a string
+        points = [{**p, "loss": float(p["loss"])} for p in points]  # in JSON, nan is a string
         finite = [p["loss"] for p in points if np.isfinite(p["loss"])]
-        top = max(finite) + 0.05 * (max(finite) - min(finite)) if finite else 1.0
+        top = max(finite) + 0.05 * np.ptp(finite) if finite else 1.0
         sizes = sorted({p["N"] for p in points})
         for i, size in enumerate(sizes):
             mine = [p for p in points if p["N"] == size]
-            rates = sorted({p["learning_rate"] for p in mine})
+            rates = np.unique([p["learning_rate"] for p in mine])
             loss = np.array([np.mean([p["loss"] for p in mine if p["learning_rate"] == rate]) for rate in rates])
             good = np.isfinite(loss)
             style = plotting.line_style(i, len(sizes))
-            axes.plot(np.array(rates)[good], loss[good], marker=plotting.marker(i), markersize=5,
+            axes.plot(rates[good], loss[good], marker=plotting.marker(i), markersize=5,
                       label=f"N = {plotting.count(size)}", **style)  # fmt: skip
-            axes.plot(np.array(rates)[~good], np.full((~good).sum(), top), "x", color=style["color"])
-            for p in mine:
-                if p.get("chosen") and np.isfinite(p["loss"]):
-                    axes.plot(
-                        p["learning_rate"], loss[rates.index(p["learning_rate"])], "*", color="black", markersize=11
-                    )
+            axes.plot(rates[~good], np.full((~good).sum(), top), "x", color=style["color"])
+            for rate in [p["learning_rate"] for p in mine if p.get("chosen") and np.isfinite(p["loss"])]:
+                axes.plot(rate, loss[rates == rate], "*", color="black", markersize=11)
         axes.set(xscale="log", xlabel="peak learning rate", ylabel="final loss (nats per token)",
                  title="Learning rate at each size (star: chosen; cross at the top: diverged)")  # fmt: skip
         plotting.log_ticks(axes.xaxis)
@@ -43,11 +40,10 @@ def learning_rate_curves(points: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def training_curves(curves: Sequence[Mapping[str, Any]]) -> Any:
-    """Loss against tokens while training.
+    """Training loss against tokens.
 
     Args:
-      curves: {"label", "tokens": [...], "loss": [...]} each, in the order of their colours; "N" instead of "label" is
-        written as a number.
+      curves: dicts of "tokens": [...], "loss": [...], and "label" or "N" for the legend.
     """
     with plotting.matplotlib().rc_context(plotting.STYLE):
         figure, axes = plotting.panel()

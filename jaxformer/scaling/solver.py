@@ -1,9 +1,9 @@
-"""Many small robust fits at once: a batched minimiser for laws of the loss.
+"""Many small robust fits at once: a batched minimiser for loss laws.
 
-A law comes as a function of its parameters theta [R, P] that gives log L [R, I] and, when asked, the slopes of log L in
-each parameter; `forms` has those of this package. The loss is the sum of Huber's function over the log-residuals
-(Hoffmann et al. 2022, appendix D.3). With a thousand bootstrap replicates times a few starts, a call to a general
-minimiser for each takes minutes to hours; here all of them take their Newton steps together.
+A law is a function of its parameters theta [R, P] that returns log L [R, I] and a function for its derivatives;
+`forms` has those of this package. The objective is the sum of Huber's function over the log-residuals (Hoffmann et al.
+2022, appendix D.3). Thousands of bootstrap replicates and starts take minutes to hours with a general minimiser called
+for each; here they take their Newton steps together.
 
 Suffixes: R problem (replicate or start), I row of the table, P parameter.
 """
@@ -16,7 +16,7 @@ Floats = np.ndarray  # float64 throughout
 Slopes = Callable[[], list[Floats]]  # d log L / d theta_p, a list of P arrays [R, I]
 LogLaw = Callable[[Floats], tuple[Floats, Slopes]]
 
-_ROW_BUDGET = 40_000  # problems x rows worked on at once, so that the temporaries stay in cache
+_ROW_BUDGET = 40_000  # problems x rows per chunk: the temporaries stay in the CPU's cache
 
 
 def huber(residuals: Floats, delta: float) -> Floats:
@@ -45,12 +45,12 @@ def minimise(
     delta: float = 1e-3,
     max_steps: int = 300,
 ) -> tuple[Floats, Floats]:
-    """Minimises the Huber objective of R independent problems over a box, from one start each.
+    """Minimises the Huber objective of R independent problems within bounds, from one start each.
 
-    The step solves (H + damping * M) step = gradient. H is the Gauss-Newton Hessian of Huber's function, in which
-    only rows within `delta` of the curve count; M is that of its quadratic majoriser (iteratively reweighted least
-    squares), in which every row counts. Damping 1 is thus a safe step when few rows are within delta, and damping
-    going to 0 is Newton's method. A parameter pressed against its bound is held there for the step.
+    The step solves (H + damping * M) step = gradient. H is the Gauss-Newton Hessian of Huber's function, to which only
+    rows within `delta` of the curve contribute; M is that of its quadratic majoriser (iteratively reweighted least
+    squares), to which every row contributes. So damping 1 is safe when few rows are within delta, and damping 0 is
+    Newton's method. A parameter whose gradient points out of its bound is fixed during the step.
 
     Args:
       law: theta [R, P] -> log L [R, I], slopes.
@@ -58,8 +58,8 @@ def minimise(
       weights: [I] or [R, I]; 0 leaves a row out, 2 counts it twice.
       start: [R, P].
       lower, upper: [P] or [R, P]; equal values fix a parameter.
-      delta: where Huber's function turns from quadratic to linear.
-      max_steps: steps tried per problem; the best point so far is returned.
+      delta: where Huber's function changes from quadratic to linear.
+      max_steps: most steps tried per problem; the best point so far is returned.
 
     Returns:
       theta [R, P] and its objective [R].
@@ -82,7 +82,7 @@ def _minimise_chunk(law, target, weights, start, lower, upper, delta, max_steps)
     theta = np.clip(start, lower, upper)
     value = objective(law, target, weights, theta, delta)
     damping = np.ones(len(start))
-    small = np.zeros(len(start), int)  # steps in a row that gained next to nothing
+    small = np.zeros(len(start), int)  # consecutive steps with almost no improvement
     live = np.arange(len(start))
     for _ in range(max_steps):
         if not len(live):

@@ -23,7 +23,7 @@ from jaxformer.scaling.csv_reader import Rows
 
 Floats = np.ndarray
 
-LARGEST = 1e50  # of what is given, and its inverse the least: beyond, products and powers leave what a float holds
+LARGEST = 1e50  # largest value accepted, and its inverse the smallest, so that products and powers do not overflow
 
 
 @dataclass(frozen=True)
@@ -31,18 +31,18 @@ class Table:
     """Measured losses. Arrays are [I], float64, finite and positive.
 
     Attributes:
-      loss: nats per token (the laws do not care, the irreducible term comes in the same unit).
-      n, d, c: parameters, training tokens, training FLOPs, under whatever convention the user counts; NaN throughout
-        if they were not given and cannot be derived.
+      loss: nats per token; the irreducible loss of a fit has the same unit.
+      n, d, c: parameters, training tokens, training FLOPs, counted as the user likes; all NaN if they were not given
+        and cannot be derived.
       rows: number of each row in its source, from 1.
-      clusters: label of each row for the bootstrap (a seed, a size, a trunk), or None: every row on its own.
-      known: which of "N", "D", "C" there are: one, or all three.
-      derived: which of "C" and "D" came from C = flops_constant * N * D rather than from the source.
+      clusters: label of each row for the bootstrap (a seed, a size, a trunk); None: every row is its own cluster.
+      known: the variables present: one of "N", "D", "C", or all three.
+      derived: those of them derived by C = flops_constant * N * D instead of read from the source.
       flops_constant: FLOPs per parameter and token in that relation.
-      source: what messages call the table.
-      names: how messages call each row, "row 3 (line 4)".
-      common_error: the standard error that all losses share because they were measured on the same held-out rows. No
-        comparison of the rows can see it: it moves them all together, and with them the irreducible loss.
+      source: name of the table in messages.
+      names: names of the rows in messages, such as "row 3 (line 4)".
+      common_error: standard error that all losses share because they were measured on the same validation rows. It
+        shifts all of them, and so the irreducible loss, together; comparing rows cannot reveal it.
     """
 
     loss: Floats
@@ -73,53 +73,58 @@ class Table:
         titles: Mapping[str, str] | None = None,
         common_error: float = 0.0,
     ) -> "Table":
-        """A table of the given columns; of N, D and C the third is derived from two.
+        """A table of the given columns; from two of N, D and C the third is derived.
 
         Args:
-          names: how messages call each row; "row 1", ... if not given.
-          titles: how messages call the columns; the keys are "N", "D", "C", "loss".
+          names: names of the rows in messages; None: "row 1", ...
+          titles: names of the columns in messages, by "N", "D", "C", "loss".
           common_error: see above.
 
         Raises:
-          ConfigError: no variable, columns of different lengths, a value that is not a positive finite number.
+          ConfigError: no variable, columns of different lengths, or a value that is not a positive finite number.
         """
         if not 0 <= common_error < np.inf:
             raise ConfigError(f"{source}: common_error: {common_error}; accepted: 0 or more")
         if not 1 / LARGEST <= flops_constant <= LARGEST:
             raise ConfigError(f"flops-constant: {flops_constant}; accepted: a number above 0, 6 as a rule")
         names = tuple(names) if names is not None else tuple(f"row {i + 1}" for i in range(np.size(loss)))
-        given = {"N": n, "D": d, "C": c, "loss": loss}
         columns = {}
-        for key, values in given.items():
+        for key, values in {"N": n, "D": d, "C": c, "loss": loss}.items():
             if values is None:
                 continue
             column = np.asarray(values, np.float64)
             title = (titles or {}).get(key, key)
             if column.shape != (len(names),):
                 raise ConfigError(f"{source}: {title} has {column.size} values and there are {len(names)} rows")
-            bad = ~(np.isfinite(column) & (column > 0))
-            if bad.any():
-                first = int(bad.argmax())
-                raise ConfigError(f"{source}: {names[first]}, {title}: {column[first]}; accepted: a number above 0")
-            if (far := (column > LARGEST) | (column < 1 / LARGEST)).any():
-                first = int(far.argmax())
-                raise ConfigError(f"{source}: {names[first]}, {title}: {column[first]}; accepted: {1 / LARGEST:g} to "
-                                  f"{LARGEST:g}")  # fmt: skip
+            for bad, accepted in (
+                (~(np.isfinite(column) & (column > 0)), "a number above 0"),
+                ((column > LARGEST) | (column < 1 / LARGEST), f"{1 / LARGEST:g} to {LARGEST:g}"),
+            ):
+                if bad.any():
+                    first = int(bad.argmax())
+                    raise ConfigError(f"{source}: {names[first]}, {title}: {column[first]}; accepted: {accepted}")
             columns[key] = column
         if len(columns) < 2:
             raise ConfigError(f"{source}: neither N nor D nor C; a fit needs at least one of them")
-        derived: tuple[str, ...] = ()
-        if "N" in columns and "C" in columns and "D" not in columns:
-            columns["D"], derived = columns["C"] / (flops_constant * columns["N"]), ("D",)
-        elif "N" in columns and "D" in columns and "C" not in columns:
-            columns["C"], derived = flops_constant * columns["N"] * columns["D"], ("C",)
-        elif "D" in columns and "C" in columns and "N" not in columns:
-            columns["N"], derived = columns["C"] / (flops_constant * columns["D"]), ("N",)
-        known = tuple(key for key in ("N", "D", "C") if key in columns)
-        n_, d_, c_ = (columns.get(key, np.full(len(names), np.nan)) for key in ("N", "D", "C"))
-        labels = None if clusters is None else [str(label) for label in clusters]
-        return cls(columns["loss"], n_, d_, c_, np.arange(1, len(names) + 1), labels, known, derived, flops_constant,
-                   source, names, common_error)  # fmt: skip
+        absent = tuple(key for key in ("N", "D", "C") if key not in columns)
+        derived = absent if len(absent) == 1 else ()
+        if derived == ("C",):
+            columns["C"] = flops_constant * columns["N"] * columns["D"]
+        elif derived:
+            columns[derived[0]] = columns["C"] / (flops_constant * columns["N" if derived == ("D",) else "D"])
+        arrays = {key.lower(): columns.get(key, np.full(len(names), np.nan)) for key in ("N", "D", "C")}
+        return cls(
+            loss=columns["loss"],
+            **arrays,
+            rows=np.arange(1, len(names) + 1),
+            clusters=None if clusters is None else [str(label) for label in clusters],
+            known=tuple(key for key in ("N", "D", "C") if key in columns),
+            derived=derived,
+            flops_constant=flops_constant,
+            source=source,
+            names=names,
+            common_error=common_error,
+        )
 
     @classmethod
     def from_csv(
@@ -133,10 +138,10 @@ class Table:
         cluster: str | None = None,
         flops_constant: float = 6.0,
     ) -> "Table":
-        """Reads named columns of a CSV file, see `csv_reader` for what is understood.
+        """Reads named columns of a CSV file, in any format that `csv_reader` understands.
 
         Raises:
-          ConfigError: one line for a missing file or column, and for a cell that is not a positive finite number.
+          ConfigError: a missing file or column, or a cell that is not a positive finite number.
         """
         rows = Rows.from_file(path)
         wanted = {"N": n, "D": d, "C": c, "loss": loss}
@@ -167,10 +172,10 @@ class Table:
         flops_constant: float = 6.0,
         source: str = "records",
     ) -> "Table":
-        """Takes fields of run records (`jaxformer.records`, kind "final").
+        """Reads fields of run records (`jaxformer.records`, kind "final").
 
         Raises:
-          ConfigError: no records, a record without the field, or a value that is not a positive finite number.
+          ConfigError: no records, a record without a field, or a value that is not a positive finite number.
         """
         if not records:
             raise ConfigError(f"{source}: no records")
@@ -197,7 +202,7 @@ class Table:
 
     @property
     def num_clusters(self) -> int | None:
-        """How many different labels the rows have; None without labels."""
+        """Number of different labels; None without labels."""
         return None if self.clusters is None else len(set(self.clusters))
 
     def column(self, name: str) -> Floats:
@@ -207,23 +212,21 @@ class Table:
     def take(self, index: Floats) -> "Table":
         """The table of some rows; index: booleans [I] or integers."""
         index = np.arange(len(self))[index]
-        columns = {k: getattr(self, k) for k in ("loss", "n", "d", "c", "rows")}
-        arrays = {k: column[index] for k, column in columns.items()}
+        arrays = {k: getattr(self, k)[index] for k in ("loss", "n", "d", "c", "rows")}
         clusters = None if self.clusters is None else [self.clusters[i] for i in index]
         return dataclasses.replace(self, **arrays, clusters=clusters, names=tuple(self.names[i] for i in index))
 
     def drop_highest_loss(self, count: int) -> "Table":
-        """Without the `count` rows of highest loss (Besiroglu et al. 2024 leave five out).
+        """The table without the `count` rows of highest loss (Besiroglu et al. 2024 leave out five).
 
         Raises:
-          ConfigError: count is negative or leaves nothing.
+          ConfigError: count is negative or leaves no rows.
         """
         if not 0 <= count < len(self):
             raise ConfigError(
                 f"drop-highest-loss: {count}; accepted: 0 to {len(self) - 1}, one less than {self.source} has rows"
             )
-        order = np.argsort(self.loss, kind="stable")
-        return self.take(np.sort(order[: len(self) - count]))
+        return self.take(np.sort(np.argsort(self.loss, kind="stable")[: len(self) - count]))
 
 
 def _field(record: Mapping[str, Any], field: str, i: int, source: str) -> Any:

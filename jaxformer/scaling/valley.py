@@ -1,15 +1,15 @@
-"""The valley of the loss over size at equal compute: its form is not known, so several are fitted and averaged.
+"""The iso-FLOP curve, loss over size at equal compute: its form is unknown, so several are fitted and averaged.
 
-At each budget log loss is a polynomial in log N. A parabola is symmetric, and the valleys of Kaplan's law and of
-Chinchilla's are not: where the sizes reach further on one side, the vertex of a parabola moves there. So further forms
-add a cubic, a quartic and a quintic term, measured from the minimum and the same at every budget: only so can budgets
-of five sizes tell them. All budgets are fitted together.
+At each budget log loss is a polynomial in log N. A parabola is symmetric, but the curves of Kaplan's and Chinchilla's
+laws are not: if the sizes extend further to one side, a parabola's vertex shifts there. So other forms add cubic,
+quartic and quintic terms around the minimum, shared by all budgets, because the five sizes of one budget could not
+determine them. All budgets are fitted together.
 
-    the valley   the forms averaged by exp(-Cp / 2), Mallows' Cp = RSS / s^2 + 2 P with s^2 of the most flexible form
-                 (Akaike's weights with the noise estimated; Burnham & Anderson 2002, sections 2.5 and 4.2)
-    its spread   replicates of every form that is not refuted, in equal numbers: a form that fits as well with fewer
-                 terms is simpler, not truer. Each replicate redraws the residuals and is then moved by what leaving out
-                 one size, drawn at random, moves that form's minimum.
+    average      the forms weighted by exp(-Cp / 2), Mallows' Cp = RSS / s^2 + 2 P with s^2 of the most flexible form
+                 (Akaike weights with estimated noise; Burnham & Anderson 2002, sections 2.5 and 4.2)
+    replicates   of every form that is not refuted, in equal numbers: among forms that fit equally well the simplest is
+                 not the most likely. Each replicate redraws the residuals, then adds the shift of its form's minimum
+                 when one size, drawn at random, is left out.
 
 >>> x = np.linspace(-1, 1, 7)
 >>> noise = 0.001 * np.random.default_rng(0).normal(size=14)
@@ -31,9 +31,9 @@ FORMS = {"parabola": 0, "cubic": 1, "quartic": 2, "quintic": 3}  # terms beyond 
 REFUTED = 10.0  # a form whose Cp is this much above the lowest has essentially no support
 _DEGREE = 5
 _GRID_POINTS = 201
-_ROUNDS = 8  # of measuring the shared terms from the minimum that they gave
-_LEAST_NOISE = 1e-7  # of log loss: exact losses are told apart no further
-_LEFT_OVER = 2  # degrees of freedom that a form has to leave
+_ROUNDS = 8  # iterations of fitting around the last fit's minimum
+_LEAST_NOISE = 1e-7  # lower bound of the noise of log loss, for tables without noise
+_LEFT_OVER = 2  # degrees of freedom that a form must leave
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class Form:
       extra: its terms beyond the parabola.
       design: [I, P].
       solve: [P, I], log losses to parameters.
-      middles: [B], log N from which the shared terms are measured.
+      middles: [B], log N at which the shared terms are centred.
       minima: [B], log N of its minimum.
       cp: Mallows' Cp.
-      weight: its share in the average.
+      weight: in the average.
       refuted: True if its Cp is more than `REFUTED` above the lowest.
     """
 
@@ -65,19 +65,19 @@ class Valleys:
     """The forms fitted to the runs of B budgets, and their average.
 
     Attributes:
-      forms: name -> `Form`, those that have a minimum between the sizes of every budget and leave degrees of freedom.
-      coefficients: [B, K], log loss of the averaged valley in powers of log N - centre.
+      forms: name -> `Form`, those with a minimum within the sizes of every budget and enough degrees of freedom.
+      coefficients: [B, K], log loss of the averaged curve in powers of log N - centre.
       centres: [B], mean log N.
-      minima: [B], log N of the averaged valley's minimum.
-      params: of the most flexible form.
+      minima: [B], log N of the averaged curve's minimum.
+      params: number of parameters of the most flexible form.
     """
 
     def __init__(self, xs: Sequence[Floats], ys: Sequence[Floats]):
-        """Fits them.
+        """Fits the forms.
 
         Args:
-          xs: log N of each budget's runs, of four different sizes at least; their parabola opens upward, with its
-            vertex inside.
+          xs: log N of each budget's runs, with at least four different sizes and a parabola that opens upward, with its
+            vertex within them.
           ys: log loss of each.
         """
         self._xs, self._y = [np.asarray(x, np.float64) for x in xs], np.concatenate(ys)
@@ -87,10 +87,8 @@ class Valleys:
         fitted = {}
         for name, extra in FORMS.items():
             spare = len(self._y) - 3 * len(self._xs) - extra
-            if extra and (most_sizes < 3 + extra or spare < _LEFT_OVER):
-                continue
-            form = self._form(extra)
-            if form is not None:
+            possible = not extra or (most_sizes >= 3 + extra and spare >= _LEFT_OVER)
+            if possible and (form := self._form(extra)) is not None:
                 fitted[name] = form
         self.forms = self._weighted(fitted)
         self.params = max(form.design.shape[1] for form in self.forms.values())
@@ -99,11 +97,11 @@ class Valleys:
         self.minima = self._lowest(self.coefficients[None])[0]
 
     def log_loss(self, b: int, log_n: Floats | float) -> Floats:
-        """Log loss of the averaged valley of budget b at log N, of any shape."""
+        """Log loss of the averaged curve of budget b at log N, of any shape."""
         return np.polynomial.polynomial.polyval(log_n - self.centres[b], self.coefficients[b])
 
     def replicates(self, count: int, seed: int) -> Floats:
-        """[count, B] log N of the minimum in each replicate; NaN where a budget's valley has none inside its sizes."""
+        """[count, B] log N of the minimum in each replicate; NaN if there is none within a budget's sizes."""
         rng = np.random.default_rng(seed)
         held = [form for form in self.forms.values() if not form.refuted]
         share = np.arange(count) % len(held)
@@ -113,30 +111,27 @@ class Valleys:
             fitted = form.design @ (form.solve @ self._y)
             leverage = np.einsum("ip,pi->i", form.design, form.solve)
             residuals = (self._y - fitted) / np.sqrt(np.maximum(1 - leverage, 0.05))
-            again = fitted + rng.choice(residuals, size=(len(mine), len(fitted)))
-            out[mine] = self._lowest(self._expanded(form, again @ form.solve.T))
+            redrawn = fitted + rng.choice(residuals, size=(len(mine), len(fitted)))
+            out[mine] = self._lowest(self._expanded(form, redrawn @ form.solve.T))
             for b in range(len(self._xs)):
                 out[mine, b] += rng.choice(self._left_out(form, b), size=len(mine))
         return out
 
     def _left_out(self, form: Form, b: int) -> Floats:
-        """How far the form's minimum at budget b moves, for each of the budget's sizes that can be left out."""
-        sizes = np.unique(self._xs[b])
-        x = np.concatenate(self._xs)
-        kept = []
-        for size in sizes:
-            rows = np.flatnonzero(~((self._of == b) & (x == size)))
+        """Shift of the form's minimum at budget b when one of its sizes is left out, for each size that can be."""
+        x, kept = np.concatenate(self._xs), []
+        for size in np.unique(self._xs[b]):
+            rows = ~((self._of == b) & (x == size))
             theta, _, rank, _ = np.linalg.lstsq(form.design[rows], self._y[rows], rcond=1e-9)
             if rank == form.design.shape[1]:
                 kept.append(theta)
         if not kept:
             return np.zeros(1)
         moved = self._lowest(self._expanded(form, np.array(kept)))[:, b] - form.minima[b]
-        moved = moved[np.isfinite(moved)]
-        return moved if len(moved) else np.zeros(1)
+        return moved[np.isfinite(moved)] if np.isfinite(moved).any() else np.zeros(1)
 
     def _form(self, extra: int) -> Form | None:
-        """The form, its shared terms measured from its own minima; None if there is none inside the sizes."""
+        """The form with its shared terms centred at its own minima; None if it has none within the sizes."""
         middles = self.centres
         for _ in range(_ROUNDS if extra else 1):
             design = self._design(middles, extra)
@@ -153,12 +148,12 @@ class Valleys:
         return form
 
     def _weighted(self, fitted: dict[str, Form]) -> dict[str, Form]:
-        rss = {}
-        for name, form in fitted.items():
-            rss[name] = float(((self._y - form.design @ (form.solve @ self._y)) ** 2).sum())
+        """The forms with their Cp and weights."""
+        rss = {
+            name: float(((self._y - form.design @ (form.solve @ self._y)) ** 2).sum()) for name, form in fitted.items()
+        }
         most = max(fitted, key=lambda name: fitted[name].extra)
-        spare = len(self._y) - fitted[most].design.shape[1]
-        noise = max(rss[most] / spare, _LEAST_NOISE**2)
+        noise = max(rss[most] / (len(self._y) - fitted[most].design.shape[1]), _LEAST_NOISE**2)
         cp = {name: rss[name] / noise + 2 * form.design.shape[1] for name, form in fitted.items()}
         lowest = min(cp.values())
         weights = {name: math.exp(-0.5 * min(value - lowest, 1e3)) for name, value in cp.items()}
@@ -170,7 +165,7 @@ class Valleys:
         }  # fmt: skip
 
     def _design(self, middles: Floats, extra: int) -> Floats:
-        """[I, P]: three columns for each budget, then the shared terms."""
+        """[I, P]: three columns for each budget, then one for each shared term."""
         count = len(self._xs)
         x = np.concatenate(self._xs) - middles[self._of]
         out = np.zeros((len(x), 3 * count + extra))
@@ -181,7 +176,7 @@ class Valleys:
         return out
 
     def _expanded(self, form: Form, theta: Floats) -> Floats:
-        """[R, B, K] in powers of log N - centre, of parameters theta [R, P] (or [P])."""
+        """[R, B, K] coefficients in powers of log N - centre, of parameters theta [R, P] (or [P])."""
         theta, count = np.atleast_2d(theta), len(self._xs)
         around = np.zeros((len(theta), count, _DEGREE + 1))
         around[:, :, :3] = theta[:, : 3 * count].reshape(-1, count, 3)
@@ -194,7 +189,7 @@ class Valleys:
         return out
 
     def _lowest(self, coefficients: Floats) -> Floats:
-        """[R, B] log N of the lowest point of coefficients [R, B, K] between each budget's sizes; NaN at their edge."""
+        """[R, B] log N of the lowest point of coefficients [R, B, K] within each budget's sizes; NaN at an end."""
         out = np.empty(coefficients.shape[:2])
         for b, x in enumerate(self._xs):
             grid = np.linspace(x.min(), x.max(), _GRID_POINTS) - self.centres[b]

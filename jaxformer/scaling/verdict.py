@@ -1,9 +1,9 @@
-"""Which law of a table fits best, which are beaten clearly, and whether the data know the irreducible loss E at all.
+"""Which law fits a table best, which are clearly beaten, and whether the data determine the irreducible loss E at all.
 
-The laws are compared by AICc, with the Laplace likelihood, whose estimate is the one of least absolute deviations that
-the fits nearly are: 2 n log(mean |log-residual|) + 2 k + 2 k (k + 1) / (n - k - 1). A law `CLEARLY` above the best has
-essentially no support (Burnham & Anderson 2002, section 2.6); its numbers answer a question that these data do not ask,
-and are printed with a warning. An E counts as pinned only if the law that fits best pins it.
+Laws are compared by AICc with the Laplace likelihood, because the fits are nearly least absolute deviations:
+2 n log(mean |log-residual|) + 2 k + 2 k (k + 1) / (n - k - 1). A law whose AICc is `CLEARLY` above the lowest has
+essentially no support (Burnham & Anderson 2002, section 2.6); its numbers are printed with a warning. E counts as
+determined only if the law that fits best determines it.
 """
 
 from collections.abc import Mapping
@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-# What the laws of size and tokens are called, by their keys in the result; the sum is Chinchilla's, of E, A / N^alpha
-# and B / D^beta.
+# Names of the laws of N and D, by their keys in the result; "the sum" is Chinchilla's, E + A / N^alpha + B / D^beta.
 CALLED = {"parametric": "the sum", "kaplan": "Kaplan's law", "kaplan_floor": "Kaplan's law with a floor"}
 CLEARLY = 10.0
 _EXACT = 1e-12  # log-residuals below this are rounding
@@ -23,8 +22,8 @@ def aicc(residuals: np.ndarray, params: int, clusters: int | None = None) -> flo
 
     Args:
       residuals: [I], of log loss.
-      params: of the law; the scale of the noise is one more.
-      clusters: how many groups of rows vary together; each counts as one observation.
+      params: number of the law's parameters; the noise scale counts as one more.
+      clusters: number of groups of rows that vary together, each counted as one observation; None: every row counts.
 
     >>> round(aicc(np.array([0.01, -0.01] * 10), 4), 1)
     -169.9
@@ -35,10 +34,10 @@ def aicc(residuals: np.ndarray, params: int, clusters: int | None = None) -> flo
 
 
 def rank(fits: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The laws that were fitted, best first: {"law": key, "aicc", "behind": the best by so much, "rms", "beaten"}.
+    """The fitted laws, best first: {"law": key, "aicc", "behind": AICc above the best, "rms", "beaten"}.
 
     Args:
-      fits: the laws by the keys of `CALLED`; those that were skipped are left out.
+      fits: the laws by the keys of `CALLED`; skipped ones are left out.
     """
     done = sorted((fit["aicc"], key) for key, fit in fits.items() if key in CALLED and "aicc" in fit)
     return [
@@ -57,7 +56,7 @@ def higher(difference: float) -> str:
 
 
 def fits_best(ranking: list[dict[str, Any]]) -> str:
-    """A clause about the law at the top of a ranking.
+    """A clause that names the best law of a ranking and compares the others with it.
 
     >>> fits_best([{"law": "kaplan", "rms": 0.005, "behind": 0.0}, {"law": "parametric", "rms": 0.02, "behind": 99.0}])
     "Kaplan's law: residuals of 0.5 % (root mean square); then the sum, 2 %, AICc 99 higher"
@@ -69,46 +68,44 @@ def fits_best(ranking: list[dict[str, Any]]) -> str:
 
 
 def closer(fits: Mapping[str, Mapping[str, Any]]) -> str:
-    """Which of the two laws of five parameters, E among them, fits more closely: its E is the one to believe."""
+    """The key of the better fit of the two laws with E (five parameters each): its E is the one to use."""
     joined = fits["kaplan_floor"].get("objective", np.inf)
     return "kaplan_floor" if joined < fits["parametric"]["objective"] else "parametric"
 
 
 def settle_floor(fits: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Of the two laws with an E, the one that fits less well: {its key: its E, not pinned} where the better one does
-    not pin its own or fits clearly better; {} where it can stand."""
+    """The corrected E of the worse of the two laws with E, by its key: not determined, if the better law does not
+    determine its own E or fits clearly better; {} if it stays as it is."""
     best = closer(fits)
     other = "parametric" if best == "kaplan_floor" else "kaplan_floor"
     if "E" not in fits[other] or fits[other]["E"]["value"] is None:
         return {}
     judge, name = fits[best]["E"], CALLED[best]
     if judge["value"] is None:
-        ends = [*judge["ci95"], *fits[other]["E"]["ci95"]]
-        known = [end for end in ends if end is not None]
-        return {other: _unpinned(fits[other]["E"], [min(known), max(known)],
-                                 f"{name}, which fits better, does not pin it ({judge['why']})")}  # fmt: skip
+        known = [end for end in (*judge["ci95"], *fits[other]["E"]["ci95"]) if end is not None]
+        return {other: _undetermined(fits[other]["E"], [min(known), max(known)],
+                                     f"{name}, which fits better, does not determine it ({judge['why']})")}  # fmt: skip
     if fits[other]["aicc"] - fits[best]["aicc"] < CLEARLY:
         return {}
     low, high = judge["ci95"]
-    return {other: _unpinned(fits[other]["E"], judge["ci95"],
-                             f"{name}, which fits clearly better, has E = {judge['value']:.4g} "
-                             f"[{low:.4g}, {high:.4g}]")}  # fmt: skip
+    return {other: _undetermined(fits[other]["E"], judge["ci95"],
+                                 f"{name}, which fits clearly better, has E = {judge['value']:.4g} "
+                                 f"[{low:.4g}, {high:.4g}]")}  # fmt: skip
 
 
 def settle_frontier(floor: Mapping[str, Any], fits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """E of a power law in one variable, which the best law of both has to pin as well."""
+    """E of a power law in one variable: determined only if the better law of N and D determines E too."""
     best = closer(fits)
-    judge = fits[best]["E"]
-    if floor["value"] is None or judge["value"] is not None:
+    if floor["value"] is None or fits[best]["E"]["value"] is not None:
         return dict(floor)
-    return _unpinned(floor, floor["ci95"], f"{CALLED[best]}, fitted to all rows, does not pin it")
+    return _undetermined(floor, floor["ci95"], f"{CALLED[best]}, fitted to all rows, does not determine it")
 
 
 def warnings(fits: Mapping[str, Any]) -> list[str]:
-    """A line about the laws that another beats clearly, or none.
+    """A line about the laws that the best one clearly beats; [] if there are none.
 
     Args:
-      fits: with "ranking", and "holdout" where the largest budgets were predicted.
+      fits: a result with "ranking", and with "holdout" if the largest budgets were predicted.
     """
     ranking = fits["ranking"]
     best, beaten = ranking[0], [row for row in ranking if row["beaten"]]
@@ -116,8 +113,8 @@ def warnings(fits: Mapping[str, Any]) -> list[str]:
         return []
     names = " and ".join(CALLED[row["law"]] for row in beaten)
     rms = " and ".join(f"{100 * row['rms']:.2g} %" for row in beaten)
-    more = " and ".join(f"{higher(row['behind'])}" for row in beaten)
-    verb = "is" if len(beaten) == 1 else "are"
+    more = " and ".join(higher(row["behind"]) for row in beaten)
+    verb, whose = ("is", "Its") if len(beaten) == 1 else ("are", "Their")
     line = (f"{names} {verb} beaten clearly by {CALLED[best['law']]}: residuals of {rms} (root mean square) "
             f"against {100 * best['rms']:.2g} %, AICc {more} higher")  # fmt: skip
     held = fits.get("holdout", {})
@@ -126,9 +123,8 @@ def warnings(fits: Mapping[str, Any]) -> list[str]:
     if all(value is not None for value in missed.values()):
         off = " and ".join(f"{100 * missed[row['law']]:.2g} %" for row in beaten)
         line += f"; the largest budgets, held out, missed by {off} against {100 * missed[best['law']]:.2g} %"
-    whose = "Its E, exponents and best sizes" if len(beaten) == 1 else "Their E, exponents and best sizes"
-    return [f"{line}. {whose} are numbers of a law that these data deny"]
+    return [f"{line}. {whose} E, exponents and best sizes belong to a law that these data reject"]
 
 
-def _unpinned(quantity: Mapping[str, Any], ends: list[float], why: str) -> dict[str, Any]:
+def _undetermined(quantity: Mapping[str, Any], ends: list[float], why: str) -> dict[str, Any]:
     return {**quantity, "value": None, "ci95": list(ends), "why": why, "estimate": quantity["value"]}

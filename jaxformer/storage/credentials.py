@@ -1,7 +1,7 @@
-"""Values that look like credentials, masked before a command line or a config is written down.
+"""Masks values that look like credentials before a command line or a config is written to disk.
 
-What a value is shows in its name: the last word is "token", "key", "auth", or one of the words is "secret",
-"password", ... `data.tokenizer_file`, `model.bert.token_types` and `chunk_tokens` are none of these.
+The name of a value decides: its last word is "token", "key", "auth", ..., or any of its words is "secret", "password",
+... `data.tokenizer_file`, `model.bert.token_types` and `chunk_tokens` are not credentials.
 
 >>> mask_command(["pretrain.py", "--hub-token=abc", "--api_key", "xyz", "--config.data.tokenizer_file=t.json"])
 ['pretrain.py', '--hub-token=***', '--api_key', '***', '--config.data.tokenizer_file=t.json']
@@ -20,14 +20,14 @@ _ANYWHERE = frozenset(
     {"secret", "secrets", "password", "passwords", "passwd", "pwd", "passphrase", "credential", "credentials"}
 )
 _AT_THE_END = frozenset({"token", "key", "auth", "authorization", "apikey", "bearer"})
-# "user:password@" of an address: both go, because a token is often given as the user.
+# "user:password@" in a URL: both are masked, because a token is often given as the user.
 _USER = re.compile(r"(?<=://)[^/\s@'\"]+@")
-# name=value, anywhere in a text: flags, the query of an address, the argument of a config file.
+# name=value anywhere in a text: flags, a URL's query, the argument of a config file.
 _ASSIGNED = re.compile(r"(?<![\w.-])([\w.-]+)=([^\s&;,'\"]+)")
 
 
 def is_credential(name: str) -> bool:
-    """Whether the value of a flag or field of this name is likely to be one.
+    """True if a flag or field of this name is likely to hold a credential.
 
     >>> [name for name in ("HF_TOKEN", "hub.apiKey", "--db-password", "secret_access_key") if is_credential(name)]
     ['HF_TOKEN', 'hub.apiKey', '--db-password', 'secret_access_key']
@@ -41,13 +41,13 @@ def is_credential(name: str) -> bool:
 
 
 def mask_text(text: str) -> str:
-    """A text without the user and password of addresses and without the values of credentials in `name=value`."""
+    """Masks user and password in URLs, and the values of credentials in `name=value`."""
     text = _USER.sub(f"{MASK}@", text)
     return _ASSIGNED.sub(lambda found: f"{found[1]}={MASK}" if is_credential(found[1]) else found[0], text)
 
 
 def mask_command(words: Sequence[str]) -> list[str]:
-    """The words of a command line: `--name=value` and `--name value` masked where the name says so."""
+    """Masks the words of a command line: the values of credentials in `--name=value` and `--name value`."""
     out: list[str] = []
     for word in words:
         flag, assigned, _ = word.partition("=")
@@ -62,13 +62,13 @@ def mask_command(words: Sequence[str]) -> list[str]:
 
 
 def mask_change(line: str) -> str:
-    """A line "field: old -> new", as `config.diff` makes them."""
+    """Masks a line "field: old -> new" of `config.diff`."""
     name, colon, _ = line.partition(": ")
     return f"{name}: {MASK}" if colon and is_credential(name) else mask_text(line)
 
 
 def mask(value: Any, name: str = "") -> Any:
-    """Plain nested data: the values of fields whose names say so, and addresses in any text."""
+    """Masks nested data: the values of fields that are credentials by name, and `mask_text` on all other text."""
     if isinstance(value, Mapping):
         return {key: mask(item, str(key)) for key, item in value.items()}
     if value is not None and name and is_credential(name):
@@ -79,7 +79,7 @@ def mask(value: Any, name: str = "") -> Any:
 
 
 def mask_manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's manifest, masked whatever version wrote it.
+    """Masks a run's manifest, whatever version wrote it.
 
     >>> mask_manifest({"command": ["fit.py", "--key", "abc"], "overrides": ["hub.token: None -> 'abc'"], "seed": 0})
     {'command': ['fit.py', '--key', '***'], 'overrides': ['hub.token: ***'], 'seed': 0}

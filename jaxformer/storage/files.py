@@ -1,5 +1,5 @@
-"""Files written whole or not at all, and nothing of anybody else's touched: no link is followed, no folder removed that
-does not lie where it should.
+"""Atomic writes, and safe opening and removal: symbolic links are not followed, and a folder is removed only if it lies
+in the folder it should lie in.
 
 >>> import tempfile
 >>> folder = Path(tempfile.mkdtemp())
@@ -11,6 +11,7 @@ Traceback (most recent call last):
 OSError: [Errno 40] is a symbolic link, which is not followed: ...link.txt'
 """
 
+import contextlib
 import errno
 import os
 import secrets
@@ -21,64 +22,53 @@ from typing import BinaryIO
 
 
 def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
-    """Replaces a file, durably: after a kill or a loss of power there is the old content or the new, never a part.
+    """Replaces a file atomically and durably: a kill or power loss leaves the old content or the new, never a mixture.
 
-    A link of that name is replaced by the file; what it points to stays as it is.
+    A symbolic link at `path` is replaced by the file; its target is not changed.
 
     Args:
-      path: its folder exists.
+      path: in an existing folder.
       content: text is written as UTF-8.
 
     Raises:
-      OSError: it cannot be written; the old content is untouched and no temporary file is left.
+      OSError: the file cannot be written; the old content is unchanged and no temporary file is left.
     """
     path = Path(path)
-    half = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
-        with open(half, "xb") as file:  # x: refuses whatever is there already, links included
+        with open(temporary, "xb") as file:  # x: fails if anything is there already, links included
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(half, path)
+        os.replace(temporary, path)
     except BaseException:
-        half.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes renames inside a folder durable; does nothing where a file system cannot."""
-    try:
+    """Makes renames inside a folder durable; does nothing on file systems that cannot."""
+    with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        pass
-    finally:
-        os.close(handle)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def open_to_append(path: str | os.PathLike, *, sole: bool = False) -> BinaryIO:
-    """Opens a file for reading and appending; makes it if it is not there.
+    """Opens a file for reading and appending; creates it if it does not exist.
 
     Args:
       path: the file.
-      sole: of a file that has other names (hard links, as of a backup by `cp -al`) a copy is written to, which takes
-        this name; under the others it stays as it is.
+      sole: if the file has other hard links (a backup made by `cp -al`), write to a copy that takes over this name, so
+        that the other links keep the old content.
 
     Raises:
-      OSError: it is a link, a folder, a pipe or a device, or it cannot be written.
+      OSError: it is a symbolic link, a folder, a pipe or a device, or it cannot be written.
     """
-    path = Path(path)
-    if path.is_symlink():
-        raise OSError(errno.ELOOP, "is a symbolic link, which is not followed", str(path))
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    handle = os.open(path, flags, 0o666)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise OSError(errno.EINVAL, "is not a regular file", str(path))
+    handle = _open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     file = os.fdopen(handle, "ab+")
     if not sole or os.fstat(handle).st_nlink == 1:
         return file
@@ -89,34 +79,39 @@ def open_to_append(path: str | os.PathLike, *, sole: bool = False) -> BinaryIO:
 
 
 def open_to_read(path: str | os.PathLike, *, follow: bool = False) -> BinaryIO:
-    """Opens a regular file for reading; never waits, as opening a pipe would.
+    """Opens a regular file for reading; never blocks, as opening a pipe would.
 
     Args:
       path: the file.
-      follow: a symbolic link is followed (for files that the user names); otherwise it is refused.
+      follow: follow a symbolic link (for files that the user names) instead of refusing it.
 
     Raises:
-      OSError: it is not there, a folder, a pipe, a device or (without `follow`) a link.
+      OSError: it does not exist, or is a folder, a pipe, a device or (without `follow`) a symbolic link.
     """
-    path = Path(path)
-    if not follow and path.is_symlink():
-        raise OSError(errno.ELOOP, "is a symbolic link, which is not followed", str(path))
-    no_follow = 0 if follow else getattr(os, "O_NOFOLLOW", 0)
-    flags = os.O_RDONLY | no_follow | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    handle = os.open(path, flags)
+    return os.fdopen(_open_regular(path, os.O_RDONLY | getattr(os, "O_BINARY", 0), follow=follow), "rb")
+
+
+def _open_regular(path: str | os.PathLike, flags: int, *, follow: bool = False) -> int:
+    """A file descriptor of a regular file. Raises OSError for anything else, without waiting for it."""
+    if not follow:
+        _refuse_link(path)
+        flags |= getattr(os, "O_NOFOLLOW", 0)
+    handle = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "is not a regular file", str(path))
-    return os.fdopen(handle, "rb")
+    return handle
+
+
+def _refuse_link(path: str | os.PathLike) -> None:
+    if os.path.islink(path):
+        raise OSError(errno.ELOOP, "is a symbolic link, which is not followed", str(path))
 
 
 def irregular(folder: Path) -> Path | None:
-    """A pipe, socket or device in a folder, or a link to one, at which other libraries would wait; else None."""
-    for inside, _, names in os.walk(folder):
-        for path in (Path(inside, name) for name in names):
-            if os.path.exists(path) and not os.path.isfile(path):  # which raise nothing
-                return path
-    return None
+    """A pipe, socket or device in a folder, or a link to one, on which another library would block; else None."""
+    paths = (os.path.join(inside, name) for inside, _, names in os.walk(folder) for name in names)
+    return next((Path(path) for path in paths if os.path.exists(path) and not os.path.isfile(path)), None)
 
 
 def read_bytes(path: str | os.PathLike, most: int, *, follow: bool = False) -> bytes:
@@ -129,7 +124,7 @@ def read_bytes(path: str | os.PathLike, most: int, *, follow: bool = False) -> b
 
 
 def unusable(path: str) -> str | None:
-    """What is wrong with a path that no file can have, and what is accepted; None: nothing.
+    """Why no file can have this path, and what is accepted; None if one can.
 
     >>> unusable("runs/a"), unusable("runs/" + 300 * "a")
     (None, 'has a name of 300 bytes; accepted: at most 255')
@@ -147,31 +142,29 @@ def unusable(path: str) -> str | None:
 
 
 def make_folder(path: str | os.PathLike) -> Path:
-    """Makes a folder, in one that exists, if it is not there; returns its path.
+    """Creates a folder inside an existing one unless it is there already; returns its path.
 
     Raises:
-      OSError: a link of that name is there, or a file, or it cannot be made.
+      OSError: a symbolic link or a file has that name, or the folder cannot be created.
     """
     path = Path(path)
-    if path.is_symlink():
-        raise OSError(errno.ELOOP, "is a symbolic link, which is not followed", str(path))
+    _refuse_link(path)
     path.mkdir(exist_ok=True)
     return path
 
 
 def remove_folder(path: str | os.PathLike, inside: str | os.PathLike) -> None:
-    """Removes a folder and all in it; links in it are removed, not followed.
+    """Removes a folder and everything in it; links in it are removed, not followed.
 
     Args:
-      path: the folder; nothing happens if it is not there.
-      inside: the folder that it must lie in, directly.
+      path: the folder; nothing happens if it does not exist.
+      inside: its parent folder.
 
     Raises:
-      OSError: `path` is a link, or lies elsewhere, whatever its name says ("..", an absolute path).
+      OSError: `path` is a symbolic link, or does not really lie directly in `inside` ("..", an absolute path).
     """
     path, inside = Path(path), Path(inside)
-    if path.is_symlink():
-        raise OSError(errno.ELOOP, "is a symbolic link, which is not followed", str(path))
+    _refuse_link(path)
     if not path.exists():
         return
     if path.resolve().parent != inside.resolve() or path.name in ("", ".", ".."):

@@ -1,4 +1,4 @@
-"""JSON objects that carry a checksum of themselves, and JSON files that may hold anything.
+"""JSON objects with a checksum of themselves, and plain JSON files.
 
 >>> made = add_checksum({"step": 110})
 >>> verified(made), verified({**made, "step": 115}), verified({"step": 110})
@@ -14,17 +14,17 @@ from typing import Any
 
 from jaxformer.storage import files
 
-FIELD = "seal"  # stands in files of earlier versions, so it keeps its name
+FIELD = "seal"  # a file format: existing files have this name
 MOST_BYTES = 2**30
 
 
 def add_checksum(body: Mapping[str, Any]) -> dict[str, Any]:
-    """`body` with a checksum of itself, whatever the order of its fields and the spaces of its file."""
+    """`body` with a checksum of itself, which does not depend on the order of fields or on whitespace."""
     return {**body, FIELD: zlib.crc32(json.dumps(body, sort_keys=True).encode())}
 
 
 def verified(value: Any) -> dict[str, Any] | None:
-    """The inverse of `add_checksum`; None where the checksum is absent or does not match."""
+    """The inverse of `add_checksum`; None if the checksum is absent or does not match."""
     if not isinstance(value, dict):
         return None
     body = {name: item for name, item in value.items() if name != FIELD}
@@ -35,16 +35,16 @@ def verified(value: Any) -> dict[str, Any] | None:
 
 
 def read(path: str | os.PathLike) -> Any:
-    """What a JSON file holds.
+    """The value in a JSON file.
 
     Raises:
-      OSError: it cannot be read, or is no regular file; ValueError: it is not JSON, or nested too deeply.
+      OSError: it cannot be read, or is not a regular file; ValueError: it is not JSON, or nested too deeply.
     """
     return parse(files.read_bytes(path, MOST_BYTES, follow=True))
 
 
 def read_verified(path: str | os.PathLike, most_bytes: int) -> dict[str, Any] | None:
-    """The object that `add_checksum` made, from a file that is no link; None if anything else is there, or nothing."""
+    """The object that `add_checksum` made, from a file; None if the file is missing, a link, or holds anything else."""
     try:
         return verified(parse(files.read_bytes(path, most_bytes)))
     except (OSError, ValueError):
@@ -52,12 +52,12 @@ def read_verified(path: str | os.PathLike, most_bytes: int) -> dict[str, Any] | 
 
 
 def digest(content: bytes) -> str:
-    """32 hexadecimal digits that tell this content of a file from others."""
+    """Hash of a file's content, 32 hexadecimal digits."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def parse(text: str | bytes) -> Any:
-    """What a JSON text says. Raises ValueError: it is not JSON, or nested too deeply."""
+    """The value of a JSON text. Raises ValueError: it is not JSON, or nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:

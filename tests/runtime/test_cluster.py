@@ -176,7 +176,7 @@ def test_two_processes_agree_and_do_not_wait_for_ever(tmp_path):
     try:
         out, err = both[0].communicate(timeout=60)  # process 1 sleeps for a minute: nobody waits for that
         assert both[0].returncode == coordination.STALLED, (err + both[1].communicate(timeout=5)[1])[-4000:]
-        assert "process 0 ends: process 1 did not tell of the rest in 6 s" in err and "most recent call first" in err
+        assert "process 0 ends: process 1 did not report the rest within 6 s" in err and "most recent call first" in err
     finally:
         both[1].kill()
     last = both[1].communicate()[0]

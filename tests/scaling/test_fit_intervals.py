@@ -175,7 +175,7 @@ def test_a_flat_profile_of_the_floor_is_a_doubt_about_it_and_about_what_it_drags
     assert doubt("E", 2, 1, 0, 9) == "its profile is flat down to zero"
     assert doubt("E", 9, 1, 0, 2) == "its profile is flat up to the lowest loss"
     assert doubt("E", 9, 1, 0, 9) is None and doubt("alpha", 9, 1, 0, 9) is None
-    assert doubt("alpha", 2, 1, 0, 9) == "it moves from 0.1 to 0.35 as E moves through its 95% interval"
+    assert doubt("alpha", 2, 1, 0, 9) == "it varies from 0.1 to 0.35 as E varies over its 95% interval"
 
 
 def test_likely_outliers_are_named_with_their_rows():

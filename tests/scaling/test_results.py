@@ -119,8 +119,8 @@ def test_a_better_law_with_a_floor_is_the_one_that_speaks_of_the_floor(fits):
     assert "fits best Kaplan's law with a floor: residuals of 0.1 % (root mean square); then the sum" in line
     assert "; E 1.25 [1.2, 1.3], alpha_N" in line and ", by the sum (beaten) " in line
     held, missed = (results.against_floor(other, nats) for nats in (1.21, 1.31))
-    assert "E 1.25 [1.2, 1.3] holds it, the interval's half width is 4 % of E; by Kaplan's law with a floor" in held
-    assert "does NOT hold it" in missed and "holds it" in results.against_floor(other, 1.31, standard_error=0.01)
+    assert "E 1.25 [1.2, 1.3] contains it, the interval's half width is 4 % of E; by Kaplan's law with a floor" in held
+    assert "does NOT contain it" in missed and "contains it" in results.against_floor(other, 1.31, standard_error=0.01)
 
 
 def test_fit_json_is_that_of_the_fit_program_and_all_conventions(fits, tmp_path):

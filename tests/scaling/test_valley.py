@@ -64,7 +64,7 @@ def test_equal_losses_are_left_out_and_named():
     n = np.sqrt(c / 120) * np.tile(np.geomspace(0.25, 4, 5), 4)
     loss = np.where(c == 1e15, 3.0, 3 + 0.1 * np.log(n / np.sqrt(c / 120)) ** 2)
     assert isoflop.minima(Table.of(n=n, c=c, loss=loss), replicates=100)["left_out"] == [
-        "budget 1e+15 FLOPs: all of its losses are equal, so none is the lowest"
+        "budget 1e+15 FLOPs: all of its losses are equal, so it has no minimum"
     ]
 
 

@@ -25,7 +25,9 @@ def test_a_floor_that_the_better_law_denies_is_not_pinned(kaplans):
     result = kaplans[1]
     assert result["fits_best"] == "kaplan_floor"
     floor = result["parametric"]["E"]
-    assert floor["value"] is None and "Kaplan's law with a floor, which fits better, does not pin it" in floor["why"]
+    assert (
+        floor["value"] is None and "Kaplan's law with a floor, which fits better, does not determine it" in floor["why"]
+    )
     assert floor["ci95"][0] == 0.0 == result["kaplan_floor"]["E"]["ci95"][0] and floor["estimate"] > 1
     assert all(law["with_floor"]["E"]["value"] is None for law in result["power_laws"].values())
     assert "by the sum (beaten)" in results.summary({"all": result})[0]
@@ -41,12 +43,12 @@ def test_a_law_that_is_beaten_clearly_is_said_to_be_everywhere(kaplans, tmp_path
     flags = ["--n=n", "--d=d", "--loss=loss", "--bootstrap=100", "--no-figures", f"--out={tmp_path / 'out'}"]
     assert program.main([f"--csv={path}", *flags]) == 0
     out = capsys.readouterr().out
-    assert "note: the sum is beaten clearly" in out and "beaten clearly by Kaplan's law: these data deny" in out
+    assert "note: the sum is beaten clearly" in out and "beaten clearly by Kaplan's law: these data reject" in out
     # What fits best comes first: its formula before the sum's.
     assert 0 < out.index("fits best: Kaplan's law") < out.index("L = [(N_c") < out.index("L = E + A / N^alpha + B")
     assert "the sum is beaten clearly" in json.loads((tmp_path / "out" / "fit.json").read_text())["warnings"][0]
     page = report.page("title", {"all": result}, {})
-    assert "The sum is beaten clearly" in page and "these data deny this law" in page
+    assert "The sum is beaten clearly" in page and "these data reject this law" in page
     assert page.index("Kaplan's law".replace("'", "&#x27;")) < page.index("The sum: ")
 
 
