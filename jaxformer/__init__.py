@@ -8,6 +8,7 @@ from jaxformer import masks
 from jaxformer.config import (
     T5,
     Alibi,
+    AttentionConfig,
     Bert,
     Config,
     Dense,
@@ -59,12 +60,12 @@ from jaxformer.types import Array, Batch, Model, Params
 __version__ = "0.1.0"
 
 __all__ = [
-    "Alibi", "Array", "Batch", "Bert", "Config", "ConfigError", "Context", "Cost", "Dense", "Execution", "Learned",
-    "LossConfig", "Mask", "Model", "ModelConfig", "NoPositions", "ParamSpec", "Params", "Rotary", "Sinusoidal",
-    "Softmax", "Sublayer", "T5", "TokenLoss", "abstract_params", "alibi", "alibi_slopes", "attention", "bert", "block",
-    "block_specs", "causal", "count_params", "cross_entropy", "dense", "dropout", "embed", "expand", "from_mapping",
-    "gelu", "gelu_tanh", "gpt", "init_params", "layer_norm", "learned", "linear", "masked_token_loss", "masks", "mlp",
-    "padding", "param_axes", "prefix", "relu", "rms_norm", "rotary", "rotary_angles", "rotary_frequencies", "rotation",
-    "segments", "silu", "sinusoidal", "stack", "stack_specs", "t5_bias", "t5_buckets", "token_loss", "unembed",
-    "window",
+    "Alibi", "Array", "AttentionConfig", "Batch", "Bert", "Config", "ConfigError", "Context", "Cost", "Dense",
+    "Execution", "Learned", "LossConfig", "Mask", "Model", "ModelConfig", "NoPositions", "ParamSpec", "Params",
+    "Rotary", "Sinusoidal", "Softmax", "Sublayer", "T5", "TokenLoss", "abstract_params", "alibi", "alibi_slopes",
+    "attention", "bert", "block", "block_specs", "causal", "count_params", "cross_entropy", "dense", "dropout", "embed",
+    "expand", "from_mapping", "gelu", "gelu_tanh", "gpt", "init_params", "layer_norm", "learned", "linear",
+    "masked_token_loss", "masks", "mlp", "padding", "param_axes", "prefix", "relu", "rms_norm", "rotary",
+    "rotary_angles", "rotary_frequencies", "rotation", "segments", "silu", "sinusoidal", "stack", "stack_specs",
+    "t5_bias", "t5_buckets", "token_loss", "unembed", "window",
 ]  # fmt: skip

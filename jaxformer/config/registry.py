@@ -29,10 +29,12 @@ class ObjectiveTraits(NamedTuple):
 
     Attributes:
       share: ``data config -> float``, the expected share of the positions whose logits are needed.
+      families: that can be trained on it beside those that say so themselves.
       is_code: True if the loss of a text is the length of a code for it, so that bits per byte mean something.
     """
 
     share: Callable[[Any], float] = lambda data: 1.0
+    families: tuple[str, ...] = ()
     is_code: bool = False
 
 
@@ -71,6 +73,11 @@ class Registry(dict[str, V], Generic[V]):
             raise ConfigError(f"config.{self._field}: {name!r} is taken by {_origin(known)}")
         super().__setitem__(name, value)
         self._names[name] = getattr(value, "traits", None)
+
+
+def objectives_of(family: str) -> list[str]:
+    """The objectives that models of a family can be trained on."""
+    return [name for name, o in OBJECTIVES.items() if name in FAMILIES[family].objectives or family in o.families]
 
 
 def one_of(field: str, value: str, names: Mapping[str, Any]) -> None:

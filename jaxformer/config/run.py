@@ -12,7 +12,7 @@ from jaxformer.config.loss import LossConfig
 from jaxformer.config.mesh import MeshConfig
 from jaxformer.config.model import ModelConfig
 from jaxformer.config.optimizer import OptimizerConfig
-from jaxformer.config.registry import FAMILIES
+from jaxformer.config.registry import objectives_of
 from jaxformer.config.train import TrainConfig
 from jaxformer.errors import ConfigError
 
@@ -64,7 +64,7 @@ class Config(Section, name="", most={"seed": math.inf}, paths=("workdir",)):
             raise ConfigError(
                 f"config.execution.gradient_accumulation_steps: {parts} does not divide train.global_batch_size {rows}"
             )
-        accepted = FAMILIES[self.model.family].objectives
+        accepted = objectives_of(self.model.family)
         if self.data.objective not in accepted:
             raise ConfigError(
                 f"config.data.objective: {self.data.objective}; model.family={self.model.family} needs "

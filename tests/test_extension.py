@@ -1,0 +1,198 @@
+"""What a config file brings by itself works in every program: a mixer, a family, an objective with a source.
+
+The files are in tests/extensions; CONTRIBUTING.md says how to write one. Nothing in the package knows them.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer import AttentionConfig, LossConfig, decoding, from_mapping
+from jaxformer.config import registry
+from jaxformer.data.objectives import OBJECTIVES
+from jaxformer.data.sources import SOURCES
+from jaxformer.errors import ConfigError
+from jaxformer.functional.sublayers import MIXERS
+from jaxformer.models import gpt
+from jaxformer.models.families import FAMILIES
+from jaxformer.models.flops import count_parameters, flops_per_token
+from jaxformer.modules import make_model
+from jaxformer.plan import measures, topology
+from jaxformer.runs import pretrain
+from jaxformer.runs.command_line import Parsed, load_file, parse_config, parser
+from jaxformer.specs import abstract_params, init_params
+from jaxformer.types import Batch
+
+FOLDER = Path(__file__).parent / "extensions"
+FILES = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}
+TABLES = (MIXERS, FAMILIES, OBJECTIVES, SOURCES, AttentionConfig.registered, registry.FAMILIES, registry.OBJECTIVES,
+          registry.SOURCES)  # fmt: skip
+SMALL = [
+    "--config.model.num_layers=2", "--config.model.width=32", "--config.model.context_length=32",
+    "--config.train.global_batch_size=8", "--config.train.steps=6", "--config.train.eval_every_steps=6",
+    "--config.execution.steps_per_dispatch=1", "--config.optimizer.warmup_steps=1", "--config.compilation_cache=false",
+    "--config.checkpoint.save_every_steps=2", "--config.train.eval_rows=16",
+]  # fmt: skip
+MARKOV = ["--config.data.source=markov", "--config.data.language_tokens=4000"]
+
+
+@pytest.fixture(autouse=True)
+def tables_as_they_were():
+    before = [dict(table) for table in TABLES]
+    yield
+    for table, entries in zip(TABLES, before, strict=True):
+        for name in set(table) - set(entries):
+            dict.pop(table, name)
+
+
+def words(name, folder):
+    own = [] if name == "replaced" else MARKOV
+    places = [f"--config.workdir={folder / 'run'}", f"--config.data.cache_dir={folder / 'cache'}"]
+    return [f"--config={FILES[name]}", *SMALL, *own, *places]
+
+
+def parsed(name, folder) -> Parsed:
+    return parse_config(parser("", "pretrain"), words(name, folder))
+
+
+def test_they_are_short():
+    lines = {name: sum(bool(line.strip()) for line in path.read_text().splitlines()) for name, path in FILES.items()}
+    assert len(lines) == 3 and max(lines.values()) < 60
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_run_trains_goes_on_and_is_evaluated(name, tmp_path, capsys):
+    asked = parsed(name, tmp_path)
+    first = pretrain.pretrain(asked)
+    assert first.step == 6 and np.isfinite(first.evaluation["loss"])
+    found = pretrain.evaluate(tmp_path / "run", cache_dir=str(tmp_path / "cache"), log=lambda _: None)
+    assert found["loss"] == pytest.approx(first.evaluation["loss"], rel=1e-5)
+    assert pretrain.pretrain(asked).step == 6  # there is nothing more to do
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_plan_counts_it(name, tmp_path):
+    plan = measures.make_plan(parsed(name, tmp_path).config, topology.make("cpu:1"))
+    assert plan["memory"]["activations"] > 0
+    assert 0.5 < plan["flops"]["useful"] <= 1.5
+
+
+def test_operations_of_the_mixer_are_those_that_xla_counts():
+    load_file(str(FILES["gated_conv"]))
+    cfg = from_mapping(
+        {"model": {"attention": "gated_conv", "positions": "none", "width": 64, "context_length": 64, "vocab_size": 64}}
+    ).model
+    model = make_model(cfg, LossConfig(chunk_tokens=128))
+    ids, weights = jax.ShapeDtypeStruct((2, 64), jnp.int32), jax.ShapeDtypeStruct((2, 64), jnp.float32)
+
+    def loss(params, batch):
+        return model.loss(params, batch, None)[0]["loss"][0]
+
+    lowered = jax.jit(jax.grad(loss)).lower(abstract_params(model.specs), Batch(ids, ids, weights, ids, ids))
+    counted = lowered.cost_analysis()["flops"] / 128
+    assert counted == pytest.approx(flops_per_token(cfg).training, rel=0.05)
+
+
+def test_decoding_with_its_cache_is_the_full_forward_pass():
+    load_file(str(FILES["gated_conv"]))
+    cfg = from_mapping({"model": {"attention": "gated_conv", "positions": "none", "width": 32, "vocab_size": 20}}).model
+    params = init_params(gpt.specs(cfg), jax.random.key(0))
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 20, (3, 12)))
+    full = gpt.apply(params, tokens, cfg)
+    lengths = jnp.array([5, 1, 3])  # also shorter than what the convolution reaches
+    hidden, cache = decoding.prefill(params, tokens, lengths, cfg, 12)
+    for step in range(7):
+        got = decoding.logits(params, hidden)
+        wanted = full[jnp.arange(3), lengths + step - 1]
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+        hidden, cache = decoding.step(params, tokens[jnp.arange(3), lengths + step], cfg, cache)
+    out = decoding.generate(params, [[1, 2, 3], [4]], cfg, rng=jax.random.key(1), max_new_tokens=5)
+    assert out.lengths.tolist() == [5, 5]
+
+
+def test_the_mixer_sees_no_other_document():
+    load_file(str(FILES["gated_conv"]))
+    cfg = from_mapping({"model": {"attention": "gated_conv", "positions": "none", "width": 32, "vocab_size": 20}}).model
+    params = init_params(gpt.specs(cfg), jax.random.key(0))
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 20, (1, 10)))
+    segments = jnp.array([[1, 1, 1, 2, 2, 2, 2, 2, 2, 2]])
+    one = gpt.apply(params, tokens, cfg, segments=segments)
+    other = gpt.apply(params, tokens.at[:, :3].add(1) % 20, cfg, segments=segments)
+    np.testing.assert_array_equal(one[:, 3:], other[:, 3:])
+    assert not np.array_equal(one[:, :3], other[:, :3])
+
+
+def test_what_is_frozen_stays_and_is_seen(tmp_path):
+    asked = parsed("reservoir", tmp_path)
+    cfg = replace(asked.config.model, vocab_size=64)
+    model = make_model(cfg, asked.config.loss, freeze=asked.config.optimizer.freeze)
+    start = jax.jit(model.init)(jax.random.split(jax.random.key(asked.config.seed))[0])
+    state = pretrain.pretrain(asked).state
+    before, after = start["embedding"], state.params["embedding"]
+    np.testing.assert_array_equal(before["positions"], after["positions"])
+    assert not np.array_equal(before["tokens"], after["tokens"])
+    assert state.frozen["reservoir"].shape == (64, 32)
+    batch = Batch(*(jnp.ones((1, 32), int), jnp.ones((1, 32), int), jnp.ones((1, 32))), *(jnp.zeros((1, 32), int),) * 2)
+    losses = [
+        float(model.loss(state.params, batch, None, f)[0]["loss"][0])
+        for f in (state.frozen, {"reservoir": jnp.zeros((64, 32))})
+    ]
+    assert losses[0] != losses[1]
+
+
+def test_a_run_of_a_kind_that_is_not_here_is_one_line(tmp_path):
+    pretrain.pretrain(parsed("gated_conv", tmp_path))
+    AttentionConfig.registered.pop("gated_conv")
+    with pytest.raises(ConfigError, match=r"'gated_conv' is not one of softmax; if .*gated_conv.py brings it, give"):
+        pretrain.open_run(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"config.optimizer.freeze: 'embeding' names no parameters; accepted: embedd"):
+        make_model(from_mapping({"model": {"vocab_size": 64}}).model, LossConfig(), freeze=("embeding",))
+    assert count_parameters(from_mapping({"model": {"vocab_size": 64}}).model).total > 0
+
+
+def program(name, *arguments, **options):
+    command = [sys.executable, "-m", f"experiments.{name}", *arguments]
+    return subprocess.Popen(command, cwd=FOLDER.parents[1], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            env=os.environ | {"JAX_PLATFORMS": "cpu"}, **options)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FILES)
+def test_killed_and_started_again_it_ends_with_the_same_bits(name, tmp_path):
+    more = [
+        "--config.train.steps=400",
+        "--config.train.eval_every_steps=400",
+        "--config.checkpoint.save_every_steps=20",
+    ]
+
+    def leaves(folder):
+        return json.loads((folder / "run/checkpoints/400/meta/metadata").read_text())["leaves"]
+
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    for folder in (whole, cut):
+        folder.mkdir()
+    assert program("pretrain", *words(name, whole), *more).wait(300) == 0
+    killed = program("pretrain", *words(name, cut), *more)
+    until = time.monotonic() + 120
+    while not (cut / "run/checkpoints/20").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert not (cut / "run/checkpoints/400").exists()
+    assert program("pretrain", *words(name, cut), *more).wait(300) == 0
+    assert leaves(cut) == leaves(whole)
+    if name == "gated_conv":
+        flags = [f"--workdir={cut / 'run'}", f"--config={FILES[name]}"]
+        text, _ = (made := program("generate", *flags, "--prompt=!", "--max-new-tokens=8")).communicate()
+        assert made.returncode == 0 and text.startswith("!")
+        assert program("evaluate", *flags, "--json", f"--cache-dir={cut / 'cache'}").wait(120) == 0
