@@ -160,7 +160,7 @@ def test_one_clear_line(place, done, tmp_path):
     changed = line("--config.ladder.layer_width=8", workdir=place / "done")
     assert "another config (ladder.layer_width: 32 -> 8)" in changed
     assert line("--at-once=0") == "error: --at-once: 0; accepted: at least 1"
-    assert "replicates: 5; accepted: 100 or more" in line("--bootstrap=5")
+    assert "replicates: 5; accepted: 100 to 100000" in line("--bootstrap=5")
     few = line("--config.ladder.widths=8", "--config.ladder.budgets=4e8")
     assert "needs" in few and "rows" in few
     shutil.copytree(place / "done", tmp_path / "cut", ignore=shutil.ignore_patterns("runs", "trunks"))
