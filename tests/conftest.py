@@ -27,6 +27,9 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
 
 
+collect_ignore = ["extensions"]  # config files that register what they bring when they are read; no tests
+
+
 def pytest_configure(config):
     """Has tests compiled by XLA's older generator of loops for CPU: in 0.4 of the time, the fast suite takes 0.66.
 
