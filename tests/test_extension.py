@@ -166,6 +166,12 @@ def program(name, *arguments, **options):
                             env=os.environ | {"JAX_PLATFORMS": "cpu"}, **options)  # fmt: skip
 
 
+def ended(process, seconds):
+    """Its exit code, its pipes closed."""
+    process.communicate(timeout=seconds)
+    return process.returncode
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_killed_and_started_again_it_ends_with_the_same_bits(name, tmp_path):
@@ -181,18 +187,18 @@ def test_killed_and_started_again_it_ends_with_the_same_bits(name, tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     for folder in (whole, cut):
         folder.mkdir()
-    assert program("pretrain", *words(name, whole), *more).wait(300) == 0
+    assert ended(program("pretrain", *words(name, whole), *more), 300) == 0
     killed = program("pretrain", *words(name, cut), *more)
     until = time.monotonic() + 120
     while not (cut / "run/checkpoints/20").exists() and time.monotonic() < until:
         time.sleep(0.01)
     killed.send_signal(signal.SIGKILL)
-    killed.wait()
+    ended(killed, 30)
     assert not (cut / "run/checkpoints/400").exists()
-    assert program("pretrain", *words(name, cut), *more).wait(300) == 0
+    assert ended(program("pretrain", *words(name, cut), *more), 300) == 0
     assert leaves(cut) == leaves(whole)
     if name == "gated_conv":
         flags = [f"--workdir={cut / 'run'}", f"--config={FILES[name]}"]
         text, _ = (made := program("generate", *flags, "--prompt=!", "--max-new-tokens=8")).communicate()
         assert made.returncode == 0 and text.startswith("!")
-        assert program("evaluate", *flags, "--json", f"--cache-dir={cut / 'cache'}").wait(120) == 0
+        assert ended(program("evaluate", *flags, "--json", f"--cache-dir={cut / 'cache'}"), 120) == 0
