@@ -182,7 +182,7 @@ def make_model(
         ) from None
 
     def init(rng: Array) -> Params:
-        return shell.init({"params": rng}, jnp.zeros((1, config.context_length), jnp.int32))["params"]
+        return shell.init({"params": rng}, method=lambda module: module.tree)["params"]
 
     def loss(params: Params, batch: Batch, rng: Array | None, frozen: Any = None) -> tuple[Sums, Sums]:
         rngs = {} if rng is None else {"dropout": rng}

@@ -17,11 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer import AttentionConfig, LossConfig, decoding, from_mapping
+from jaxformer import AttentionConfig, Context, Execution, LossConfig, block, decoding, from_mapping, masks
 from jaxformer.config import registry
 from jaxformer.data.objectives import OBJECTIVES
 from jaxformer.data.sources import SOURCES
 from jaxformer.errors import ConfigError
+from jaxformer.functional.block import unstack
+from jaxformer.functional.layer import norm
 from jaxformer.functional.sublayers import MIXERS
 from jaxformer.models import gpt
 from jaxformer.models.families import FAMILIES
@@ -30,7 +32,9 @@ from jaxformer.modules import make_model
 from jaxformer.plan import measures, topology
 from jaxformer.runs import pretrain
 from jaxformer.runs.command_line import Parsed, load_file, parse_config, parser
+from jaxformer.scaling.ladder import LadderConfig, size_model
 from jaxformer.specs import abstract_params, init_params
+from jaxformer.training.step import gradients
 from jaxformer.types import Batch
 
 FOLDER = Path(__file__).parent / "extensions"
@@ -158,6 +162,67 @@ def test_a_run_of_a_kind_that_is_not_here_is_one_line(tmp_path):
     with pytest.raises(ConfigError, match=r"config.optimizer.freeze: 'embeding' names no parameters; accepted: embedd"):
         make_model(from_mapping({"model": {"vocab_size": 64}}).model, LossConfig(), freeze=("embeding",))
     assert count_parameters(from_mapping({"model": {"vocab_size": 64}}).model).total > 0
+
+
+def test_what_stands_in_a_table_is_not_replaced_without_a_word():
+    """Not even by an entry that begins with the same functions."""
+    with pytest.raises(ConfigError, match=r"^config.model.family: 'gpt' is taken by jaxformer.models.gpt.specs$"):
+        FAMILIES["gpt"] = FAMILIES["gpt"]._replace(loss=lambda *arguments: None)
+    with pytest.raises(ConfigError, match=r"^config.model.attention.kind: 'softmax' is taken by jaxformer"):
+        MIXERS["softmax"] = MIXERS["softmax"]._replace(cost=lambda *arguments: None)
+    FAMILIES["gpt"] = FAMILIES["gpt"]  # as a config file does that is read twice
+
+
+def test_a_kind_without_functions_is_one_line():
+    load_file(str(FILES["gated_conv"]))
+    dict.pop(MIXERS, "gated_conv")
+    cfg = from_mapping({"model": {"attention": "gated_conv", "positions": "none", "vocab_size": 64}}).model
+    line = r"^config.model.attention.kind: 'gated_conv' has no functions; accepted: softmax$"
+    for use in (count_parameters, gpt.specs):
+        with pytest.raises(ConfigError, match=line):
+            use(cfg)
+
+
+def test_it_grows_on_the_ladder():
+    load_file(str(FILES["gated_conv"]))
+    cfg = from_mapping({"model": {"attention": "gated_conv", "positions": "none", "vocab_size": 64}}).model
+    small, large = (size_model(cfg, width, LadderConfig(tokens=(1000,))) for width in (64, 128))
+    assert small.attention == large.attention == cfg.attention and (small.width, large.width) == (64, 128)
+    assert count_parameters(large).non_embedding > 4 * count_parameters(small).non_embedding
+
+
+@pytest.mark.parametrize("layers", ["scan", "unroll"])
+def test_terms_of_a_sublayer_are_a_part_of_the_objective(layers):
+    """A mean over tokens and layers; the same by scan or unrolled, and in micro-batches."""
+    load_file(str(FILES["gated_conv"]))
+    plain = MIXERS["gated_conv"]
+
+    def apply(params, x, cfg, context):
+        out, cache, _ = plain.apply(params, x, cfg, context)
+        return out, cache, {"energy": jnp.sum(jnp.square(out))}
+
+    dict.__setitem__(MIXERS, "gated_conv", plain._replace(apply=apply, terms=("energy",)))
+    cfg = from_mapping(
+        {"model": {"attention": "gated_conv", "positions": "none", "width": 16, "num_layers": 3, "vocab_size": 20}}
+    ).model
+    model, rng = make_model(cfg, LossConfig(), Execution(layers=layers)), np.random.default_rng(0)
+    ids = jnp.asarray(rng.integers(0, 20, (4, 8)))
+    batch = Batch(ids, ids, jnp.ones(ids.shape), ids * 0 + jnp.arange(8)[None], ids * 0)
+    params = init_params(model.specs, jax.random.key(0))
+    total, weight = model.loss(params, batch, None)[0]["energy"]
+    assert float(weight) == float(model.weights(batch)["energy"]) == 4 * 8 * 3
+
+    mixed, x = 0.0, params["embedding"]["tokens"][ids]
+    for layer in unstack(params["blocks"], 3):
+        seen = Context(mask=masks.causal())
+        read = norm(layer["attention_norm"], x, cfg)
+        mixed += float(jnp.sum(jnp.square(plain.apply(layer["attention"], read, cfg, seen)[0])))
+        x = block(layer, x, cfg, seen)[0]
+    assert float(total) == pytest.approx(mixed, rel=1e-5)
+
+    whole, parts = (gradients(params, batch, jax.random.key(0), model=model, micro_batches=n) for n in (1, 2))
+    assert float(whole[0]) == pytest.approx(float(parts[0]), rel=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), whole[1], parts[1])
 
 
 def program(name, *arguments, **options):

@@ -1,6 +1,6 @@
 """`model.attention`: how tokens exchange information. Its `kind` chooses the mixer of every layer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from jaxformer.config.checks import above, at_least, between
@@ -19,6 +19,11 @@ class AttentionConfig(Choice, group="model.attention", default="softmax"):
         False  # queries, keys and scores for each of num_heads heads, as rotary, ALiBi and T5 positions need
     )
     has_implementations: ClassVar[bool] = False  # computed by what execution.attention names
+
+    def sized(self, width: int, head_width: int) -> "AttentionConfig":
+        """This kind in a model of `width` on a ladder of sizes, with heads of `head_width` if it has any."""
+        del width, head_width
+        return self
 
     def summary(self) -> str:
         """The kind in two words, for the overview of a run."""
@@ -52,6 +57,10 @@ class Softmax(AttentionConfig, kind="softmax", most={"head_width": 2**24, "windo
 
     has_heads: ClassVar[bool] = True
     has_implementations: ClassVar[bool] = True
+
+    def sized(self, width: int, head_width: int) -> "Softmax":
+        """As many heads of `head_width` as fill `width`."""
+        return replace(self, num_heads=width // head_width, head_width=None)
 
     def summary(self) -> str:
         """How many heads."""

@@ -1,6 +1,6 @@
 """`model.feed_forward`: what each token goes through by itself."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from jaxformer.config.checks import at_least
@@ -9,7 +9,11 @@ from jaxformer.config.choice import Choice
 
 @dataclass(frozen=True)
 class FeedForwardConfig(Choice, group="model.feed_forward", default="dense"):
-    """Base of the kinds of feed-forward layers."""
+    """Base of the kinds of feed-forward layers. What a kind computes stands in `functional.sublayers.FEED_FORWARDS`."""
+
+    def sized(self) -> "FeedForwardConfig":
+        """This kind on a ladder of sizes, its width left to follow the model's."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,10 @@ class Dense(FeedForwardConfig, kind="dense", most={"width": 2**26}):
     def gated(self) -> bool:
         """True if there is a gate matrix beside the up projection."""
         return self.activation in ("swiglu", "geglu")
+
+    def sized(self) -> "Dense":
+        """The default width for each size."""
+        return replace(self, width=None)
 
     def hidden_width(self, width: int) -> int:
         """Hidden width in a model of `width`."""

@@ -53,7 +53,7 @@ class Registry(dict[str, V], Generic[V]):
     """name -> functions, for a field of a config. A config file adds an entry of its own by assignment.
 
     Raises:
-      ConfigError: on assignment of a name that something else has.
+      ConfigError: on assignment of a name that other functions have; on look-up of a name that has none.
 
     >>> known = dict.fromkeys(["a"])
     >>> table = Registry("data.objective", known, {"a": "functions of a"})
@@ -69,10 +69,13 @@ class Registry(dict[str, V], Generic[V]):
 
     def __setitem__(self, name: str, value: V) -> None:
         known = self.get(name)
-        if known is not None and _origin(known) != _origin(value):  # a file that is read twice is no conflict
-            raise ConfigError(f"config.{self._field}: {name!r} is taken by {_origin(known)}")
+        if known is not None and _origins(known) != _origins(value):  # a file that is read twice is no conflict
+            raise ConfigError(f"config.{self._field}: {name!r} is taken by {_origins(known)[0]}")
         super().__setitem__(name, value)
         self._names[name] = getattr(value, "traits", None)
+
+    def __missing__(self, name: str) -> V:
+        raise ConfigError(f"config.{self._field}: {name!r} has no functions; accepted: {', '.join(self)}")
 
 
 def objectives_of(family: str) -> list[str]:
@@ -90,7 +93,7 @@ def one_of(field: str, value: str, names: Mapping[str, Any]) -> None:
         raise ConfigError(f"config.{field}: {shown(value)} is not one of {', '.join(names)}{hint}")
 
 
-def _origin(entry: Any) -> str:
-    """Where the first function of an entry is defined."""
-    first = next((each for each in entry if callable(each)), entry)
-    return f"{getattr(first, '__module__', '')}.{getattr(first, '__qualname__', first)}"
+def _origins(entry: Any) -> list[str]:
+    """Where each function of an entry is defined."""
+    functions = [each for each in entry if callable(each)] if isinstance(entry, tuple) else [entry]
+    return [f"{getattr(f, '__module__', '')}.{getattr(f, '__qualname__', f)}" for f in functions]

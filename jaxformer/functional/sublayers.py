@@ -7,18 +7,19 @@ A config file adds a kind of its own with two lines, a class of the config and a
 """
 
 from jaxformer.config import Execution, ModelConfig
+from jaxformer.config.registry import Registry
 from jaxformer.functional import attention_layer, feed_forward
 from jaxformer.functional.layer import Cost, Sublayer
 
-MIXERS: dict[str, Sublayer] = {"softmax": attention_layer.SOFTMAX}  # by model.attention.kind
-FEED_FORWARDS: dict[str, Sublayer] = {"dense": feed_forward.DENSE}  # by model.feed_forward.kind
+MIXERS: Registry[Sublayer] = Registry("model.attention.kind", {}, {"softmax": attention_layer.SOFTMAX})
+FEED_FORWARDS: Registry[Sublayer] = Registry("model.feed_forward.kind", {}, {"dense": feed_forward.DENSE})
 
 
 def sublayers_of(cfg: ModelConfig) -> dict[str, Sublayer]:
     """The sublayers of each layer of a model, in order, by the name of their parameters.
 
     Raises:
-      KeyError: a kind of the config has no entry in the tables.
+      ConfigError: a kind of the config has no entry in the tables.
     """
     return {"attention": MIXERS[cfg.attention.kind], "mlp": FEED_FORWARDS[cfg.feed_forward.kind]}
 

@@ -80,5 +80,5 @@ def families_for(task: str) -> list[str]:
 
 
 def family_of(cfg: ModelConfig) -> Family:
-    """The family of a model. Raises KeyError: the config names one that has no entry."""
+    """The family of a model. Raises ConfigError: the config names one that has no entry."""
     return FAMILIES[cfg.family]

@@ -21,7 +21,7 @@ costs most, can use the factor of the next smaller size (`searched_sizes`).
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxformer.config import Config, ModelConfig, from_mapping
 from jaxformer.config.fields import Section
@@ -152,14 +152,12 @@ class LadderRun(NamedTuple):
 
 def size_model(model: ModelConfig, width: int, ladder: LadderConfig) -> ModelConfig:
     """The model of a size: `model` with this width, and layers and heads by the ladder's ratios."""
-    attention: Any = model.attention
-    feed_forward: Any = model.feed_forward
     return replace(
         model,
         width=width,
         num_layers=max(ladder.min_layers, round(width / ladder.layer_width)),
-        attention=replace(attention, num_heads=width // ladder.head_width, head_width=None),
-        feed_forward=replace(feed_forward, width=None),
+        attention=model.attention.sized(width, ladder.head_width),
+        feed_forward=model.feed_forward.sized(),
     )
 
 
