@@ -3,6 +3,7 @@
 The files are in tests/extensions; CONTRIBUTING.md says how to write one. Nothing in the package knows them.
 """
 
+import functools
 import json
 import os
 import signal
@@ -74,7 +75,30 @@ def test_they_are_short():
     assert len(lines) == 3 and max(lines.values()) < 60
 
 
-@pytest.mark.parametrize("name", FILES)
+def check_stranger(workdir):
+    """A run of a kind that is not here is one line, which says what is needed."""
+    AttentionConfig.registered.pop("gated_conv")
+    with pytest.raises(ConfigError, match=r"'gated_conv' is not one of softmax; if .*gated_conv.py brings it, give"):
+        pretrain.open_run(workdir)
+
+
+def check_frozen(asked, state):
+    """What is frozen has the values it began with, what is not has others, and the loss sees the frozen tree."""
+    model = make_model(
+        replace(asked.config.model, vocab_size=64), asked.config.loss, freeze=asked.config.optimizer.freeze
+    )
+    before = jax.jit(model.init)(jax.random.split(jax.random.key(asked.config.seed))[0])["embedding"]
+    after = state.params["embedding"]
+    np.testing.assert_array_equal(before["positions"], after["positions"])
+    assert not np.array_equal(before["tokens"], after["tokens"])
+    assert state.frozen["reservoir"].shape == (64, 32)
+    batch = Batch(*(jnp.ones((1, 32), int), jnp.ones((1, 32), int), jnp.ones((1, 32))), *(jnp.zeros((1, 32), int),) * 2)
+    loss = jax.jit(lambda params, frozen: model.loss(params, batch, None, frozen)[0]["loss"][0])
+    params, seen = jax.device_get((state.params, state.frozen))
+    assert float(loss(params, seen)) != float(loss(params, jax.tree.map(np.zeros_like, seen)))
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n == "replaced" else []) for n in FILES])
 def test_a_run_trains_goes_on_and_is_evaluated(name, tmp_path, capsys):
     asked = parsed(name, tmp_path)
     first = pretrain.pretrain(asked)
@@ -82,6 +106,11 @@ def test_a_run_trains_goes_on_and_is_evaluated(name, tmp_path, capsys):
     found = pretrain.evaluate(tmp_path / "run", cache_dir=str(tmp_path / "cache"), log=lambda _: None)
     assert found["loss"] == pytest.approx(first.evaluation["loss"], rel=1e-5)
     assert pretrain.pretrain(asked).step == 6  # there is nothing more to do
+    assert (first.state.frozen is not None) == (name == "reservoir")
+    if name == "reservoir":
+        check_frozen(asked, first.state)
+    if name == "gated_conv":
+        check_stranger(tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -112,14 +141,15 @@ def test_decoding_with_its_cache_is_the_full_forward_pass():
     cfg = from_mapping({"model": {"attention": "gated_conv", "positions": "none", "width": 32, "vocab_size": 20}}).model
     params = init_params(gpt.specs(cfg), jax.random.key(0))
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 20, (3, 12)))
-    full = gpt.apply(params, tokens, cfg)
+    full = jax.jit(lambda params: gpt.apply(params, tokens, cfg))(params)
     lengths = jnp.array([5, 1, 3])  # also shorter than what the convolution reaches
-    hidden, cache = decoding.prefill(params, tokens, lengths, cfg, 12)
+    hidden, cache = jax.jit(decoding.prefill, static_argnums=(3, 4))(params, tokens, lengths, cfg, 12)
+    add = jax.jit(decoding.step, static_argnums=2)
     for step in range(7):
         got = decoding.logits(params, hidden)
         wanted = full[jnp.arange(3), lengths + step - 1]
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
-        hidden, cache = decoding.step(params, tokens[jnp.arange(3), lengths + step], cfg, cache)
+        hidden, cache = add(params, tokens[jnp.arange(3), lengths + step], cfg, cache)
     out = decoding.generate(params, [[1, 2, 3], [4]], cfg, rng=jax.random.key(1), max_new_tokens=5)
     assert out.lengths.tolist() == [5, 5]
 
@@ -136,32 +166,12 @@ def test_the_mixer_sees_no_other_document():
     assert not np.array_equal(one[:, :3], other[:, :3])
 
 
-def test_what_is_frozen_stays_and_is_seen(tmp_path):
-    asked = parsed("reservoir", tmp_path)
-    cfg = replace(asked.config.model, vocab_size=64)
-    model = make_model(cfg, asked.config.loss, freeze=asked.config.optimizer.freeze)
-    start = jax.jit(model.init)(jax.random.split(jax.random.key(asked.config.seed))[0])
-    state = pretrain.pretrain(asked).state
-    before, after = start["embedding"], state.params["embedding"]
-    np.testing.assert_array_equal(before["positions"], after["positions"])
-    assert not np.array_equal(before["tokens"], after["tokens"])
-    assert state.frozen["reservoir"].shape == (64, 32)
-    batch = Batch(*(jnp.ones((1, 32), int), jnp.ones((1, 32), int), jnp.ones((1, 32))), *(jnp.zeros((1, 32), int),) * 2)
-    losses = [
-        float(model.loss(state.params, batch, None, f)[0]["loss"][0])
-        for f in (state.frozen, {"reservoir": jnp.zeros((64, 32))})
-    ]
-    assert losses[0] != losses[1]
-
-
-def test_a_run_of_a_kind_that_is_not_here_is_one_line(tmp_path):
-    pretrain.pretrain(parsed("gated_conv", tmp_path))
-    AttentionConfig.registered.pop("gated_conv")
-    with pytest.raises(ConfigError, match=r"'gated_conv' is not one of softmax; if .*gated_conv.py brings it, give"):
-        pretrain.open_run(tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"config.optimizer.freeze: 'embeding' names no parameters; accepted: embedd"):
+def test_freezing_what_is_not_there_is_one_line():
+    line = (
+        "^config.optimizer.freeze: 'embeding' names no parameters; accepted: embedding, blocks, final_norm, or a path"
+    )
+    with pytest.raises(ConfigError, match=line):
         make_model(from_mapping({"model": {"vocab_size": 64}}).model, LossConfig(), freeze=("embeding",))
-    assert count_parameters(from_mapping({"model": {"vocab_size": 64}}).model).total > 0
 
 
 def test_what_stands_in_a_table_is_not_replaced_without_a_word():
@@ -209,18 +219,25 @@ def test_terms_of_a_sublayer_are_a_part_of_the_objective(layers):
     ids = jnp.asarray(rng.integers(0, 20, (4, 8)))
     batch = Batch(ids, ids, jnp.ones(ids.shape), ids * 0 + jnp.arange(8)[None], ids * 0)
     params = init_params(model.specs, jax.random.key(0))
-    total, weight = model.loss(params, batch, None)[0]["energy"]
+    total, weight = jax.jit(lambda params: model.loss(params, batch, None)[0]["energy"])(params)
     assert float(weight) == float(model.weights(batch)["energy"]) == 4 * 8 * 3
 
     mixed, x = 0.0, params["embedding"]["tokens"][ids]
+
+    @jax.jit
+    def step(layer, x):
+        read, seen = norm(layer["attention_norm"], x, cfg), Context(mask=masks.causal())
+        return jnp.sum(jnp.square(plain.apply(layer["attention"], read, cfg, seen)[0])), block(layer, x, cfg, seen)[0]
+
     for layer in unstack(params["blocks"], 3):
-        seen = Context(mask=masks.causal())
-        read = norm(layer["attention_norm"], x, cfg)
-        mixed += float(jnp.sum(jnp.square(plain.apply(layer["attention"], read, cfg, seen)[0])))
-        x = block(layer, x, cfg, seen)[0]
+        energy, x = step(layer, x)
+        mixed += float(energy)
     assert float(total) == pytest.approx(mixed, rel=1e-5)
 
-    whole, parts = (gradients(params, batch, jax.random.key(0), model=model, micro_batches=n) for n in (1, 2))
+    whole, parts = (
+        jax.jit(functools.partial(gradients, model=model, micro_batches=n))(params, batch, jax.random.key(0))
+        for n in (1, 2)
+    )
     assert float(whole[0]) == pytest.approx(float(parts[0]), rel=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), whole[1], parts[1])
 
