@@ -83,7 +83,7 @@ def test_eight_devices_train_as_one_does(shape):
             for start in (0, 3):
                 state, metrics = run.train(state, *run.place_chunk([batches[start + i] for i in range(3)]))
                 out += [metrics.loss, metrics.grad_norm]
-            sums = run.evaluate(state.params, run.device_put_batch(batches[99]))
+            sums = run.evaluate(state.params, run.device_put_batch(batches[99]), state.frozen)
             assert sums["loss"][0].is_fully_replicated
             return np.concatenate([*out, sums["loss"][0]])
 
