@@ -1,7 +1,7 @@
 """BERT base (Devlin et al. 2019): post-norm, token types, pooler and next-sentence head, on the user's files or TFDS.
 
-python -m experiments.pretrain --config=configs/bert_base.py --config.data.files='/data/wiki/*.jsonl.gz'
-python -m experiments.pretrain --config=configs/bert_base.py:512 --config.data.files='/data/wiki/*.jsonl.gz'
+jaxformer pretrain bert_base --config.data.files='/data/wiki/*.jsonl.gz'
+jaxformer pretrain bert_base:512 --config.data.files='/data/wiki/*.jsonl.gz'
 """
 
 from ml_collections import ConfigDict

@@ -1,6 +1,6 @@
 """A small BERT on the source text of Python's own standard library: about 3 minutes on 2 cores, no download.
 
-python -m experiments.pretrain --config=configs/bert_tiny.py
+jaxformer pretrain bert_tiny
 python -m experiments.fill_mask --workdir=runs/bert_tiny --text='import [MASK]'
 """
 

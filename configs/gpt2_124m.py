@@ -1,6 +1,6 @@
 """GPT-2 124M (Radford et al. 2019) on the user's files or TFDS; 0.5M tokens a step as in nanoGPT's reproduction.
 
-python -m experiments.pretrain --config=configs/gpt2_124m.py --config.data.files='/data/openwebtext/*.txt.xz'
+jaxformer pretrain gpt2_124m --config.data.files='/data/openwebtext/*.txt.xz'
 """
 
 from ml_collections import ConfigDict

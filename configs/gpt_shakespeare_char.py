@@ -1,6 +1,6 @@
 """nanoGPT's documented CPU run: 4 layers, 4 heads, width 128, context 64, batch 12, 2000 steps, no dropout, characters.
 
-    python -m experiments.pretrain --config=configs/gpt_shakespeare_char.py --config.data.files=tinyshakespeare.txt
+    jaxformer pretrain gpt_shakespeare_char --config.data.files=tinyshakespeare.txt
 
 The held-out tenth is the end of the file, as there. Products are computed in bfloat16, everything else in float32.
 """

@@ -1,6 +1,6 @@
 """A small GPT on the source text of Python's own standard library: about 3 minutes on 2 cores, no download.
 
-python -m experiments.pretrain --config=configs/gpt_tiny.py
+jaxformer pretrain gpt_tiny
 """
 
 from ml_collections import ConfigDict

@@ -1,6 +1,6 @@
 """A Llama-shaped model of 1.2 billion parameters (the shape of Llama 3.2 1B), sharded over the devices.
 
-python -m experiments.pretrain --config=configs/llama_1b.py --config.data.files='/data/*.jsonl.zst'
+jaxformer pretrain llama_1b --config.data.files='/data/*.jsonl.zst'
 """
 
 from ml_collections import ConfigDict

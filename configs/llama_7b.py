@@ -1,6 +1,6 @@
 """A Llama-shaped model of 6.7 billion parameters (Touvron et al. 2023a, table 2; contexts of 4096 as in 2023b).
 
-python -m experiments.pretrain --config=configs/llama_7b.py --config.data.files='/data/*.jsonl.zst'
+jaxformer pretrain llama_7b --config.data.files='/data/*.jsonl.zst'
 """
 
 from ml_collections import ConfigDict

@@ -1,10 +1,12 @@
 """Scaling of BERTs (masked tokens) on text files: about an hour and a half on one core, minutes on a GPU.
 
-python -m experiments.scaling --config=configs/scaling_bert.py --config.data.files='books/train-*.txt.xz' \
+jaxformer scaling scaling_bert --config.data.files='books/train-*.txt.xz' \
     --config.data.validation_files=books/validation.txt.xz --config.data.separator='\f'
 """
 
-from configs import scaling_gpt
+from ml_collections import ConfigDict
+
+from jaxformer.config import load
 
 
 def get_config():
@@ -16,7 +18,7 @@ def get_config():
     hundred (with T5's biases it lasts three times as long or more), and 30 % of the tokens masked (Wettig et al. 2023,
     "Should you mask 15% in masked language modeling?"), 80/10/10.
     """
-    config = scaling_gpt.get_config()
+    config = ConfigDict(load("scaling_gpt"))
     config.model.family = "bert"
     config.model.positions.update(kind="rotary", base=100.0)
     config.data.objective = "masked"

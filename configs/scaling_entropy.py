@@ -1,8 +1,8 @@
 """Scaling on languages whose entropy is known exactly: does the law's E find it? About 20 minutes each on one core.
 
-python -m experiments.scaling --config=configs/scaling_entropy.py:markov
-python -m experiments.scaling --config=configs/scaling_entropy.py:hierarchy
-python -m experiments.scaling --config=configs/scaling_entropy.py:masked
+jaxformer scaling scaling_entropy:markov
+jaxformer scaling scaling_entropy:hierarchy
+jaxformer scaling scaling_entropy:masked
 """
 
 from ml_collections import ConfigDict

@@ -1,6 +1,6 @@
 """Scaling of GPTs on text files: about an hour on one core, minutes on a GPU.
 
-python -m experiments.scaling --config=configs/scaling_gpt.py --config.data.files='books/train-*.txt.xz' \
+jaxformer scaling scaling_gpt --config.data.files='books/train-*.txt.xz' \
     --config.data.validation_files=books/validation.txt.xz --config.data.separator='\f'
 """
 

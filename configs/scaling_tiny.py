@@ -1,6 +1,6 @@
 """A scaling study of small GPTs on the source text of Python's standard library: under 10 minutes on 2 cores.
 
-python -m experiments.scaling --config=configs/scaling_tiny.py
+jaxformer scaling scaling_tiny
 """
 
 from ml_collections import ConfigDict

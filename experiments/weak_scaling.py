@@ -22,7 +22,7 @@ from jaxformer.errors import ConfigError
 from jaxformer.models.flops import count_parameters
 from jaxformer.plan import topology
 from jaxformer.plan.hardware import CHIPS
-from jaxformer.runs.command_line import file_path, load_file, parser
+from jaxformer.runs.command_line import file_path, load, parser
 from jaxformer.runtime.program import program
 from jaxformer.scaling import plotting
 
@@ -71,7 +71,7 @@ def config_of(case: Case) -> tuple[Config, list[str]]:
     >>> config_of(Case("llama_7b", "h100", "8x8"))[1][:3]
     ['--config.mesh.data=8', '--config.mesh.fsdp=8', '--config.mesh.tensor=1']
     """
-    config: Config = from_mapping(load_file(str(Path(__file__).parent.parent / "configs" / f"{case.model}.py")))
+    config: Config = from_mapping(load(str(Path(__file__).parent.parent / "configs" / f"{case.model}.py")))
     rows, on_tpus, on_gpus = MODELS[case.model]
     chip, count = CHIPS[case.chip], devices(case)
     tensor = on_gpus if chip.platform == "cuda" else on_tpus

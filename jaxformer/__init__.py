@@ -4,6 +4,17 @@ Everything here needs jax and numpy only, and importing it costs no more than im
 parameters (`jaxformer.modules`), reads data or trains is imported from its own module.
 """
 
+import sys
+
+try:
+    import jax as _jax  # noqa: F401
+except ValueError as _error:  # of a bad environment variable: one line, where the program is ours
+    if (sys.argv[:1] != ["-m"] and not sys.argv[0].endswith("jaxformer")) or "--debug" in sys.orig_argv:
+        raise
+    _reason = " ".join(str(_error).split())
+    print(f"error: environment: {_reason}; accepted: another value, or none", file=sys.stderr)
+    raise SystemExit(2) from None
+
 from jaxformer import masks
 from jaxformer.config import (
     T5,

@@ -25,7 +25,7 @@ stopping=
 
 say() { echo "local.sh: $*" >&2; }
 
-train() { exec "$python" -m experiments.pretrain "$@"; }
+train() { exec "$python" -m jaxformer pretrain "$@"; }
 
 stop() { # by a signal to this script: each process is told, and all of them save
     stopping=yes
@@ -85,7 +85,7 @@ has() { # whether any process ended with this code
     return 1
 }
 
-newest() { env -u JAX_NUM_PROCESSES "$python" -m experiments.pretrain --newest-step "$@"; }
+newest() { env -u JAX_NUM_PROCESSES "$python" -m jaxformer pretrain --newest-step "$@"; }
 
 before=$(newest "$@") || exit $?
 failures=0

@@ -27,7 +27,7 @@ on() { # worker, command
     gcloud compute tpus tpu-vm ssh "$TPU" --zone="$ZONE" ${PROJECT:+--project="$PROJECT"} --worker="$1" --command="$2"
 }
 
-train=$(printf '%q ' "$python" -u -m experiments.pretrain "$@")
+train=$(printf '%q ' "$python" -u -m jaxformer pretrain "$@")
 mine=jaxformer-$$-$RANDOM # marks our processes on the workers
 
 stop() {

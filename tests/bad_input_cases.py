@@ -44,7 +44,7 @@ class Place:
 
     def run(self, name: str, *flags: str) -> tuple[int, str]:
         """Runs experiments/NAME.py; its exit code and the last line of standard error, the folder's name left out."""
-        module = __import__(f"experiments.{name}", fromlist=["main"])
+        module = __import__(f"jaxformer.programs.{name}", fromlist=["main"])
         self.monkeypatch.setattr("sys.argv", [f"{name}.py", *flags])
         with pytest.raises(SystemExit) as end:
             program(module.main)

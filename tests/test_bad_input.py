@@ -153,7 +153,7 @@ def test_plans(place, monkeypatch, case):
 
     if "missing" in case:
         monkeypatch.setattr(topology.importlib.util, "find_spec", lambda name: None)
-        monkeypatch.setattr("jaxformer.runs.command_line.load_file", lambda source: {})
+        monkeypatch.setattr("jaxformer.runs.command_line.load", lambda source: {})
     code, line = place.run("plan", f"--config={place.config}", *TINY, *PLANS[case])
     assert (code, line) == (2, expected()[case])
 

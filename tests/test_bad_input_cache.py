@@ -196,7 +196,7 @@ def test_hostile_cache_and_run(kept, capsys):
     before, run = listing(kept.folder, *own), listing(kept.folder / "run")
     workdir = f"--workdir={kept.folder / 'run'}"
     capsys.readouterr()
-    from experiments import evaluate
+    from jaxformer.programs import evaluate
 
     kept.monkeypatch.setattr("sys.argv", ["evaluate.py", workdir, "--json"])
     evaluate.main()

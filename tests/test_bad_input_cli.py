@@ -46,9 +46,23 @@ FLAGS = {
     "misspelt flag": ["--newst-step"],
     "misspelt flag of a field": ["--confg.model.width=2"],
     "field without --config": ["--model.width=2"],
-    "word that is no flag": ["pretrain"],
+    "two configs": ["pretrain"],
     "flag with a value it does not take": ["--newest-step=3"],
 }
+
+
+def test_configs_by_name(place, monkeypatch):
+    monkeypatch.chdir(place.folder)
+    for case, words in {
+        "no config": [],
+        "word that is no flag": [str(place.config), "pretrain"],
+        "misspelt config": ["gpt_tny"],
+        "config by a path of the checkout, elsewhere": ["--config=configs/gpt_tiny.py"],
+    }.items():
+        assert place.run("pretrain", *words) == (2, expected()[case])
+    place.config.write_text("from jaxformer.config import load\n\ndef get_config():\n    return load('gpt_tny')\n")
+    assert place.pretrain() == (2, expected()["config that starts from one that is not there"])
+    assert place.run("configs", "gpt_tny") == (2, expected()["config to print that is not there"])
 
 
 @pytest.mark.parametrize("case", FLAGS)
@@ -102,7 +116,7 @@ def test_what_is_no_config_file(place):
 def test_debug_shows_the_traceback(place, capsys):
     place.config.write_text(CONFIGS["config file that divides by zero"])
     place.monkeypatch.setattr("sys.argv", ["pretrain.py", f"--config={place.config}", "--debug"])
-    from experiments import pretrain
+    from jaxformer.programs import pretrain
     from jaxformer.runtime.program import program
 
     with pytest.raises(SystemExit) as end:

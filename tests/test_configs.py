@@ -8,11 +8,12 @@ import jax
 import numpy as np
 import pytest
 
+from jaxformer import config as configs
 from jaxformer.config import Config, from_mapping
 from jaxformer.models.families import family_of
 from jaxformer.models.flops import count_parameters
 from jaxformer.modules import make_model
-from jaxformer.runs.command_line import load_file, parse_config, parser
+from jaxformer.runs.command_line import parse_config, parser
 from jaxformer.scaling.ladder import StudyConfig
 from jaxformer.training.optim import make_optimizer, make_schedule
 from jaxformer.training.state import state_shapes
@@ -23,7 +24,7 @@ CONFIGS = sorted(p for p in (Path(__file__).parent.parent / "configs").glob("*.p
 
 def load(source):
     """The config of a file: of a scaling study, where it has a ladder."""
-    mapping = load_file(str(source))
+    mapping = configs.load(str(source))
     return from_mapping(mapping, cls=StudyConfig if "ladder" in mapping else Config)
 
 
@@ -78,12 +79,12 @@ def test_sizes():
         "bert_base.py:512": 110_106_428 + (30_592 - 30_522) * (768 + 1),
     }
     for name, size in sizes.items():
-        config = from_mapping(load_file(f"configs/{name}"))
+        config = from_mapping(configs.load(f"configs/{name}"))
         assert count_parameters(config.model).total == size, name
 
 
 def test_argument():
-    assert from_mapping(load_file("configs/bert_base.py:512")).model.context_length == 512
+    assert from_mapping(configs.load("configs/bert_base.py:512")).model.context_length == 512
 
 
 def test_overrides_by_equals_and_by_space():

@@ -1,5 +1,6 @@
 """What the README says is true: its examples run, its commands parse, its links and programs exist."""
 
+import importlib
 import importlib.metadata
 import re
 import shlex
@@ -12,7 +13,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from jaxformer.__main__ import COMMANDS
 from jaxformer.config import from_mapping
+from jaxformer.config.loading import shipped
 from jaxformer.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
@@ -29,8 +32,14 @@ def test_examples_run():
 
 
 def test_commands_name_what_exists():
-    for name in set(re.findall(r"python -m experiments\.(\w+)", README)):
-        assert (ROOT / "experiments" / f"{name}.py").is_file(), name
+    assert {name for name in re.findall(r"^ *(?:\| `|.*&& )?jaxformer ([a-z-]+)", README, re.MULTILINE)} == set(
+        COMMANDS
+    )
+    assert (
+        {"gpt_tiny", "bert_tiny"}
+        <= set(re.findall(r"jaxformer (?:pretrain|scaling|plan) (\w+_\w+)", README))
+        <= set(shipped())
+    )
     for path in set(re.findall(r"configs/\w+\.py", README)) | set(re.findall(r"\]\(([\w/]+\.[\w/.]+)\)", README)):
         assert (ROOT / path).exists(), path
 
@@ -64,7 +73,7 @@ CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 CI = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 START = shown(README, "Start")
-(MAIN,) = [each for each in commands("\n".join(START)) if each[:3] == ["python", "-m", "experiments.pretrain"]]
+(MAIN,) = [each for each in commands("\n".join(START)) if each[:2] == ["jaxformer", "pretrain"]]
 
 
 def extras(command):
@@ -132,11 +141,11 @@ def without_extras(code, *words):
     return subprocess.run([sys.executable, "-c", start + code, *words], cwd=ROOT, capture_output=True, text=True)
 
 
-PROGRAM = "import runpy\nimport jaxformer.runs.pretrain\nrunpy.run_module('experiments.pretrain', run_name='__main__')"
+PROGRAM = "import jaxformer.runs.pretrain\nfrom jaxformer.__main__ import main\nmain()"
 
 
 def test_the_main_command_starts_with_what_it_installs():
-    done = without_extras(PROGRAM, *MAIN[3:], "--newest-step", "--config.workdir=none")
+    done = without_extras(PROGRAM, *MAIN[1:], "--newest-step", "--config.workdir=none")
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr[-2000:]
 
 
@@ -144,7 +153,7 @@ def test_the_main_command_starts_with_what_it_installs():
 def test_the_main_command_ends_with_what_it_installs(tmp_path):
     few = ["--config.data.max_train_bytes=300000", "--config.data.tokenizer=bytes", "--config.model.num_layers=1",
            "--config.optimizer.warmup_steps=2", "--config.train.steps=4", "--config.train.eval_rows=12"]  # fmt: skip
-    done = without_extras(PROGRAM, *MAIN[3:], *few, f"--config.workdir={tmp_path / 'run'}")
+    done = without_extras(PROGRAM, *MAIN[1:], *few, f"--config.workdir={tmp_path / 'run'}")
     assert done.returncode == 0 and "finished at step 4" in done.stdout, done.stderr[-2000:]
 
 
@@ -161,7 +170,7 @@ def test_every_config_says_its_command():
             continue
         text = path.read_text(encoding="utf-8")
         program = "scaling" if path.name.startswith("scaling_") else "pretrain"
-        assert f"python -m experiments.{program} --config=configs/{path.name}" in text, path.name
+        assert f"jaxformer {program} {path.stem}" in text, path.name
         assert len(text.splitlines()) <= 70, path.name
 
 
@@ -181,17 +190,12 @@ def test_the_log_is_found_by_topic():
     assert [to for _, to in links] == [anchor(name) for name, _ in links]
 
 
-PROGRAMS = [
-    "pretrain", "evaluate", "generate", "fill_mask", "curves", "fit", "scaling", "benchmark", "plan", "weak_scaling",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_help(name, monkeypatch, capsys):
     """--help answers without loading jax's backends, and shows the command."""
-    module = __import__(f"experiments.{name}", fromlist=["main"])
+    module = importlib.import_module(f"jaxformer.programs.{name.replace('-', '_')}")
     monkeypatch.setattr("sys.argv", [name, "--help"])
     with pytest.raises(SystemExit) as end:
         module.main()
     assert end.value.code == 0
-    assert f"python -m experiments.{name}" in capsys.readouterr().out
+    assert f"usage: jaxformer {name}" in capsys.readouterr().out

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from jaxformer import AttentionConfig, Context, Execution, LossConfig, block, decoding, from_mapping, masks
-from jaxformer.config import registry
+from jaxformer.config import load, registry
 from jaxformer.data.objectives import OBJECTIVES
 from jaxformer.data.sources import SOURCES
 from jaxformer.errors import ConfigError
@@ -32,7 +32,7 @@ from jaxformer.models.flops import count_parameters, flops_per_token
 from jaxformer.modules import make_model
 from jaxformer.plan import measures, topology
 from jaxformer.runs import pretrain
-from jaxformer.runs.command_line import Parsed, load_file, parse_config, parser
+from jaxformer.runs.command_line import Parsed, parse_config, parser
 from jaxformer.scaling.ladder import LadderConfig, size_model
 from jaxformer.specs import abstract_params, init_params
 from jaxformer.training.step import gradients
@@ -121,7 +121,7 @@ def test_a_plan_counts_it(name, tmp_path):
 
 
 def test_operations_of_the_mixer_are_those_that_xla_counts():
-    load_file(str(FILES["gated_conv"]))
+    load(str(FILES["gated_conv"]))
     sizes = {"num_layers": 2, "width": 512, "context_length": 128, "vocab_size": 4096}  # norms and sums are little here
     cfg = from_mapping({"model": {"attention": "gated_conv", "positions": "none", **sizes}}).model
     model = make_model(cfg, LossConfig(chunk_tokens=256))
@@ -136,7 +136,7 @@ def test_operations_of_the_mixer_are_those_that_xla_counts():
 
 
 def test_decoding_with_its_cache_is_the_full_forward_pass():
-    load_file(str(FILES["gated_conv"]))
+    load(str(FILES["gated_conv"]))
     cfg = from_mapping({"model": {"attention": "gated_conv", "positions": "none", "width": 32, "vocab_size": 20}}).model
     params = init_params(gpt.specs(cfg), jax.random.key(0))
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 20, (3, 12)))
@@ -154,7 +154,7 @@ def test_decoding_with_its_cache_is_the_full_forward_pass():
 
 
 def test_the_mixer_sees_no_other_document():
-    load_file(str(FILES["gated_conv"]))
+    load(str(FILES["gated_conv"]))
     cfg = from_mapping({"model": {"attention": "gated_conv", "positions": "none", "width": 32, "vocab_size": 20}}).model
     params = init_params(gpt.specs(cfg), jax.random.key(0))
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 20, (1, 10)))
@@ -183,7 +183,7 @@ def test_what_stands_in_a_table_is_not_replaced_without_a_word():
 
 
 def test_a_kind_without_functions_is_one_line():
-    load_file(str(FILES["gated_conv"]))
+    load(str(FILES["gated_conv"]))
     dict.pop(MIXERS, "gated_conv")
     cfg = from_mapping({"model": {"attention": "gated_conv", "positions": "none", "vocab_size": 64}}).model
     line = r"^config.model.attention.kind: 'gated_conv' has no functions; accepted: softmax$"
@@ -193,7 +193,7 @@ def test_a_kind_without_functions_is_one_line():
 
 
 def test_it_grows_on_the_ladder():
-    load_file(str(FILES["gated_conv"]))
+    load(str(FILES["gated_conv"]))
     cfg = from_mapping({"model": {"attention": "gated_conv", "positions": "none", "vocab_size": 64}}).model
     small, large = (size_model(cfg, width, LadderConfig(tokens=(1000,))) for width in (64, 128))
     assert small.attention == large.attention == cfg.attention and (small.width, large.width) == (64, 128)
@@ -203,7 +203,7 @@ def test_it_grows_on_the_ladder():
 @pytest.mark.parametrize("layers", ["scan", "unroll"])
 def test_terms_of_a_sublayer_are_a_part_of_the_objective(layers):
     """A mean over tokens and layers; the same by scan or unrolled, and in micro-batches."""
-    load_file(str(FILES["gated_conv"]))
+    load(str(FILES["gated_conv"]))
     plain = MIXERS["gated_conv"]
 
     def apply(params, x, cfg, context):

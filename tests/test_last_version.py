@@ -14,9 +14,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from jaxformer.config import aliases, diff, from_mapping, to_dict
+from jaxformer.config import aliases, diff, from_mapping, load, to_dict
 from jaxformer.runs import manifest
-from jaxformer.runs.command_line import load_file, parse_config, parser
+from jaxformer.runs.command_line import parse_config, parser
 
 ROOT = Path(__file__).parent.parent
 KEPT = Path(__file__).parent / "fixtures" / "last_version"
@@ -126,7 +126,7 @@ def test_old_spellings_give_the_config_of_todays(name):
 def test_every_old_name_is_among_them():
     """In a command line, or in a config file."""
     flags = [re.match(r"--config\.([\w.]+)", word) for name in TODAY for word in old_flags(name)]
-    files = [leaves(load_file(str(KEPT / f"{name}.py"))) for name in ("gpt_tiny", "bert_tiny")]
+    files = [leaves(load(str(KEPT / f"{name}.py"))) for name in ("gpt_tiny", "bert_tiny")]
     assert set(aliases.ALIASES) <= {flag[1] for flag in flags if flag} | set().union(*files)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flat_config import model_config
 
-from experiments.benchmarks import attention
+from jaxformer.benchmarks import attention
 from jaxformer.functional import positions as pos
 from jaxformer.models import bert, gpt
 from jaxformer.specs import abstract_params

@@ -26,6 +26,7 @@ from jaxformer.config.distributed import DistributedConfig
 from jaxformer.config.execution import Execution
 from jaxformer.config.feed_forward import Dense, FeedForwardConfig
 from jaxformer.config.fields import Section
+from jaxformer.config.loading import load
 from jaxformer.config.loss import LossConfig
 from jaxformer.config.mesh import MeshConfig
 from jaxformer.config.model import Bert, ModelConfig
@@ -39,5 +40,5 @@ __all__ = [
     "Alibi", "AttentionConfig", "Bert", "CheckpointConfig", "Choice", "Config", "DataConfig", "Dense",
     "DistributedConfig", "Execution", "FeedForwardConfig", "Learned", "LossConfig", "MeshConfig", "ModelConfig",
     "NoPositions", "OptimizerConfig", "PositionsConfig", "Rotary", "Section", "Sinusoidal", "Softmax", "T5",
-    "TrainConfig", "diff", "from_mapping", "plain", "to_dict",
+    "TrainConfig", "diff", "from_mapping", "load", "plain", "to_dict",
 ]  # fmt: skip

@@ -4,7 +4,7 @@ Functions say where an activation may be split by the names of its axes (`constr
 
 Without a pin XLA is free to hand the layout of the weights on to the activations: an embedding table split along D by
 `fsdp` gave activations split along D with every row on every device, and with them the products, collectives and memory
-of no data parallelism at all (measured; `python -m experiments.plan` shows it).
+of no data parallelism at all (measured; `jaxformer plan` shows it).
 """
 
 import math

@@ -6,21 +6,18 @@ misspelt field with a traceback.
 """
 
 import argparse
-import contextlib
-import importlib.util
 import logging
 import math
-import os
 import re
 import sys
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from jaxformer.config import Config, diff, from_mapping, plain, to_dict
+from jaxformer.config import Config, diff, from_mapping, load, to_dict
 from jaxformer.config.fields import MOST_INTEGER, at_home, from_text, nearest, shown
+from jaxformer.config.loading import split
 from jaxformer.errors import ConfigError
 
 FIELD = r"--config\.[\w.]+"
@@ -78,7 +75,7 @@ class Parser(argparse.ArgumentParser):
         if rest:
             self._unknown(rest[0])
         if getattr(found, "extension", None) is not None:
-            load_file(found.extension)
+            load(found.extension)
         return found
 
     def error(self, message: str) -> NoReturn:
@@ -109,9 +106,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(doc: str | None, name: str) -> Parser:
-    """A parser of `python -m experiments.NAME` whose help is its own docstring, with `--log` and `--debug`."""
+    """A parser of `jaxformer NAME` whose help is the program's docstring, with `--log` and `--debug`."""
     made = Parser(
-        prog=f"python -m experiments.{name}",
+        prog=f"jaxformer {name}",
         description=doc,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -183,6 +180,7 @@ class _Log(argparse.Action):
         handler.addFilter(new)
         logger = logging.getLogger("jaxformer")
         logger.addHandler(handler)
+        logger.propagate = False  # libraries give the root logger a handler, which would print each line once more
         logger.setLevel(logging.INFO)
 
 
@@ -216,15 +214,16 @@ def parse_config(parser: Parser, argv: Sequence[str] | None = None, cls: type[Co
     Raises:
       ConfigError: no such file, no get_config in it, or anything `config.from_mapping` refuses.
     """
-    parser.add_argument(
-        "--config",
-        required=True,
-        type=_config_text,
-        metavar="FILE[:ARGUMENT]",
-        help="a file with get_config(); override its fields with --config.section.field=value",
-    )
+    about = "a file with get_config(), or a name that `jaxformer configs` lists; :ARGUMENT is handed to get_config"
+    parser.add_argument("name", nargs="?", type=_config_text, metavar="CONFIG[:ARGUMENT]", help=about)
+    parser.add_argument("--config", type=_config_text, metavar="CONFIG[:ARGUMENT]", help="the same")
     parser.epilog = CONFIG_HELP
     known, rest = parser.parse_known_args(_joined(sys.argv[1:] if argv is None else argv))
+    if known.name and known.config:
+        raise ConfigError(f"--config: {shown(known.config)} beside {shown(known.name)}; accepted: one of the two")
+    source = known.config or known.name
+    if source is None:
+        raise ConfigError("--config: is needed; `jaxformer configs` lists those that come with it")
     overrides = {}
     for word in rest:
         match = re.fullmatch(rf"({FIELD})(?:=(.*))?", word, re.DOTALL)
@@ -233,13 +232,13 @@ def parse_config(parser: Parser, argv: Sequence[str] | None = None, cls: type[Co
         if match[2] is None:
             raise ConfigError(f"{word}: needs a value, as in {word}=VALUE")
         overrides[match[1].removeprefix("--config.")] = match[2]
-    mapping = load_file(known.config)
+    mapping = load(source)
     base = from_mapping(mapping, cls=cls)
     config = from_mapping(mapping, overrides, cls)
     if "workdir" not in mapping:
-        base = replace(base, workdir=f"runs/{_split(known.config)[0].stem}")
+        base = replace(base, workdir=f"runs/{split(source)[0].stem}")
         config = config if "workdir" in overrides else replace(config, workdir=base.workdir)
-    return Parsed(config, diff(to_dict(base), to_dict(config)), known.config, overrides, known)
+    return Parsed(config, diff(to_dict(base), to_dict(config)), source, overrides, known)
 
 
 def _joined(argv: Sequence[str]) -> list[str]:
@@ -251,68 +250,3 @@ def _joined(argv: Sequence[str]) -> list[str]:
         else:
             words.append(word)
     return words
-
-
-def load_file(source: str) -> dict[str, Any]:
-    """What get_config of "FILE" or "FILE:ARGUMENT" returns, as plain nested dicts.
-
-    Raises:
-      ConfigError: no such file, or it defines no get_config, or anything that happens in it; with the line.
-    """
-    file, argument = _split(source)
-    if not os.path.isfile(file):  # of a name that no file can have, too
-        found = file.parent.glob("*.py") if os.path.isdir(file.parent) else []
-        others = sorted(str(p) for p in found if p.name != "__init__.py")
-        near = nearest(str(file), others, 0.6)
-        hint = f"; did you mean {near}?" if near else f"; there are {', '.join(others)}" if others else ""
-        looked = "" if hint or file.is_absolute() else f" (looked in {Path.cwd()})"
-        raise ConfigError(f"--config: no file {file}{looked}{hint}")
-    if file.suffix != ".py":
-        raise ConfigError(f"--config: {file}; accepted: a Python file with get_config(), FILE.py or FILE.py:ARGUMENT")
-    spec = importlib.util.spec_from_file_location(f"config_file_{file.stem}", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for the types that they name
-    with _blamed(file):
-        spec.loader.exec_module(module)
-    if not callable(getattr(module, "get_config", None)):
-        raise ConfigError(f"--config: {file} defines no get_config()")
-    with _blamed(file, f" get_config({argument!r}):" if argument else " get_config():"):
-        mapping = module.get_config(argument) if argument else module.get_config()
-        if not hasattr(mapping, "items"):
-            raise TypeError(f"returned {type(mapping).__name__}; accepted: a ConfigDict or a dict")
-        return plain(mapping)
-
-
-def _split(source: str) -> tuple[Path, str]:
-    """The file and the argument of "FILE:ARGUMENT"; a file may have a colon in its name."""
-    name, _, argument = source.partition(":")
-    return (Path(source), "") if os.path.isfile(source) else (Path(name), argument)
-
-
-@contextlib.contextmanager
-def _blamed(file: Path, call: str = "") -> Iterator[None]:
-    """Turns whatever a config file does wrong, leaving the program included, into a ConfigError of one line.
-
-    The line number is that of the file's own code; where none of it has run, `call` says what was tried.
-    """
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        where, reason = f"{file}:{call}", f"{type(error).__name__}: {error}"
-        lines = [
-            f.lineno
-            for f in traceback.extract_tb(error.__traceback__)
-            if Path(f.filename).absolute() == file.absolute()
-        ]
-        if isinstance(error, SyntaxError):
-            where, reason = f"{error.filename or file}:{error.lineno or ''}", error.msg
-        elif lines:
-            where = f"{file}:{lines[-1]}:"
-        elif isinstance(error, TypeError | ValueError | KeyError):
-            reason = str(error)
-        if isinstance(error, SystemExit):
-            reason = f"leaves the program (exit code {error.code}); accepted: a file that defines get_config()"
-        raise ConfigError(f"--config: {where.rstrip(':')}: {' '.join(reason.split())[:300]}") from error

@@ -1,7 +1,7 @@
 """What cannot fit the memory that is here, said with its numbers before anything compiles.
 
 Only what is certain counts: parameters, their gradients, the optimizer's moments and the batches of one dispatch, or a
-decoder's cache. Activations come on top; `experiments.plan` knows those.
+decoder's cache. Activations come on top; `jaxformer plan` knows those.
 """
 
 import math
@@ -78,7 +78,7 @@ def check_training(config: Config, specs: Any, mesh: Mesh) -> None:
         raise ConfigError(
             f"config.{larger}: {_size(state)} for {count_params(specs):.3g} parameters, their gradients and {moments} "
             f"moments, and {_size(batches)} for the batches of {steps} steps, on {where}, which has {_size(limit)}; "
-            "accepted: what fits (a smaller model or batch, more devices with mesh.fsdp; experiments.plan says more)"
+            "accepted: what fits (a smaller model or batch, more devices with mesh.fsdp; `jaxformer plan` says more)"
         )
 
 

@@ -297,10 +297,10 @@ def print_result(config: Config, corpus: Corpus, result: loop.Result, log) -> No
     workdir, tasks = shlex.quote(config.workdir), family_of(config.model).tasks
     text = shlex.quote(something_to_try(config, corpus)) if tasks else ""
     if "generate" in tasks:
-        log(f"sample:  python -m experiments.generate --workdir={workdir} --prompt={text}")
+        log(f"sample:  jaxformer generate --workdir={workdir} --prompt={text}")
     elif "fill_mask" in tasks:
-        log(f"fill in: python -m experiments.fill_mask --workdir={workdir} --text={text}")
-    log(f"measure: python -m experiments.evaluate --workdir={workdir}")
+        log(f"fill in: jaxformer fill-mask --workdir={workdir} --text={text}")
+    log(f"measure: jaxformer evaluate --workdir={workdir}")
 
 
 def something_to_try(config: Config, corpus: Corpus) -> str:
@@ -339,7 +339,7 @@ def compressed(split: Split) -> dict[str, float]:
 def resume_command(parsed: Parsed) -> str:
     """The command line that goes on with a run: the one that started it."""
     overrides = "".join(f" --config.{name}={shlex.quote(text)}" for name, text in parsed.given.items())
-    return f"python -m experiments.pretrain --config={shlex.quote(parsed.source)}{overrides}"
+    return f"jaxformer pretrain --config={shlex.quote(parsed.source)}{overrides}"
 
 
 def _short(number: float) -> str:

@@ -135,7 +135,7 @@ def against_floor(fits: Mapping[str, Mapping[str, Any]], nats: float, standard_e
 
 
 def write_fits(directory: Path, fits: Mapping[str, Mapping[str, Any]]) -> Path:
-    """Writes `fit.json`: the first fit as `experiments.fit` writes it, and all of them under "conventions"."""
+    """Writes `fit.json`: the first fit as `jaxformer fit` writes it, and all of them under "conventions"."""
     return report.write_json(directory / "fit.json", {**next(iter(fits.values())), "conventions": fits})
 
 

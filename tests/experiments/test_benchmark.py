@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from experiments import benchmark
-from experiments.benchmarks import decode_lengths, memory, pretrain, suite
-from experiments.benchmarks.suite import RULER, Suite, in_process, process
-from experiments.benchmarks.train import SHAPES, model_config
+from jaxformer.benchmarks import decode_lengths, memory, pretrain, suite
+from jaxformer.benchmarks.suite import RULER, Suite, in_process, process
+from jaxformer.benchmarks.train import SHAPES, model_config
 from jaxformer.config import from_mapping
 from jaxformer.errors import ConfigError, ProgramError
 from jaxformer.plan.hardware import chip_of
+from jaxformer.programs import benchmark
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,7 +69,7 @@ def test_lines_say_the_share_of_the_peak_where_it_is_known():
 def test_a_contestant_in_a_process_of_its_own(tmp_path, monkeypatch):
     """Ready before the first turn, one run for each turn, and a line if it dies."""
     (tmp_path / "contestant.py").write_text(
-        "import sys, pathlib\nfrom experiments.benchmarks.suite import take_turns\n"
+        "import sys, pathlib\nfrom jaxformer.benchmarks.suite import take_turns\n"
         "left = [1, 2]\n"
         "def run(): print('noise'); pathlib.Path(sys.argv[1], str(left.pop())).touch()\n"
         "take_turns(run)\n"
@@ -87,7 +87,7 @@ def test_a_contestant_in_a_process_of_its_own(tmp_path, monkeypatch):
 
 def test_a_contestant_that_died_between_turns_is_a_line(tmp_path, monkeypatch):
     (tmp_path / "killed.py").write_text(
-        "import os\nfrom experiments.benchmarks.suite import ANSWER\nos.close(0)\n"
+        "import os\nfrom jaxformer.benchmarks.suite import ANSWER\nos.close(0)\n"
         "print(ANSWER, end='', flush=True)\nos._exit(9)\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")

@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import fill_mask, generate
 from jaxformer.config import from_mapping
 from jaxformer.data import tokenizers
 from jaxformer.models import bert, gpt
+from jaxformer.programs import fill_mask, generate
 from jaxformer.runs import pretrain as jaxformer_main
 from jaxformer.runtime.program import program
 from jaxformer.specs import is_spec

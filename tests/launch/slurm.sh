@@ -142,7 +142,7 @@ while :; do
         case $phase in
         0) what="scontrol requeue $job" ;;
         1) what="scancel --signal=TERM $job" ;;
-        2) what="kill -KILL $(pgrep -n -f "^$python -u -m experiments.pretrain.*$work/run1")" ;;
+        2) what="kill -KILL $(pgrep -n -f "^$python -u -m jaxformer pretrain.*$work/run1")" ;;
         esac
         echo "after $SECONDS s, at step $step: $what"
         $what
@@ -166,7 +166,7 @@ grep -q "interrupted and saved at step .*; queueing it again" "$work/job.log"
 grep -q "starting again from step .* (restart 1 of 3 without progress)" "$work/job.log"
 grep -q "stopped at step .* by SIGTERM, saved" "$work/job.log"
 grep -q "finished at step 150" "$work/job.log"
-JAX_NUM_CPU_DEVICES=4 "$python" -m experiments.pretrain "${arguments[@]}" "--config.workdir=$work/run2" \
+JAX_NUM_CPU_DEVICES=4 "$python" -m jaxformer pretrain "${arguments[@]}" "--config.workdir=$work/run2" \
     --config.distributed.mode=off >"$work/alone.log" 2>&1
 "$python" - "$work" <<'CHECK'
 import sys

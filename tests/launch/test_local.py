@@ -51,7 +51,7 @@ class Job:
         command = [f"--config={folder / 'config.py'}", f"--config.workdir={self.workdir}", *flags]
         command.append(f"--config.data.cache_dir={folder / 'cache'}")
         if processes == 1:
-            command = [sys.executable, "-m", "experiments.pretrain", *command]
+            command = [sys.executable, "-m", "jaxformer", "pretrain", *command]
         else:
             command = [str(ROOT / "launch" / "local.sh"), *command]
         own = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "CPU_DEVICES": str(devices)}

@@ -37,7 +37,7 @@ def test_shellcheck(path):
 @pytest.mark.parametrize("path", [*SCRIPTS[:-1], *MANIFESTS], ids=lambda path: path.name)
 def test_all_run_the_same_command_and_say_what_to_edit(path):
     text = path.read_text()
-    assert '-m experiments.pretrain "$@"' in text
+    assert '-m jaxformer pretrain "$@"' in text
     header = text[: text.index("\n\n")] if path.suffix != ".yaml" else text[: text.index("apiVersion")]
     assert "# Edit" in header or "# Environment" in header
     assert "config=configs/" in text  # an example
@@ -98,7 +98,7 @@ exec bash -c "$command"
 PYTHON = """#!/usr/bin/env bash
 # A run that crashes twice, each time one checkpoint further, and then finishes.
 case "$*" in *--newest-step*) cat "$FAKE_STEP"; exit ;; esac
-[ "$*" = "-u -m experiments.pretrain --config=a b.py" ] || exit 2
+[ "$*" = "-u -m jaxformer pretrain --config=a b.py" ] || exit 2
 step=$(($(cat "$FAKE_STEP") + ${FAKE_PROGRESS:-1}))
 echo "$step" >"$FAKE_STEP"
 ((step > 2)) && exit 0

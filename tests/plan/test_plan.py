@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.config import from_mapping
+from jaxformer.config import from_mapping, load
 from jaxformer.errors import ConfigError
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import RULES, make_mesh
@@ -23,7 +23,6 @@ from jaxformer.plan.communication_bound import communication_bound
 from jaxformer.plan.compiled_step import compile_step, target_config
 from jaxformer.plan.hardware import CHIPS
 from jaxformer.plan.topology import Topology
-from jaxformer.runs.command_line import load_file
 from jaxformer.specs import is_spec
 from jaxformer.training.optim import make_optimizer
 from jaxformer.training.state import abstract_state
@@ -54,7 +53,7 @@ def small(**mesh):
 def test_parameter_and_optimizer_bytes_follow_from_the_specs(name, sizes):
     """Four bytes for every number of the spec, over the devices that RULES splits it over; Adam's moments twice that,
     and one count. Counted here from shapes and names alone."""
-    config = from_mapping(load_file(str(ROOT / f"configs/{name}.py")))
+    config = from_mapping(load(str(ROOT / f"configs/{name}.py")))
     data, fsdp, tensor = sizes
     if config.model.attention.num_heads % tensor:
         tensor, data = 1, data * tensor

@@ -188,7 +188,7 @@ def test_a_study_is_not_started_by_several_processes(place, monkeypatch):
 
 def test_what_is_not_here_is_said_before_anything_is_trained(place, tmp_path, monkeypatch):
     """A library that only the last stage needs, an attention kernel of another platform."""
-    from experiments import scaling
+    from jaxformer.programs import scaling
 
     monkeypatch.setattr(sys, "argv", command(place, tmp_path / "run")[2:])
     monkeypatch.setitem(sys.modules, "scipy", None)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from planted import PUBLISHED, iso_flop, noisy, scattered
 
-from experiments import fit as program
+from jaxformer.programs import fit as program
 from jaxformer.runtime.program import program as run_program
 from jaxformer.scaling import figures, fit, plotting, report, run_figures
 from jaxformer.scaling.table import Table

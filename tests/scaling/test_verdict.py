@@ -8,7 +8,7 @@ from planted import TRUTH, iso_flop, noisy
 from test_kaplan import STEEP, planted
 
 from experiments import coverage
-from experiments import fit as program
+from jaxformer.programs import fit as program
 from jaxformer.scaling import fit, report, results, verdict
 from jaxformer.scaling.table import Table
 

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from experiments.benchmarks.suite import Suite, need_peers
-from experiments.benchmarks.train import SHAPES, steps
+from jaxformer.benchmarks.suite import Suite, need_peers
+from jaxformer.benchmarks.train import SHAPES, steps
 
 STEPS = 3  # measurements of the suite `train`
 
@@ -18,7 +18,7 @@ def contestants(options) -> Suite:
     need_peers("memory")
 
     def process(who: str) -> Callable[[], float]:
-        command = [sys.executable, "-m", "experiments.benchmarks.memory", who, options.shape, options.dtype]
+        command = [sys.executable, "-m", "jaxformer.benchmarks.memory", who, options.shape, options.dtype]
         return lambda: json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
 
     found = {"transformers on torch, eager": process("eager")}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.benchmarks.suite import Suite, process
+from jaxformer.benchmarks.suite import Suite, process
 from jaxformer.errors import ConfigError
 
 LAYERS, HEADS, WIDTH, LENGTH, ROWS, STEPS = 4, 4, 128, 64, 12, 2000
@@ -29,11 +29,11 @@ def contestants(options) -> Suite:
         with tempfile.TemporaryDirectory() as folder:
             flags = [f"--config.data.files={options.text}", f"--config.data.cache_dir={folder}/cache"]
             flags += [f"--config.workdir={folder}/run", "--config.compilation_cache=False"]
-            said = process("-m", "experiments.pretrain", "--config=configs/gpt_shakespeare_char.py", *flags)
+            said = process("-m", "jaxformer", "pretrain", "gpt_shakespeare_char", *flags)
         print("jaxformer: held out", re.findall(r"held out: loss ([\d.]+)", said)[-1])
 
     def peer() -> None:
-        said = process("-m", "experiments.benchmarks.shakespeare", str(options.text))
+        said = process("-m", "jaxformer.benchmarks.shakespeare", str(options.text))
         print("torch: held out", said.strip())
 
     return Suite({"nanoGPT's run in torch": peer, "jaxformer": ours}, "tokens", STEPS * ROWS * LENGTH, whole=True)

@@ -1,4 +1,4 @@
-"""Whole pretraining processes, from nothing to weights: `experiments.pretrain`, and transformers' train step on torch.
+"""Whole pretraining processes, from nothing to weights: `jaxformer pretrain`, and transformers' train step on torch.
 
 Ours makes its text, compiles, trains, evaluates and writes a checkpoint; torch's trains on one batch that it has, and
 writes nothing.
@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks.suite import Suite, need_peers, process, torch_device
-from experiments.benchmarks.train import SHAPES, Shape, model_config, steps
+from jaxformer.benchmarks.suite import Suite, need_peers, process, torch_device
+from jaxformer.benchmarks.train import SHAPES, ModelShape, model_config, steps
 from jaxformer.config import to_dict
 
 UPDATES = {"tiny": 3000, "baby": 150}  # of a run; one to three minutes of ours on two cores
@@ -32,7 +32,7 @@ def contestants(options) -> Suite:
 
     def torch(whose: str) -> Callable[[], None]:
         def run() -> None:
-            process("-m", "experiments.benchmarks.pretrain", whose, *about)
+            process("-m", "jaxformer.benchmarks.pretrain", whose, *about)
 
         return run
 
@@ -42,7 +42,7 @@ def contestants(options) -> Suite:
             lines = "from ml_collections import ConfigDict", "def get_config():", f"    return ConfigDict({fields})", ""
             file = Path(folder, "config.py")
             file.write_text("\n".join(lines))
-            print(process("-m", "experiments.pretrain", f"--config={file}"))
+            print(process("-m", "jaxformer", "pretrain", f"--config={file}"))
 
     found = {"transformers on torch, eager": torch("eager")}
     if shutil.which("g++"):
@@ -50,7 +50,7 @@ def contestants(options) -> Suite:
     return Suite({**found, "jaxformer": ours}, "tokens", updates * shape.rows * shape.context, whole=True)
 
 
-def our_config(shape: Shape, dtype: str, updates: int, folder: str) -> dict[str, Any]:
+def our_config(shape: ModelShape, dtype: str, updates: int, folder: str) -> dict[str, Any]:
     """The same model on generated text, one evaluation at the end, programs compiled anew."""
     data = {"source": "markov", "language_tokens": updates * shape.rows * shape.context, "validation_fraction": 0.02}
     objective = {} if shape.family == "gpt" else {"objective": "masked"}

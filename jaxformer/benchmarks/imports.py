@@ -4,7 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from experiments.benchmarks.suite import Suite
+from jaxformer.benchmarks.suite import Suite
 
 
 def contestants(options) -> Suite:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from experiments.benchmarks.suite import Suite
+from jaxformer.benchmarks.suite import Suite
 
 # million parameters -> width, layers
 SIZES = {0.1: (64, 2), 0.5: (128, 2), 2.0: (192, 4)}
@@ -54,19 +54,19 @@ def contestants(options) -> Suite:
         own = folder / str(next(rounds))
         return own, {**os.environ, "XDG_CACHE_HOME": str(own / "cache")}
 
-    def start(module: str, *flags: str, env: dict[str, str]) -> None:
-        command = [sys.executable, "-m", module, *flags]
+    def start(name: str, *flags: str, env: dict[str, str]) -> None:
+        command = [sys.executable, "-m", "jaxformer", name, *flags]
         subprocess.run(command, check=True, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def together() -> None:
         own, env = fresh()
         study = [f"--config={folder / 'config.py'}:study", f"--config.workdir={own}", "--stage=run"]
-        start("experiments.scaling", *study, env=env)
+        start("scaling", *study, env=env)
 
     def one_by_one() -> None:
         own, env = fresh()
         for rate in RATES:
             flags = [f"--config.workdir={own / str(rate)}", f"--config.optimizer.learning_rate={rate}"]
-            start("experiments.pretrain", f"--config={folder / 'config.py'}:run", *flags, env=env)
+            start("pretrain", f"--config={folder / 'config.py'}:run", *flags, env=env)
 
     return Suite({"eight processes": one_by_one, "one sweep of eight": together})

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.benchmarks.suite import RULER, Suite, in_process, need_peers, ruler, take_turns, torch_device
+from jaxformer.benchmarks.suite import RULER, Suite, in_process, need_peers, ruler, take_turns, torch_device
 from jaxformer.config import Bert, Config, Dense, LossConfig, ModelConfig, OptimizerConfig, Softmax, from_mapping
 from jaxformer.plan.hardware import chip_of
 from jaxformer.runtime.host_memory import keep_freed_memory, one_at_a_time, settle_heap
 from jaxformer.types import Batch
 
 
-class Shape(NamedTuple):
+class ModelShape(NamedTuple):
     """A published model and the rows of a step."""
 
     layers: int
@@ -30,13 +30,13 @@ class Shape(NamedTuple):
 
 
 SHAPES = {
-    "tiny": Shape(4, 128, 4, 64, 12, 65, steps=20),
-    "baby": Shape(6, 384, 6, 256, 16, 65),
-    "gpt2": Shape(12, 768, 12, 1024, 1, 50304),
-    "gpt2_350m": Shape(24, 1024, 16, 1024, 1, 50304),
-    "gpt2_1_5b": Shape(48, 1600, 25, 1024, 1, 50304),
-    "bert_128": Shape(12, 768, 12, 128, 8, 30522, family="bert"),
-    "bert_512": Shape(12, 768, 12, 512, 2, 30522, family="bert"),
+    "tiny": ModelShape(4, 128, 4, 64, 12, 65, steps=20),
+    "baby": ModelShape(6, 384, 6, 256, 16, 65),
+    "gpt2": ModelShape(12, 768, 12, 1024, 1, 50304),
+    "gpt2_350m": ModelShape(24, 1024, 16, 1024, 1, 50304),
+    "gpt2_1_5b": ModelShape(48, 1600, 25, 1024, 1, 50304),
+    "bert_128": ModelShape(12, 768, 12, 128, 8, 30522, family="bert"),
+    "bert_512": ModelShape(12, 768, 12, 512, 2, 30522, family="bert"),
 }
 
 
@@ -65,13 +65,13 @@ def contestants(options) -> Suite:
         whose["transformers on torch, compiled"] = "compiled"
     whose["jaxformer"] = "ours"
     about = [json.dumps(shape), options.dtype, device]
-    found = {name: in_process("experiments.benchmarks.train", who, *about) for name, who in whose.items()}
+    found = {name: in_process("jaxformer.benchmarks.train", who, *about) for name, who in whose.items()}
     tokens = shape.steps * shape.rows * shape.context
     each = tokens * flop_per_token(shape)
     return Suite({**found, RULER: product}, "tokens", tokens, {**dict.fromkeys(found, each), RULER: flop}, peak)
 
 
-def steps(who: str, shape: Shape, dtype: str, device: str) -> Callable[[], None]:
+def steps(who: str, shape: ModelShape, dtype: str, device: str) -> Callable[[], None]:
     """`shape.steps` updates by "eager", "compiled" or "ours", with what its programs set for themselves."""
     if who == "ours":
         keep_freed_memory()
@@ -79,7 +79,7 @@ def steps(who: str, shape: Shape, dtype: str, device: str) -> Callable[[], None]
     return torch_steps(shape, dtype, compiled=who == "compiled", device=device)
 
 
-def torch_steps(shape: Shape, dtype: str, compiled: bool, device: str) -> Callable[[], None]:
+def torch_steps(shape: ModelShape, dtype: str, compiled: bool, device: str) -> Callable[[], None]:
     """`shape.steps` updates of transformers' model on torch, on "cpu" or "cuda"; bfloat16: under autocast."""
     import torch
     from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
@@ -119,7 +119,7 @@ def torch_steps(shape: Shape, dtype: str, compiled: bool, device: str) -> Callab
     return run
 
 
-def model_config(shape: Shape, dtype: str) -> ModelConfig:
+def model_config(shape: ModelShape, dtype: str) -> ModelConfig:
     """The same model as a config of ours: GPT-2 as published, or BERT as published."""
     model: dict[str, Any] = {
         "family": shape.family, "num_layers": shape.layers, "width": shape.width, "attention": Softmax(shape.heads),
@@ -130,7 +130,7 @@ def model_config(shape: Shape, dtype: str) -> ModelConfig:
     return ModelConfig(**model, block="post_norm", bert=Bert(token_types=2))
 
 
-def example(shape: Shape) -> Batch:
+def example(shape: ModelShape) -> Batch:
     """One batch of random tokens; for BERT 15 % of them count."""
     rng = np.random.default_rng(0)
     size = (shape.rows, shape.context)
@@ -141,7 +141,7 @@ def example(shape: Shape) -> Batch:
     return Batch(*arrays)
 
 
-def flop_per_token(shape: Shape) -> float:
+def flop_per_token(shape: ModelShape) -> float:
     """Of forward and backward, by `jaxformer.models.flops`; for BERT the head only where a token counts."""
     from jaxformer.models.flops import flops_per_token
 
@@ -149,7 +149,7 @@ def flop_per_token(shape: Shape) -> float:
     return flops_per_token(model_config(shape, "float32"), shape.context, share).training
 
 
-def our_steps(shape: Shape, dtype: str, model: ModelConfig | None = None) -> Callable[[], None]:
+def our_steps(shape: ModelShape, dtype: str, model: ModelConfig | None = None) -> Callable[[], None]:
     """`shape.steps` updates in one dispatch. model: another one of that shape."""
     import jax
 
@@ -180,4 +180,4 @@ def our_steps(shape: Shape, dtype: str, model: ModelConfig | None = None) -> Cal
 
 if __name__ == "__main__":
     who, shape, dtype, device = sys.argv[1:]
-    take_turns(steps(who, Shape(*json.loads(shape)), dtype, device))
+    take_turns(steps(who, ModelShape(*json.loads(shape)), dtype, device))

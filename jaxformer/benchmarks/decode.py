@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.benchmarks.suite import Suite
-from experiments.benchmarks.train import SHAPES, model_config
+from jaxformer.benchmarks.suite import Suite
+from jaxformer.benchmarks.train import SHAPES, model_config
 from jaxformer.errors import ConfigError
 
 

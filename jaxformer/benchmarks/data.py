@@ -3,8 +3,8 @@
 import functools
 from collections.abc import Callable
 
-from experiments.benchmarks.suite import Suite
-from experiments.benchmarks.train import Shape, our_steps
+from jaxformer.benchmarks.suite import Suite
+from jaxformer.benchmarks.train import ModelShape, our_steps
 from jaxformer.config import DataConfig, Dense, ModelConfig, Rotary, Softmax
 
 
@@ -20,7 +20,7 @@ def contestants(options) -> Suite:
         corpus = open_corpus(each)
         batches = Batches(corpus.train, corpus.tokenizer, each, rows=12, context_length=256, seed=0)
         found[name] = functools.partial(take, batches)
-    shape = Shape(layers=4, width=192, heads=3, context=256, rows=12, vocab=4096, steps=20)
+    shape = ModelShape(layers=4, width=192, heads=3, context=256, rows=12, vocab=4096, steps=20)
     model = ModelConfig(
         num_layers=4, width=192, attention=Softmax(3), context_length=256, vocab_size=4096, dtype="bfloat16",
         feed_forward=Dense(activation="swiglu"), positions=Rotary(), norm="rms_norm",

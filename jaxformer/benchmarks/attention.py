@@ -5,7 +5,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 
-from experiments.benchmarks.suite import Suite, in_process, take_turns, torch_device
+from jaxformer.benchmarks.suite import Suite, in_process, take_turns, torch_device
 
 HEADS, WIDTH = 12, 64
 
@@ -16,8 +16,8 @@ def contestants(options) -> Suite:
     import jax
     import jax.numpy as jnp
 
-    from jaxformer import attention, causal
-    from jaxformer.functional.attention import unavailable
+    from jaxformer.functional.attention import attention, unavailable
+    from jaxformer.masks import causal
 
     shape = (1, options.tokens, HEADS, WIDTH)
     arrays = [jax.random.normal(jax.random.key(i), shape, options.dtype) for i in range(3)]
@@ -40,7 +40,7 @@ def contestants(options) -> Suite:
     found["flax.linen.dot_product_attention"] = timed(lambda q, k, v: nn.dot_product_attention(q, k, v, mask=mask))
     if importlib.util.find_spec("torch") is not None:
         about = [str(options.tokens), options.dtype, torch_device()]
-        found["torch's scaled_dot_product_attention"] = in_process("experiments.benchmarks.attention", *about)
+        found["torch's scaled_dot_product_attention"] = in_process("jaxformer.benchmarks.attention", *about)
     return Suite(found, "tokens", options.tokens)
 
 

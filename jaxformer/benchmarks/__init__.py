@@ -1,0 +1,1 @@
+"""The suites of `jaxformer benchmark`: what is timed beside what."""

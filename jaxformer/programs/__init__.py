@@ -1,0 +1,1 @@
+"""The programs behind the command `jaxformer`, a file each; `jaxformer.__main__` lists them."""

@@ -1,0 +1,119 @@
+"""Run a scaling study: train a ladder of small models, fit scaling laws with intervals, write a report.
+
+    jaxformer scaling scaling_tiny
+    jaxformer scaling scaling_gpt --config.data.files='books/*.txt.xz' --stage=plan
+
+Stages: plan (prints which runs are needed and how long they take), run (trains; the same command continues a stopped or
+killed study), fit (writes fit.json), report (fits, then writes report.html and figures/). Without --stage: all of them.
+Fit and report need only the directory's manifest.json and records.jsonl.
+"""
+
+import shlex
+from pathlib import Path
+
+from jaxformer.config import Config, MeshConfig
+from jaxformer.errors import ConfigError
+from jaxformer.runs.command_line import Parsed, add_verify, finite, integer, parse_config, parser
+from jaxformer.runtime.program import a_device_for_each_core
+from jaxformer.scaling import bootstrap, plotting, results
+from jaxformer.scaling.ladder import StudyConfig, size_model
+from jaxformer.scaling.law_fit import Settings
+
+STAGES = ("plan", "run", "fit", "report")
+
+
+def main() -> int:
+    """Exit code: 0 done, 75 interrupted (start again to continue)."""
+    arguments = parser(__doc__, "scaling")
+    arguments.add_argument("--stage", choices=STAGES, help="one stage alone (default: all)")
+    arguments.add_argument("--at-once", type=integer(1), metavar="M", help="runs to train together (default: by trial)")
+    arguments.add_argument(
+        "--bootstrap", type=integer(0, 10**6), default=1000, metavar="R", help="replicates (default 1000)"
+    )
+    arguments.add_argument(
+        "--holdout", type=integer(0), default=1, metavar="K", help="largest budgets to predict (default 1)"
+    )
+    arguments.add_argument("--delta", type=finite, default=1e-3, help="of Huber's function (default 0.001)")
+    add_verify(arguments)
+    parsed = parse_config(arguments, cls=StudyConfig)
+    options, stage = parsed.options, parsed.options.stage
+    # Packages for the last stages are checked before the first stage, which takes hours.
+    if stage in (None, "fit", "report"):
+        bootstrap.special()
+    if stage in (None, "report"):
+        plotting.matplotlib()
+    settings = Settings(delta=options.delta, replicates=options.bootstrap, holdout=options.holdout)
+    if stage in (None, "plan", "run"):
+        from jaxformer.runs import scaling_study
+        from jaxformer.runs.workdir_lock import WorkdirLock
+        from jaxformer.training.sweep.scheduler import Interrupted
+
+        a_device_for_each_core()
+        assert isinstance(parsed.config, StudyConfig)
+        opened = scaling_study.open_study(parsed.config, verify=options.verify)
+        check_memory(opened.config)
+        if stage == "plan":
+            scaling_study.print_plan(opened)
+            return 0
+        with WorkdirLock(opened.config.workdir):
+            scaling_study.start(opened, parsed.overrides, parsed.source)
+            try:
+                scaling_study.run(opened, at_once=options.at_once)
+            except Interrupted as signal:
+                print(f"stopped by {signal}; the same command continues")
+                return 75
+    if stage != "run":
+        conclude(parsed, stage, settings)
+    return 0
+
+
+def check_memory(config: StudyConfig) -> None:
+    """Raises ConfigError if training one of the sizes does not fit on one device."""
+    import jax
+
+    from jaxformer.modules import make_model
+    from jaxformer.parallel.mesh import make_mesh
+    from jaxformer.runs import memory_check
+
+    mesh = make_mesh(MeshConfig(1), jax.local_devices()[:1])
+    for width in config.ladder.widths:
+        model = size_model(config.model, width, config.ladder)
+        specs = make_model(model, config.loss, config.execution, config.optimizer.freeze).specs
+        memory_check.check_training(config, specs, mesh)
+
+
+def conclude(parsed: Parsed, stage: str | None, settings: Settings) -> None:
+    """Fits and, unless the stage is fit, writes the report; prints the paths and a summary."""
+    from jaxformer import records
+    from jaxformer.data import languages
+    from jaxformer.runs import manifest
+
+    workdir = Path(parsed.config.workdir)
+    manifest.check_own_files(workdir)
+    about, trained = manifest.read(workdir), manifest.read_config(workdir, StudyConfig)
+    path = workdir / "records.jsonl"
+    if not path.exists():
+        raise ConfigError(f"workdir {workdir}: no run has finished (no records.jsonl); --stage=run trains them")
+    found = records.load(path, more=records.STUDY)
+    records.check_run(path, found, manifest.fingerprints(workdir)[0])
+    fits = results.fit(found, settings, str(path))
+    print(results.write_fits(workdir, fits))
+    floor = languages.floor(trained.data, trained.model.context_length)
+    notes = [] if floor is None else [results.against_floor(fits, floor.nats, floor.standard_error)]
+    if stage in (None, "report"):
+        command = f"jaxformer scaling --config={shlex.quote(str(about.get('config_file')))}"
+        given = "".join(f" --config.{name}={shlex.quote(text)}" for name, text in parsed.given.items())
+        for flag, field in (("bootstrap", "replicates"), ("delta", "delta"), ("holdout", "holdout")):
+            if getattr(settings, field) != getattr(Settings, field):
+                given += f" --{flag}={getattr(settings, field)}"
+        page = results.write_report(
+            workdir, title(trained), found, fits, notes=notes, commands=[command + given], manifest=about
+        )
+        print(page)
+    print("\n".join([*notes, *results.summary(fits)]))
+
+
+def title(config: Config) -> str:
+    """Title of the report."""
+    model, data = config.model, config.data
+    return f"Scaling of {model.family.upper()} on {data.source} ({data.objective.replace('_', ' ')})"
