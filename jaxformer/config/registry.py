@@ -47,6 +47,7 @@ OBJECTIVES: dict[str, ObjectiveTraits] = {
     "masked": ObjectiveTraits(share=lambda data: data.mask_rate),
 }
 SOURCES: dict[str, None] = dict.fromkeys(("stdlib", "files", "tfds", "markov", "hierarchy"))
+_BUILT_IN = frozenset((*FAMILIES, *OBJECTIVES, *SOURCES))
 
 
 class Registry(dict[str, V], Generic[V]):
@@ -81,6 +82,15 @@ class Registry(dict[str, V], Generic[V]):
 def objectives_of(family: str) -> list[str]:
     """The objectives that models of a family can be trained on."""
     return [name for name, o in OBJECTIVES.items() if name in FAMILIES[family].objectives or family in o.families]
+
+
+def is_built_in(config: Any) -> bool:
+    """False if a `Config` names a family, an objective, a source or a kind of layer that a config file brought."""
+    model, data = config.model, config.data
+    kinds = (model.attention, model.positions, model.feed_forward)
+    return {model.family, data.objective, data.source} <= _BUILT_IN and all(
+        type(kind).__module__.startswith("jaxformer.") for kind in kinds
+    )
 
 
 def one_of(field: str, value: str, names: Mapping[str, Any]) -> None:

@@ -9,22 +9,26 @@ import argparse
 import logging
 import math
 import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from jaxformer.config import Config, diff, from_mapping, load, to_dict
+from jaxformer.config import Config, diff, from_mapping, load, reference, registry, to_dict
 from jaxformer.config.fields import MOST_INTEGER, at_home, from_text, nearest, shown
 from jaxformer.config.loading import split
 from jaxformer.errors import ConfigError
+from jaxformer.storage import credentials
 
 FIELD = r"--config\.[\w.]+"
 CONFIG_HELP = """fields of the config:
   --config.section.field=VALUE   none: absent; 1e6, 1_000_000: integers; ~/a: in the home folder
   --config.data.files=a.txt,'b/*.gz'   lists are separated by commas
   --config.data.files='"a,b.txt",c'    what holds a comma or begins with ( [ " or ' in quotation marks, as in CSV
+
+all of them, with their defaults, what they accept and what they mean:
 """
 
 
@@ -217,7 +221,8 @@ def parse_config(parser: Parser, argv: Sequence[str] | None = None, cls: type[Co
     about = "a file with get_config(), or a name that `jaxformer configs` lists; :ARGUMENT is handed to get_config"
     parser.add_argument("name", nargs="?", type=_config_text, metavar="CONFIG[:ARGUMENT]", help=about)
     parser.add_argument("--config", type=_config_text, metavar="CONFIG[:ARGUMENT]", help="the same")
-    parser.epilog = CONFIG_HELP
+    parser.add_argument("--print-config", action="store_true", help="print the whole config as a config file, and end")
+    parser.epilog = CONFIG_HELP + reference.help_text(cls)
     known, rest = parser.parse_known_args(_joined(sys.argv[1:] if argv is None else argv))
     if known.name and known.config:
         raise ConfigError(f"--config: {shown(known.config)} beside {shown(known.name)}; accepted: one of the two")
@@ -238,6 +243,12 @@ def parse_config(parser: Parser, argv: Sequence[str] | None = None, cls: type[Co
     if "workdir" not in mapping:
         base = replace(base, workdir=f"runs/{split(source)[0].stem}")
         config = config if "workdir" in overrides else replace(config, workdir=base.workdir)
+    if known.print_config:
+        words = credentials.mask_command(sys.argv[1:] if argv is None else argv)
+        about = f"Printed by {sys.argv[0]} {shlex.join(words)}"
+        brings = None if registry.is_built_in(config) else str(split(source)[0].absolute())
+        print(reference.as_file(config, about, brings), end="")
+        raise SystemExit(0)
     return Parsed(config, diff(to_dict(base), to_dict(config)), source, overrides, known)
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 from jax.sharding import Mesh
 
-from jaxformer.config import Config, MeshConfig
+from jaxformer.config import Config, MeshConfig, registry
 from jaxformer.config.registry import OBJECTIVES
 from jaxformer.data import languages, sample_prompt
 from jaxformer.data.batches import Batches, eval_batches
@@ -125,7 +125,7 @@ def _pretrain(parsed: Parsed, stack: ExitStack) -> loop.Result:
         log=log,
     )
     if result.evaluation is not None:
-        print_result(config, corpus, result, log)
+        print_result(config, corpus, result, log, parsed.source)
         found = result.evaluation["loss"], result.evaluation["loss_stderr"]
         leak = None if floor is None else languages.below_floor(floor, *found)
         if leak is not None:
@@ -287,8 +287,9 @@ def print_overview(config: Config, corpus: Corpus, batches: Batches, mesh, overr
         log(f"override: {line}")
 
 
-def print_result(config: Config, corpus: Corpus, result: loop.Result, log) -> None:
-    """How it ended, beside what general compressors make of the same bytes, and what to do next."""
+def print_result(config: Config, corpus: Corpus, result: loop.Result, log, source: str) -> None:
+    """How it ended, beside what general compressors make of the same bytes, and what to do next; `source`: the config
+    file."""
     assert result.evaluation is not None
     log(f"\n{result.status} at step {result.step} after {result.seconds:.0f} s")
     log(f"held out: {describe(result.evaluation)}")
@@ -296,11 +297,12 @@ def print_result(config: Config, corpus: Corpus, result: loop.Result, log) -> No
     print_codes(corpus.validation, result.evaluation, log)
     workdir, tasks = shlex.quote(config.workdir), family_of(config.model).tasks
     text = shlex.quote(something_to_try(config, corpus)) if tasks else ""
+    brings = "" if registry.is_built_in(config) else f" --config={shlex.quote(source)}"
     if "generate" in tasks:
-        log(f"sample:  jaxformer generate --workdir={workdir} --prompt={text}")
+        log(f"sample:  jaxformer generate --workdir={workdir}{brings} --prompt={text}")
     elif "fill_mask" in tasks:
-        log(f"fill in: jaxformer fill-mask --workdir={workdir} --text={text}")
-    log(f"measure: jaxformer evaluate --workdir={workdir}")
+        log(f"fill in: jaxformer fill-mask --workdir={workdir}{brings} --text={text}")
+    log(f"measure: jaxformer evaluate --workdir={workdir}{brings}")
 
 
 def something_to_try(config: Config, corpus: Corpus) -> str:

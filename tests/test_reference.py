@@ -1,0 +1,92 @@
+"""What `--help` and `--print-config` show of a config is the config."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from jaxformer.config import Choice, Config, from_mapping, load
+from jaxformer.config.fields import field_types, is_section, options
+from jaxformer.config.loading import shipped
+from jaxformer.config.reference import as_file, help_text, reference
+from jaxformer.errors import ConfigError
+from jaxformer.runs.command_line import parse_config, parser
+from jaxformer.scaling.ladder import StudyConfig
+
+
+def fields(cls, prefix=""):
+    """Paths of all fields, by walking the dataclasses; a section's own kinds each."""
+    for each in dataclasses.fields(cls):
+        inside = next((kind for kind in options(field_types(cls)[each.name]) if is_section(kind)), None)
+        if inside is None:
+            yield f"{prefix}{each.name}"
+        elif issubclass(inside, Choice):
+            yield f"{prefix}{each.name}.kind"
+            for kind in inside.registered.values():
+                yield from fields(kind, f"{prefix}{each.name}.")
+        else:
+            yield from fields(inside, f"{prefix}{each.name}.")
+
+
+def test_every_field_is_told_with_its_default_and_meaning():
+    told = list(reference(StudyConfig))
+    assert [each.path for each in told] == list(fields(StudyConfig)) and len(told) > 120
+    assert all(each.meaning and each.accepted and each.default for each in told)
+
+
+def test_defaults_are_those_that_are_told():
+    """Each, typed as it is told beside the kind that it belongs to, changes nothing."""
+    for each in reference(Config):
+        kind = each.meaning[1:].partition(")")[0] if each.meaning.startswith("(") else ""
+        section = each.path.rpartition(".")[0]
+        base = {f"{section}.kind": kind} if kind else {}
+        if section == "model.bert":
+            continue  # none, by default
+        try:
+            with_default = from_mapping({}, {**base, each.path: each.default})
+        except ConfigError as error:
+            assert each.default == "()" or "empty" in str(error), (each, error)
+            continue
+        assert with_default == from_mapping({}, base), each
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_a_printed_config_loads_to_an_equal_one(name, tmp_path):
+    source = "scaling_entropy:markov" if name == "scaling_entropy" else name
+    mapping = load(source)
+    cls = StudyConfig if "ladder" in mapping else Config
+    config = from_mapping(mapping, {"data.separator": r"\f\n'"} if name.startswith("gpt2") else {}, cls)
+    (tmp_path / "printed.py").write_text(as_file(config, "a\ncommand"))
+    assert from_mapping(load(str(tmp_path / "printed.py")), cls=cls) == config
+
+
+def test_print_config_prints_what_the_command_line_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["jaxformer pretrain"])
+    words = ["gpt_tiny", "--config.train.steps=60", "--config.model.positions=alibi"]
+    with pytest.raises(SystemExit) as end:
+        parse_config(parser("", "pretrain"), [*words, "--print-config"])
+    printed = capsys.readouterr().out
+    assert end.value.code == 0 and printed.startswith(
+        "# Printed by jaxformer pretrain gpt_tiny --config.train.steps=60"
+    )
+    (tmp_path / "printed.py").write_text(printed)
+    assert (
+        parse_config(parser("", "pretrain"), [str(tmp_path / "printed.py")]).config
+        == parse_config(parser("", "pretrain"), words).config
+    )
+
+
+def test_a_printed_config_brings_what_its_file_brought(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["jaxformer pretrain"])
+    file = Path(__file__).parent / "extensions" / "gated_conv.py"
+    with pytest.raises(SystemExit):
+        parse_config(parser("", "pretrain"), [str(file), "--print-config"])
+    assert f"load({str(file)!r})" in capsys.readouterr().out
+
+
+def test_help_names_every_field(monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        parse_config(parser("", "scaling"), ["--help"], StudyConfig)
+    out = capsys.readouterr().out
+    assert help_text(StudyConfig) in out
+    assert all(f"--config.{each.path}={each.default}   {each.accepted}\n" in out for each in reference(StudyConfig))
