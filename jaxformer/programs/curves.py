@@ -23,7 +23,7 @@ COMPRESSORS = {"gzip -9": (0, (4, 2)), "xz -9": (0, (1, 1))}
 
 
 def main() -> None:
-    """Validation and training loss against training tokens; in bits per byte if the records have them."""
+    """Validation and training loss against training tokens; in bits per byte if all runs have them."""
     arguments = parser(__doc__, "curves")
     arguments.add_argument(
         "--workdir", action="append", required=True, type=path_text, help="directory of a run; may be repeated"
@@ -49,17 +49,13 @@ def main() -> None:
         raise ConfigError(f"--out: {out} is not a file; accepted: a figure to write")
     figure = matplotlib.figure.Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
-    unit = "nats per token"
-    for index, (workdir, label) in enumerate(zip(options.workdir, labels, strict=True)):
-        path = Path(workdir) / "records.jsonl"
-        found = records.latest(records.load(path))
-        if (Path(workdir) / manifest.FILE_NAME).exists():
-            records.check_run(path, found, manifest.fingerprints(workdir)[0])
-        evals = [r for r in found if r["kind"] == "eval"]
-        # Training loss is in nats per token; the last evaluation's ratio converts it to bits per byte.
-        known = bool(evals) and "bits_per_byte" in evals[-1] and evals[-1]["loss"] > 0
-        factor = evals[-1]["bits_per_byte"] / evals[-1]["loss"] if known else 1.0
-        unit = "bits per byte" if factor != 1.0 else unit
+    runs = [recorded(Path(workdir)) for workdir in options.workdir]
+    # Training loss is in nats per token; the last evaluation's ratio converts it to bits per byte. One axis, one unit.
+    in_bits = all(evals and "bits_per_byte" in evals[-1] and evals[-1]["loss"] > 0 for _, evals in runs)
+    tops: list[float] = []
+    levels: dict[str, float] = {}  # of general compressors; equal ones are drawn once
+    for index, ((found, evals), label) in enumerate(zip(runs, labels, strict=True)):
+        factor = evals[-1]["bits_per_byte"] / evals[-1]["loss"] if in_bits else 1.0
         colour = COLOURS[index % len(COLOURS)]
         steps = [r for r in found if r["kind"] == "train"]
         axes.plot(
@@ -74,13 +70,15 @@ def main() -> None:
             color=colour, marker=MARKERS[index % len(MARKERS)], capsize=3,
             label=f"{label}, validation (95 % interval){ending}",
         )  # fmt: skip
-        finals = [r for r in found if r["kind"] == "final"] if factor != 1.0 else []
+        finals = [r for r in found if r["kind"] == "final"] if in_bits else []
         for name, level in (finals[-1].get("compressed_bits_per_byte", {}) if finals else {}).items():
-            style = COMPRESSORS.get(name, "-.")
-            axes.axhline(level, color="0.3", ls=style, lw=1, label=f"{name} on the same bytes: {level:.2f}")
-        if evals and math.isfinite(top := max(factor * float(r["loss"]) for r in evals) * 1.8):
-            axes.set_ylim(top=top)
-    axes.set(xlabel="training tokens", ylabel=f"loss, {unit}")
+            if levels.setdefault(f"{name} on the same bytes: {level:.2f}", level) is level:
+                style = COMPRESSORS.get(name, "-.")
+                axes.axhline(level, color="0.3", ls=style, lw=1, label=f"{name} on the same bytes: {level:.2f}")
+        tops += [1.8 * factor * float(r["loss"]) for r in evals]
+    if finite := [top for top in tops if math.isfinite(top)]:
+        axes.set_ylim(top=max(finite))
+    axes.set(xlabel="training tokens", ylabel=f"loss, {'bits per byte' if in_bits else 'nats per token'}")
     axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
     axes.grid(alpha=0.25)
     for text in axes.legend(frameon=False, fontsize=9).get_texts():
@@ -93,3 +91,12 @@ def main() -> None:
     except OSError as error:
         raise ConfigError(f"--out: {out} cannot be written ({error.strerror or error})") from None
     print(out)
+
+
+def recorded(workdir: Path) -> tuple[list[dict], list[dict]]:
+    """All records of a run, and its evaluations among them. Raises ConfigError, RecordError: not those of the run."""
+    path = workdir / "records.jsonl"
+    found = records.latest(records.load(path))
+    if (workdir / manifest.FILE_NAME).exists():
+        records.check_run(path, found, manifest.fingerprints(workdir)[0])
+    return found, [r for r in found if r["kind"] == "eval"]
