@@ -42,6 +42,17 @@ def test_a_field_whose_path_is_too_long(place, flag):  # noqa: F811
     assert (code, line) == (2, expected()["a name too long for a file"].replace("--workdir", flag[2:]))
 
 
+@pytest.mark.parametrize("flag", ["--config.workdir", "--config.data.cache_dir", "--config.data.files"])
+def test_an_address_where_a_path_is_needed(place, monkeypatch, flag):  # noqa: F811
+    """Before, it made a folder called gs: here, and failed at its first save."""
+    monkeypatch.chdir(place.folder)
+    before = sorted(place.folder.iterdir())
+    code, line = place.pretrain(f"{flag}=gs://bucket/run")
+    where = flag[2:]
+    assert (code, line) == (2, expected()["an address of an object store"].replace("config.workdir", where))
+    assert sorted(place.folder.iterdir()) == before
+
+
 def test_other_paths_that_are_too_long(place):  # noqa: F811
     code, line = place.run("plan", f"--config={place.config}", "--topology=cpu:1", f"--json={LONG}")
     assert (code, line) == (2, expected()["a name too long for a file"].replace("--workdir", "--json"))

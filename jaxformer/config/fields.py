@@ -196,7 +196,7 @@ def at_home(value: Any, where: str) -> Any:
         that name.
     """
     if not isinstance(value, str):
-        return tuple(at_home(each, where) for each in value) if any(map(_tilde, value)) else value
+        return tuple(at_home(each, where) if _tilde(each) or "://" in each else each for each in value)
     if wrong := files.unusable(value):
         raise ConfigError(f"{where}: {shown(value)} {wrong}")
     if not _tilde(value):

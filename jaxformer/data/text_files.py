@@ -64,7 +64,7 @@ def find(patterns: tuple[str, ...], field: str) -> list[Path]:
                     f"plain or {' '.join(COMPRESSIONS)}"
                 )
         if not files:
-            folder = f"{names[0]} is a folder; " if names else ""
+            folder = f"{names[0]} is a folder: give {names[0]}/*.txt, or {names[0]}/**/*.txt; " if names else ""
             raise ConfigError(f"config.{field}: no file matches {pattern!r} ({folder}looked in {Path.cwd()})")
         found.update(dict.fromkeys(files))
     return list(found)

@@ -223,20 +223,22 @@ def parse_config(parser: Parser, argv: Sequence[str] | None = None, cls: type[Co
     parser.add_argument("--config", type=_config_text, metavar="CONFIG[:ARGUMENT]", help="the same")
     parser.add_argument("--print-config", action="store_true", help="print the whole config as a config file, and end")
     parser.epilog = CONFIG_HELP + reference.help_text(cls)
-    known, rest = parser.parse_known_args(_joined(sys.argv[1:] if argv is None else argv))
+    overrides, words = {}, []
+    for word in _joined(sys.argv[1:] if argv is None else argv):
+        if match := re.fullmatch(rf"({FIELD})(?:=(.*))?", word, re.DOTALL):
+            if match[2] is None:
+                raise ConfigError(f"{word}: needs a value, as in {word}=VALUE")
+            overrides[match[1].removeprefix("--config.")] = match[2]
+        else:  # argparse would take one with a space in it for a config's name
+            words.append(word)
+    known, rest = parser.parse_known_args(words)
+    if rest:
+        raise ConfigError(f"{rest[0]}: no such flag; see --help, and --config.section.field=value for config fields")
     if known.name and known.config:
         raise ConfigError(f"--config: {shown(known.config)} beside {shown(known.name)}; accepted: one of the two")
     source = known.config or known.name
     if source is None:
         raise ConfigError("--config: is needed; `jaxformer configs` lists those that come with it")
-    overrides = {}
-    for word in rest:
-        match = re.fullmatch(rf"({FIELD})(?:=(.*))?", word, re.DOTALL)
-        if match is None:
-            raise ConfigError(f"{word}: no such flag; see --help, and --config.section.field=value for config fields")
-        if match[2] is None:
-            raise ConfigError(f"{word}: needs a value, as in {word}=VALUE")
-        overrides[match[1].removeprefix("--config.")] = match[2]
     mapping = load(source)
     base = from_mapping(mapping, cls=cls)
     config = from_mapping(mapping, overrides, cls)

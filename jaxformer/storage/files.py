@@ -14,6 +14,7 @@ OSError: [Errno 40] is a symbolic link, which is not followed: ...link.txt'
 import contextlib
 import errno
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -135,6 +136,8 @@ def unusable(path: str) -> str | None:
         return "is not UTF-8 text; accepted: a path that is"
     if "\0" in path:
         return "holds the character \\0; accepted: a path without it"
+    if re.match(r"[a-z][a-z0-9+.-]*://", path):
+        return "is an address; accepted: a path of this machine, or one that is mounted here"
     most = max(map(len, names))
     if most > 255:
         return f"has a name of {most} bytes; accepted: at most 255"
