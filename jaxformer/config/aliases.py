@@ -85,19 +85,15 @@ def _bert(model: dict[str, Any]) -> None:
 
 def _means_nothing(model: Mapping[str, Any], name: str, value: Any) -> bool:
     """Whether an old field belongs to a kind that is not chosen, and said nothing."""
-    if name not in MEANT_NOTHING or PositionsConfig.spread(model.get("positions"))["kind"] == "rotary":
-        return False
-    return MEANT_NOTHING[name] is None or value == MEANT_NOTHING[name]
+    rotary = PositionsConfig.spread(model.get("positions"))["kind"] == "rotary"
+    return not rotary and name in MEANT_NOTHING and MEANT_NOTHING[name] in (None, value)
 
 
 def _put(tree: dict[str, Any], old: str, dotted: str, value: Any) -> None:
     *sections, name = dotted.split(".")
     for section in sections:
-        inside = tree.get(section)
-        if section in GROUPS and sections[0] == "model" and not isinstance(inside, dict):
-            tree[section] = GROUPS[section].spread(inside)
-        elif not isinstance(inside, dict):
-            tree[section] = {}
+        if not isinstance(tree.get(section), dict):
+            tree[section] = GROUPS[section].spread(tree.get(section)) if section in GROUPS else {}
         tree = tree[section]
     if name in tree:
         raise ConfigError(f"config.{old}: {shown(value)}; it is config.{dotted} now, which is given as well")

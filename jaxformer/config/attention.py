@@ -34,7 +34,16 @@ class AttentionConfig(Choice, group="model.attention", default="softmax"):
 
 
 @dataclass(frozen=True)
-class Softmax(AttentionConfig, kind="softmax", most={"head_width": 2**24, "window": 2**30}):
+class Softmax(
+    AttentionConfig,
+    kind="softmax",
+    accepts={
+        **dict.fromkeys(("num_heads", "num_kv_heads", "head_width", "window"), at_least(1)),
+        "soft_cap": above(0),
+        "dropout": between(0.0, 0.999),
+    },
+    most={"head_width": 2**24, "window": 2**30},
+):
     """Scaled dot-product attention with multi-head, grouped-query or multi-query heads.
 
     Attributes:
@@ -83,15 +92,8 @@ class Softmax(AttentionConfig, kind="softmax", most={"head_width": 2**24, "windo
             )
 
     def _check(self):
-        at_least("model.attention.num_heads", self.num_heads, 1)
-        for name in ("num_kv_heads", "head_width", "window"):
-            if getattr(self, name) is not None:
-                at_least(f"model.attention.{name}", getattr(self, name), 1)
         if self.num_heads % self.kv_heads:
             raise ConfigError(
                 f"config.model.attention.num_kv_heads: {self.num_kv_heads} does not divide "
                 f"model.attention.num_heads {self.num_heads}"
             )
-        if self.soft_cap is not None:
-            above("model.attention.soft_cap", self.soft_cap, 0)
-        between("model.attention.dropout", self.dropout, 0.0, 0.999)

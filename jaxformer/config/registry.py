@@ -6,7 +6,6 @@ Here is what a config has to know of each; the functions stand in a `Registry` e
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from jaxformer.config.fields import nearest, shown
 from jaxformer.errors import ConfigError
 
 V = TypeVar("V")
@@ -81,16 +80,6 @@ class Registry(dict[str, V], Generic[V]):
 def objectives_of(family: str) -> list[str]:
     """The objectives that models of a family can be trained on."""
     return [name for name, o in OBJECTIVES.items() if name in FAMILIES[family].objectives or family in o.families]
-
-
-def one_of(field: str, value: str, names: Mapping[str, Any]) -> None:
-    """Raises ConfigError unless the field, without "config.", holds one of the names."""
-    if not value:
-        raise ConfigError(f"config.{field}: '' is empty (an unset variable?); accepted: one of {', '.join(names)}")
-    if value not in names:
-        near = nearest(value, list(names), 0.6)
-        hint = f"; did you mean {near}?" if near else ""
-        raise ConfigError(f"config.{field}: {shown(value)} is not one of {', '.join(names)}{hint}")
 
 
 def _origins(entry: Any) -> list[str]:
