@@ -20,10 +20,19 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from jaxformer.config import Config, diff, from_mapping, plain, to_dict
-from jaxformer.config.fields import MOST_INTEGER, at_home, from_text, nearest, shown
+from jaxformer.config.fields import MOST_INTEGER, at_home, did_you_mean, from_text, nearest, shown
 from jaxformer.errors import ConfigError
 
 FIELD = r"--config\.[\w.]+"
+# What argparse says, and what we say instead.
+ARGPARSE_ERRORS = {
+    r"^argument (-[^:/ ]*)[^:]*: ": r"\1: ",
+    r": expected (one|at least one) argument$": ": needs a value",
+    r": ignored explicit argument .*$": ": takes no value",
+    r": invalid int value: (.*)$": r": \1 is not an integer",
+    r": invalid float value: (.*)$": r": \1 is not a number",
+    r"^the following arguments are required: ([^ ,]+).*$": r"\1: is needed; see --help",
+}
 CONFIG_HELP = """fields of the config:
   --config.section.field=VALUE   none: absent; 1e6, 1_000_000: integers; ~/a: in the home folder
   --config.data.files=a.txt,'b/*.gz'   lists are separated by commas
@@ -83,17 +92,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raises ConfigError, instead of printing the usage and leaving."""
-        message = re.sub(r"^argument (-[^:/ ]*)[^:]*: ", r"\1: ", " ".join(message.split()))
-        message = re.sub(r": expected (one|at least one) argument$", ": needs a value", message)
-        message = re.sub(r": ignored explicit argument .*$", ": takes no value", message)
-        message = re.sub(r": invalid int value: (.*)$", r": \1 is not an integer", message)
-        message = re.sub(r": invalid float value: (.*)$", r": \1 is not a number", message)
-        message = re.sub(r"^the following arguments are required: ([^ ,]+).*$", r"\1: is needed; see --help", message)
+        message = " ".join(message.split())
+        for pattern, ours in ARGPARSE_ERRORS.items():
+            message = re.sub(pattern, ours, message)
         choice = re.search(r": invalid choice: '?(.*?)'? \(choose from (.*)\)$", message)
         if choice is not None:
             accepted = [each.strip("' ") for each in choice[2].split(",")]
-            near = nearest(choice[1], accepted, 0.6)
-            hint = f"; did you mean {near}?" if near else ""
+            hint = did_you_mean(choice[1], accepted)
             message = f"{message[: choice.start()]}: {choice[1]!r}; accepted: {', '.join(accepted)}{hint}"
         raise ConfigError(message)
 
@@ -263,8 +268,7 @@ def load_file(source: str) -> dict[str, Any]:
     if not os.path.isfile(file):  # of a name that no file can have, too
         found = file.parent.glob("*.py") if os.path.isdir(file.parent) else []
         others = sorted(str(p) for p in found if p.name != "__init__.py")
-        near = nearest(str(file), others, 0.6)
-        hint = f"; did you mean {near}?" if near else f"; there are {', '.join(others)}" if others else ""
+        hint = did_you_mean(str(file), others) or (f"; there are {', '.join(others)}" if others else "")
         looked = "" if hint or file.is_absolute() else f" (looked in {Path.cwd()})"
         raise ConfigError(f"--config: no file {file}{looked}{hint}")
     if file.suffix != ".py":

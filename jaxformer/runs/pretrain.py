@@ -195,8 +195,7 @@ def open_run(workdir: str | Path) -> Run:
             "going on with the run writes it again"
         )
     tokenizer = Tokenizer.load(workdir)
-    specs = make_model(config.model, config.loss).specs
-    params, step = _params(workdir, abstract_params(specs))
+    params, step = _params(workdir, abstract_params(make_model(config.model, config.loss).specs))
     return Run(config, params, tokenizer, step)
 
 
@@ -265,7 +264,6 @@ def print_overview(config: Config, corpus: Corpus, batches: Batches, mesh, overr
     counts = count_parameters(config.model)
     model, train = config.model, config.train
     tokens = train.steps * train.global_batch_size * model.context_length
-    epochs = batches.epochs(train.steps)
     log(
         f"{model.family}: {model.num_layers} layers, width {model.width}, {model.attention.summary()}, "
         f"context {model.context_length}, vocabulary {model.vocab_size}: {_short(counts.total)} parameters "
@@ -278,7 +276,7 @@ def print_overview(config: Config, corpus: Corpus, batches: Batches, mesh, overr
     )
     log(
         f"run: {train.steps} steps of {train.global_batch_size} x {model.context_length} tokens = {_short(tokens)} "
-        f"tokens, {epochs:.2f} epochs, {_short(training_flops(config.model, config.data) * tokens)}FLOP, on "
+        f"tokens, {batches.epochs(train.steps):.2f} epochs, {_short(training_flops(config.model, config.data) * tokens)}FLOP, on "
         f"{mesh.devices.size} x {mesh.devices.flat[0].device_kind}, into {config.workdir}"
     )
     for line in corpus.notes() + batches.notes():
