@@ -13,12 +13,12 @@ class AttentionConfig(Choice, group="model.attention", default="softmax"):
     """Base of the kinds of attention. A kind of your own is a frozen dataclass that derives from this one; what it
     computes stands in `functional.sublayers.MIXERS` under its name."""
 
-    # A kind may say otherwise.
-    window = None  # keys that each query sees, where it is less than all; an annotation would put the field first
-    has_heads: ClassVar[bool] = (
-        False  # queries, keys and scores for each of num_heads heads, as rotary, ALiBi and T5 positions need
-    )
-    has_implementations: ClassVar[bool] = False  # computed by what execution.attention names
+    # A kind overrides these. `window`, the number of keys that each query sees (None: all), has no annotation, which
+    # would make it the first field of every kind.
+    window = None
+    # True if there are queries, keys and scores for each of num_heads heads, as rotary, ALiBi and T5 positions need.
+    has_heads: ClassVar[bool] = False
+    has_implementations: ClassVar[bool] = False  # True if execution.attention chooses how it is computed
 
     def sized(self, width: int, head_width: int) -> "AttentionConfig":
         """This kind in a model of `width` on a ladder of sizes, with heads of `head_width` if it has any."""

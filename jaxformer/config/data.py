@@ -10,8 +10,9 @@ from jaxformer.config.fields import Section, shown
 from jaxformer.config.registry import OBJECTIVES, SOURCES
 from jaxformer.errors import ConfigError
 
-# Fields that choose the source where nothing else does, and the sources that read a field, where not all do.
+# Field -> the source that it selects if data.source is None.
 SELECTS = {"files": "files", "tfds_name": "tfds", "tfds_dir": "tfds"}
+# Field -> the only sources that read it.
 READ_BY = {
     "files": ("files",), "validation_files": ("files",), "separator": ("files",), "text_field": ("files", "tfds"),
     "tfds_name": ("tfds",), "tfds_dir": ("tfds",), "tfds_train_split": ("tfds",), "tfds_validation_split": ("tfds",),
@@ -168,7 +169,7 @@ class DataConfig(
 
 
 def settle_source(data: dict[str, Any], given: list[str]) -> None:
-    """Makes the source what the command line says, which wins over the config file.
+    """Lets the command line choose the source, even if the config file chose another.
 
     Args:
       data: the section; changed in place.

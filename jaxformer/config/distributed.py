@@ -19,16 +19,17 @@ class DistributedConfig(
 ):
     """How the processes of one run find each other, and how long they wait for one another.
 
-    The three fields of the coordinator are for machines whose environment says nothing; they are given together.
+    The environment usually says who the processes are. Where it does not, give coordinator_address, num_processes and
+    process_id, all three.
 
     Attributes:
       mode: auto: as the environment says; on: being alone is an error; off: alone, whatever the environment.
       coordinator_address: host:port of process 0.
       num_processes: of the run, on all machines.
       process_id: 0 to num_processes - 1.
-      start_timeout_seconds: until all processes have come.
-      heartbeat_timeout_seconds: a process that is dead or frozen ends the others after this.
-      stall_timeout_seconds: a process that alone or with others gets nowhere ends itself after this.
+      start_timeout_seconds: how long a process waits at the start for all others.
+      heartbeat_timeout_seconds: how long after one process died or froze the others end.
+      stall_timeout_seconds: a process that makes no progress for so long ends itself.
     """
 
     mode: Literal["auto", "off", "on"] = "auto"

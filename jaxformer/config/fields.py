@@ -41,7 +41,7 @@ import numpy as np
 from jaxformer.errors import ConfigError
 from jaxformer.storage import files
 
-# What counters on devices hold, and the largest float32; fields say less where less is the most that makes sense.
+# The largest number of an int32 counter, and about the largest float32; a section's `most` sets other limits.
 MOST_INTEGER, MOST_NUMBER = 2**31 - 1, 3e38
 MOST: dict[type, float] = {int: MOST_INTEGER, float: MOST_NUMBER}
 # A float may be written as an integer; bool, which Python takes for an integer, is no number.

@@ -18,7 +18,7 @@ class MeshConfig(Section, name="mesh", accepts=dict.fromkeys(AXES, at_least(1)),
       fsdp: devices over which parameters are split; they share out the rows too.
       tensor: devices over which heads and hidden widths are split.
       context: parts of each row.
-      sequence_parallel: split what lies between the layers over the tensor axis, by tokens.
+      sequence_parallel: split the activations between sublayers over the tensor axis, by tokens.
     """
 
     data: int | None = None

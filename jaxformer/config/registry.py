@@ -1,6 +1,6 @@
-"""Names that a config may hold for what functions make: families, objectives, sources.
+"""The families, objectives and sources that a config may name, and what it has to know of each.
 
-Here is what a config has to know of each; the functions stand in a `Registry` elsewhere, which adds a new name here.
+Their functions are in tables of class `Registry` elsewhere. A new entry there adds its name here.
 """
 
 from collections.abc import Callable, Mapping

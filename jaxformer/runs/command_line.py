@@ -116,11 +116,9 @@ class Parser(argparse.ArgumentParser):
 def parser(doc: str | None, name: str) -> Parser:
     """A parser of `python -m experiments.NAME` whose help is its own docstring, with `--log` and `--debug`."""
     made = Parser(
-        prog=f"python -m experiments.{name}",
-        description=doc,
+        prog=f"python -m experiments.{name}", description=doc, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    )  # fmt: skip
     made.add_argument("--log", action=_Log, nargs=0, help="say on standard error what it chooses by itself, and why")
     # Read by `runtime.program.program`, which must know where nothing could be parsed.
     made.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -202,8 +200,10 @@ def add_workdir(arguments: argparse.ArgumentParser) -> None:
     The run's manifest is not asked for its config file: a folder from elsewhere must not decide what is executed here.
     """
     arguments.add_argument("--workdir", required=True, type=path_text, help="directory of the run")
-    help = "the run's config file, needed where it brings layers, a family, an objective or a source of its own"
-    arguments.add_argument("--config", dest="extension", type=_config_text, metavar="FILE", help=help)
+    arguments.add_argument(
+        "--config", dest="extension", type=_config_text, metavar="FILE",
+        help="the run's config file, needed where it brings layers, a family, an objective or a source of its own",
+    )  # fmt: skip
 
 
 def add_verify(arguments: argparse.ArgumentParser) -> None:
@@ -306,11 +306,8 @@ def _blamed(file: Path, call: str = "") -> Iterator[None]:
         raise
     except BaseException as error:
         where, reason = f"{file}:{call}", f"{type(error).__name__}: {error}"
-        lines = [
-            f.lineno
-            for f in traceback.extract_tb(error.__traceback__)
-            if Path(f.filename).absolute() == file.absolute()
-        ]
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [f.lineno for f in frames if Path(f.filename).absolute() == file.absolute()]
         if isinstance(error, SyntaxError):
             where, reason = f"{error.filename or file}:{error.lineno or ''}", error.msg
         elif lines:

@@ -1,4 +1,4 @@
-"""What cannot fit the memory that is here, said with its numbers before anything compiles.
+"""Refuses a run that cannot fit into memory, with the numbers, before anything compiles.
 
 Only what is certain counts: parameters, their gradients, the optimizer's moments and the batches of one dispatch, or a
 decoder's cache. Activations come on top; `experiments.plan` knows those.

@@ -1,4 +1,4 @@
-"""The only file that knows both wings: config -> data + model + training -> run.
+"""A run from config to result: the only file that brings data, model and training together.
 
 Everything that can be refused is refused before anything compiles and before anything is written.
 """
@@ -276,7 +276,8 @@ def print_overview(config: Config, corpus: Corpus, batches: Batches, mesh, overr
     )
     log(
         f"run: {train.steps} steps of {train.global_batch_size} x {model.context_length} tokens = {_short(tokens)} "
-        f"tokens, {batches.epochs(train.steps):.2f} epochs, {_short(training_flops(config.model, config.data) * tokens)}FLOP, on "
+        f"tokens, {batches.epochs(train.steps):.2f} epochs, "
+        f"{_short(training_flops(config.model, config.data) * tokens)}FLOP, on "
         f"{mesh.devices.size} x {mesh.devices.flat[0].device_kind}, into {config.workdir}"
     )
     for line in corpus.notes() + batches.notes():
