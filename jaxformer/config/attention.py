@@ -22,7 +22,6 @@ class AttentionConfig(Choice, group="model.attention", default="softmax"):
 
     def sized(self, width: int, head_width: int) -> "AttentionConfig":
         """This kind in a model of `width` on a ladder of sizes, with heads of `head_width` if it has any."""
-        del width, head_width
         return self
 
     def summary(self) -> str:
