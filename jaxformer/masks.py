@@ -65,17 +65,21 @@ class Mask:
         if not isinstance(other, Mask):
             return NotImplemented
         windows = [w for w in (self.window, other.window) if w is not None]
-        both: dict[str, Any] = {"causal": self.causal or other.causal, "window": min(windows, default=None)}
-        both["parts"] = max(self.parts, other.parts)
-        for name in ("keys", "dense"):
+        both: dict[str, Any] = {}
+        for name in ("keys", "dense", "prefix", "query_segments", "key_segments", "query_index", "key_index"):
             a, b = getattr(self, name), getattr(other, name)
-            both[name] = b if a is None else a if b is None else _and(a, b)
-        for name in ("prefix", "query_segments", "key_segments", "query_index", "key_index"):
-            a, b = getattr(self, name), getattr(other, name)
-            if a is not None and b is not None:
+            if a is None or b is None:
+                both[name] = b if a is None else a
+            elif name in ("keys", "dense"):
+                both[name] = _and(a, b)
+            else:
                 raise ValueError(f"Mask &: both sides have {name}; expand one of them and pass it to dense()")
-            both[name] = b if a is None else a
-        return Mask(**both)
+        return Mask(
+            causal=self.causal or other.causal,
+            window=min(windows, default=None),
+            parts=max(self.parts, other.parts),
+            **both,
+        )
 
     def __bool__(self) -> bool:
         """Raises TypeError: `a and b` would be b alone."""
@@ -166,9 +170,7 @@ def expand(mask: Mask | None, queries: int, keys: int) -> Array | None:
         parts.append(mask.query_segments[:, None, :, None] == mask.key_segments[:, None, None, :])
     if mask.dense is not None:
         parts.append(mask.dense)
-    if not parts:
-        return None
-    return functools.reduce(_and, parts)
+    return functools.reduce(_and, parts) if parts else None
 
 
 def _allowed(name: str, array: Array) -> Array:
@@ -223,24 +225,21 @@ def check_shapes(mask: Mask, batch: int, heads: int, queries: int, keys: int) ->
     Raises:
       ValueError: a field has another shape, or only one of the two segments is given.
     """
-    rows = {
-        "prefix": (batch,),
-        "keys": (batch, keys),
-        "query_segments": (batch, queries),
-        "key_segments": (batch, keys),
+    shapes = {  # field -> the fewest axes, and the shape that it broadcasts to
+        "prefix": (1, (batch,)),
+        "keys": (2, (batch, keys)),
+        "query_segments": (2, (batch, queries)),
+        "key_segments": (2, (batch, keys)),
+        "query_index": (1, (batch, queries)),
+        "key_index": (1, (batch, keys)),
+        "dense": (0, (batch, heads, queries, keys)),
     }
-    for name, accepted in rows.items():
-        _check_shape(name, getattr(mask, name), accepted, len(accepted))
-    _check_shape("query_index", mask.query_index, (batch, queries), 1)
-    _check_shape("key_index", mask.key_index, (batch, keys), 1)
-    _check_shape("dense", mask.dense, (batch, heads, queries, keys), 0)
+    for name, (rank, accepted) in shapes.items():
+        x = getattr(mask, name)
+        if x is None:
+            continue
+        pairs = zip(x.shape[::-1], accepted[::-1], strict=False)
+        if not rank <= x.ndim <= len(accepted) or any(size not in (1, full) for size, full in pairs):
+            raise ValueError(f"Mask: {name} has shape {x.shape}; accepted: what broadcasts to {accepted}")
     if (mask.query_segments is None) != (mask.key_segments is None):
         raise ValueError("Mask: query_segments and key_segments come together; one of them is None")
-
-
-def _check_shape(name: str, x: Array | None, accepted: tuple[int, ...], min_rank: int) -> None:
-    if x is None:
-        return
-    pairs = zip(x.shape[::-1], accepted[::-1], strict=False)
-    if not min_rank <= x.ndim <= len(accepted) or any(size not in (1, full) for size, full in pairs):
-        raise ValueError(f"Mask: {name} has shape {x.shape}; accepted: what broadcasts to {accepted}")

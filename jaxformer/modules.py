@@ -60,9 +60,12 @@ class Transformer(Shell):
     """Owns the parameters of a model of any family."""
 
     loss_config: LossConfig = LossConfig()
+    only = ""  # the one family that a subclass is for; an annotation would make it a field
 
     def specs(self) -> dict[str, Any]:
-        """Those of the family."""
+        """Those of the family. Raises ConfigError: the module is for another one."""
+        if self.only not in ("", self.config.family):
+            raise ConfigError(f"config.model.family: {self.config.family}; {type(self).__name__} needs {self.only}")
         return family_of(self.config).specs(self.config)
 
     def __call__(
@@ -81,23 +84,13 @@ class Transformer(Shell):
 class GPT(Transformer):
     """Owns the parameters of `models.gpt`."""
 
-    def specs(self) -> dict[str, Any]:
-        """Those of a GPT. Raises ConfigError: the config is that of another family."""
-        return _of_family("gpt", self.config)
+    only = "gpt"
 
 
 class BERT(Transformer):
     """Owns the parameters of `models.bert`."""
 
-    def specs(self) -> dict[str, Any]:
-        """Those of a BERT. Raises ConfigError: the config is that of another family."""
-        return _of_family("bert", self.config)
-
-
-def _of_family(name: str, config: ModelConfig) -> dict[str, Any]:
-    if config.family != name:
-        raise ConfigError(f"config.model.family: {config.family}; {name.upper()} needs {name}")
-    return family_of(config).specs(config)
+    only = "bert"
 
 
 class Block(Shell):
@@ -133,8 +126,8 @@ class Attention(Shell):
 
     def __call__(self, x: Array, mask: masks.Mask | None = None, positions: Array | None = None) -> Array:
         """[B, T, D] -> [B, T, D]; `positions` as in `context`."""
-        apply = sublayers_of(self.config)["attention"].apply
-        return apply(self.tree, x, self.config, self.context(x, mask, positions))[0]
+        context = self.context(x, mask, positions)
+        return sublayers_of(self.config)["attention"].apply(self.tree, x, self.config, context)[0]
 
 
 class MLP(Shell):

@@ -33,7 +33,7 @@ SCHEMA: dict[str, frozenset[str]] = {
     "final": frozenset({"step", "tokens", "loss", "loss_stderr", "params", "params_non_embedding", "flops"}),
 }
 
-CHECKSUM = re.compile(r', "crc": "([0-9a-f]{8})"}')  # at the end of a line: checksum of the line without it
+CHECKSUM = re.compile(rb', "crc": "([0-9a-f]{8})"}')  # at the end of a line: checksum of the line without it
 # Types of fields, in records of any kind: counts, numbers (only flops may be null) and text.
 COUNTS = frozenset(
     {"step", "tokens", "skipped", "params", "params_non_embedding", "width", "num_layers", "seed", "branched_at"}
@@ -144,7 +144,7 @@ def _repair_end(file: BinaryIO) -> None:
         return
     file.seek(0)
     rest = file.read().rsplit(b"\n", 1)[-1]
-    if _parse(rest.decode(errors="replace")) is None:
+    if _parse(rest) is None:
         file.truncate(size - len(rest))
     else:
         file.write(b"\n")
@@ -155,15 +155,15 @@ def _sealed(line: str) -> str:
     return f'{line[:-1]}, "crc": "{zlib.crc32(line.encode()):08x}"}}'
 
 
-def _parse(line: str) -> dict[str, Any] | None:
-    """The record of a line; None if the line is not a JSON object or does not match its checksum."""
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """The record of a line; None if the line is not a JSON object in UTF-8 or does not match its checksum."""
     *_, sealed = None, *CHECKSUM.finditer(line)
     if sealed is not None and not line[sealed.end() :].strip():
-        line = line[: sealed.start()] + "}"
-        if zlib.crc32(line.encode()) != int(sealed[1], 16):
+        line = line[: sealed.start()] + b"}"
+        if zlib.crc32(line) != int(sealed[1], 16):
             return None
     try:
-        record = json.loads(line)
+        record = json.loads(line.decode())
     except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict):
@@ -171,7 +171,7 @@ def _parse(line: str) -> dict[str, Any] | None:
     return {k: NOT_FINITE.get(v, v) if isinstance(v, str) else v for k, v in record.items()}
 
 
-def _record(line: str, where: str, more: Mapping[str, frozenset[str]] | None) -> dict[str, Any]:
+def _record(line: bytes, where: str, more: Mapping[str, frozenset[str]] | None) -> dict[str, Any]:
     """The record of a line. Raises RecordError, in one line starting with `where`."""
     record = _parse(line)
     if record is None:
@@ -189,14 +189,6 @@ def _lines(path: str | os.PathLike) -> list[bytes]:
         raise
     except OSError as error:
         raise RecordError(f"{path}: cannot be read ({error.strerror})") from None
-
-
-def _decoded(line: bytes) -> str:
-    """A line as text; if it is not UTF-8, text that is not JSON either."""
-    try:
-        return line.decode()
-    except UnicodeDecodeError:
-        return "not UTF-8: " + line.decode(errors="replace")
 
 
 def load(
@@ -218,10 +210,9 @@ def load(
     """
     lines = _lines(path)
     out = []
-    for number, raw in enumerate(lines, 1):
-        if not raw.strip():
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
             continue
-        line = _decoded(raw)
         if number == len(lines) and _parse(line) is None and not CHECKSUM.search(line):
             break  # no newline and no checksum at its end: an incomplete write
         record = _record(line, f"{path}:{number}", more)
@@ -247,20 +238,20 @@ def set_aside(path: str | os.PathLike, more: Mapping[str, frozenset[str]] | None
     except FileNotFoundError:
         return None
     good, bad, first = [], [], None
-    for number, raw in enumerate(lines[:-1], 1):
+    for number, line in enumerate(lines[:-1], 1):
         try:
-            if raw.strip():
-                _record(_decoded(raw), f"{path}:{number}", more)
-            good.append(raw)
+            if line.strip():
+                _record(line, f"{path}:{number}", more)
+            good.append(line)
         except RecordError as error:
             first = first or str(error)
-            bad.append(raw)
+            bad.append(line)
     if not bad:
         return None
     damaged = path.with_suffix(f".damaged{path.suffix}")
     try:
         with files.open_to_append(damaged, sole=True) as file:
-            file.write(b"".join(raw + b"\n" for raw in bad))
+            file.write(b"".join(line + b"\n" for line in bad))
             file.flush()
             os.fsync(file.fileno())
         files.write_atomically(path, b"\n".join([*good, lines[-1]]))

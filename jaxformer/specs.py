@@ -84,13 +84,11 @@ def uniform(limit: float) -> Initializer:
 
 def zeros(rng: Array, shape: tuple[int, ...]) -> Array:
     """All zeros."""
-    del rng
     return jnp.zeros(shape, jnp.float32)
 
 
 def ones(rng: Array, shape: tuple[int, ...]) -> Array:
     """All ones."""
-    del rng
     return jnp.ones(shape, jnp.float32)
 
 

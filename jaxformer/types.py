@@ -1,4 +1,4 @@
-"""The shape alphabet, and the three things that travel through the whole library.
+"""The shape alphabet, and the types that every part of the library shares.
 
 Local arrays carry their shape as a suffix, in these letters (einsums use the same ones):
 
@@ -28,8 +28,8 @@ class Batch(NamedTuple):
 
     Attributes:
       tokens: [B, T] int32, what the model reads.
-      targets: [B, T] int32, what it should say at each position.
-      weights: [B, T] float32, how much each position counts in the loss; 0 is "not at all".
+      targets: [B, T] int32, what it should predict at each position.
+      weights: [B, T] float32, how much each position counts in the loss; 0: not at all.
       positions: [B, T] int32, position inside the document (restarts at every document).
       segments: [B, T] int32, which document of the row a token belongs to; no token sees another segment.
       inputs: what only some families have, by name; None: nothing. Every array has the rows first. In rows that only

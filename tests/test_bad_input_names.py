@@ -203,7 +203,7 @@ def test_memory_that_is_all_used(place, monkeypatch):  # noqa: F811
 
 
 def test_the_command_that_goes_on_is_quoted():
-    from jaxformer.runs.pretrain import resume_command
+    from jaxformer.runs.messages import resume_command
 
     parsed = Parsed(None, [], "my config.py", {"workdir": "a b"}, None)
     assert resume_command(parsed).endswith(" --config='my config.py' --config.workdir='a b'")

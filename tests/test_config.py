@@ -175,7 +175,7 @@ WRONG = [
         {"data": {"mask_random_rate": 0.3}},
         "config.data.mask_random_rate: 0.3 and data.mask_token_rate 0.8 add up to more than 1",
     ),
-    ({"data": {"separator": ""}}, "config.data.separator: '' is empty; accepted: None, or the text between documents"),
+    ({"data": {"separator": ""}}, "config.data.separator: '' is empty (an unset variable?); accepted: text or none"),
     ({"data": {"source": "files"}}, "config.data.files: () is empty; data.source=files needs at least one glob"),
     ({"data": {"source": "tfds"}}, "config.data.tfds_name: None; data.source=tfds needs a name or data.tfds_dir"),
     *(

@@ -1,8 +1,7 @@
-"""The configuration: frozen, complete, typed; a file for each section. Converted once at the door from an
-ml_collections ConfigDict (or any nested mapping), with every error in one line that names the field, the value and what
-is accepted.
+"""The configuration: frozen, complete, typed; a file for each section. `from_mapping` makes it from an ml_collections
+ConfigDict or any nested mapping. Every error is one line that names the field, the value and what is accepted.
 
-Absent is ``None``; units are in the names; nothing downstream asks for a default.
+A field that is absent is None, names carry their units, and the sections alone hold default values.
 
 >>> config = from_mapping({"model": {"num_layers": 2, "width": 64, "attention": {"num_heads": 4}}})
 >>> config.model.num_layers, config.model.attention.kv_heads, config.optimizer.name

@@ -1,4 +1,4 @@
-"""Names of fields in earlier versions: what they are called now, in config files, overrides and manifests."""
+"""Field names of earlier versions, which config files, overrides and manifests may still use, and today's names."""
 
 import typing
 from collections.abc import Mapping
@@ -41,7 +41,8 @@ IMPLEMENTATIONS = typing.get_args(field_types(Execution)["attention"])
 GROUPS: dict[str, type[Choice]] = {
     "attention": AttentionConfig, "positions": PositionsConfig, "feed_forward": FeedForwardConfig,
 }  # fmt: skip
-# What fields said where they meant nothing, so that nothing is lost with them; None: whatever they said.
+# Manifests of earlier versions have the rotary fields in every model. Without rotary positions they are dropped if they
+# have these values; None: any value.
 MEANT_NOTHING = {
     "rotary_base": None, "rotary_original_length": None, "rotary_scaling": "none", "rotary_factor": 1,
 }  # fmt: skip
@@ -75,7 +76,7 @@ def modernize(tree: dict[str, Any]) -> None:
 
 
 def _bert(model: dict[str, Any]) -> None:
-    """Makes token_types and next_sentence, which every model had, a section of those that use them."""
+    """Moves token_types and next_sentence, which every model had, into the section `bert` of models that use them."""
     names = ("token_types", "next_sentence")
     if any(name in model for name in names):
         found = {name: model.pop(name, False if name == "next_sentence" else 0) for name in names}
@@ -84,20 +85,16 @@ def _bert(model: dict[str, Any]) -> None:
 
 
 def _means_nothing(model: Mapping[str, Any], name: str, value: Any) -> bool:
-    """Whether an old field belongs to a kind that is not chosen, and said nothing."""
-    if name not in MEANT_NOTHING or PositionsConfig.spread(model.get("positions"))["kind"] == "rotary":
-        return False
-    return MEANT_NOTHING[name] is None or value == MEANT_NOTHING[name]
+    """True for a rotary field of a model without rotary positions, if dropping it loses nothing."""
+    rotary = PositionsConfig.spread(model.get("positions"))["kind"] == "rotary"
+    return not rotary and name in MEANT_NOTHING and MEANT_NOTHING[name] in (None, value)
 
 
 def _put(tree: dict[str, Any], old: str, dotted: str, value: Any) -> None:
     *sections, name = dotted.split(".")
     for section in sections:
-        inside = tree.get(section)
-        if section in GROUPS and sections[0] == "model" and not isinstance(inside, dict):
-            tree[section] = GROUPS[section].spread(inside)
-        elif not isinstance(inside, dict):
-            tree[section] = {}
+        if not isinstance(tree.get(section), dict):
+            tree[section] = GROUPS[section].spread(tree.get(section)) if section in GROUPS else {}
         tree = tree[section]
     if name in tree:
         raise ConfigError(f"config.{old}: {shown(value)}; it is config.{dotted} now, which is given as well")

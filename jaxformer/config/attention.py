@@ -13,16 +13,15 @@ class AttentionConfig(Choice, group="model.attention", default="softmax"):
     """Base of the kinds of attention. A kind of your own is a frozen dataclass that derives from this one; what it
     computes stands in `functional.sublayers.MIXERS` under its name."""
 
-    # A kind may say otherwise.
-    window = None  # keys that each query sees, where it is less than all; an annotation would put the field first
-    has_heads: ClassVar[bool] = (
-        False  # queries, keys and scores for each of num_heads heads, as rotary, ALiBi and T5 positions need
-    )
-    has_implementations: ClassVar[bool] = False  # computed by what execution.attention names
+    # A kind overrides these. `window`, the number of keys that each query sees (None: all), has no annotation, which
+    # would make it the first field of every kind.
+    window = None
+    # True if there are queries, keys and scores for each of num_heads heads, as rotary, ALiBi and T5 positions need.
+    has_heads: ClassVar[bool] = False
+    has_implementations: ClassVar[bool] = False  # True if execution.attention chooses how it is computed
 
     def sized(self, width: int, head_width: int) -> "AttentionConfig":
         """This kind in a model of `width` on a ladder of sizes, with heads of `head_width` if it has any."""
-        del width, head_width
         return self
 
     def summary(self) -> str:
@@ -34,7 +33,16 @@ class AttentionConfig(Choice, group="model.attention", default="softmax"):
 
 
 @dataclass(frozen=True)
-class Softmax(AttentionConfig, kind="softmax", most={"head_width": 2**24, "window": 2**30}):
+class Softmax(
+    AttentionConfig,
+    kind="softmax",
+    accepts={
+        **dict.fromkeys(("num_heads", "num_kv_heads", "head_width", "window"), at_least(1)),
+        "soft_cap": above(0),
+        "dropout": between(0.0, 0.999),
+    },
+    most={"head_width": 2**24, "window": 2**30},
+):
     """Scaled dot-product attention with multi-head, grouped-query or multi-query heads.
 
     Attributes:
@@ -83,15 +91,8 @@ class Softmax(AttentionConfig, kind="softmax", most={"head_width": 2**24, "windo
             )
 
     def _check(self):
-        at_least("model.attention.num_heads", self.num_heads, 1)
-        for name in ("num_kv_heads", "head_width", "window"):
-            if getattr(self, name) is not None:
-                at_least(f"model.attention.{name}", getattr(self, name), 1)
         if self.num_heads % self.kv_heads:
             raise ConfigError(
                 f"config.model.attention.num_kv_heads: {self.num_kv_heads} does not divide "
                 f"model.attention.num_heads {self.num_heads}"
             )
-        if self.soft_cap is not None:
-            above("model.attention.soft_cap", self.soft_cap, 0)
-        between("model.attention.dropout", self.dropout, 0.0, 0.999)

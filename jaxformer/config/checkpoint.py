@@ -7,7 +7,14 @@ from jaxformer.config.fields import Section
 
 
 @dataclass(frozen=True)
-class CheckpointConfig(Section, name="checkpoint"):
+class CheckpointConfig(
+    Section,
+    name="checkpoint",
+    accepts={
+        **dict.fromkeys(("save_every_steps", "keep", "keep_every_steps"), at_least(1)),
+        "save_every_minutes": above(0),
+    },
+):
     """What is saved, and when.
 
     Attributes:
@@ -21,10 +28,3 @@ class CheckpointConfig(Section, name="checkpoint"):
     save_every_minutes: float | None = 5.0
     keep: int = 2
     keep_every_steps: int | None = None
-
-    def _check(self):
-        for name in ("save_every_steps", "keep", "keep_every_steps"):
-            if getattr(self, name) is not None:
-                at_least(f"checkpoint.{name}", getattr(self, name), 1)
-        if self.save_every_minutes is not None:
-            above("checkpoint.save_every_minutes", self.save_every_minutes, 0)

@@ -1,32 +1,46 @@
-"""Rules that many fields share, each one line when broken."""
+"""What a field accepts: the rules that sections name in `accepts`. A broken one gives one line."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from jaxformer.config.fields import did_you_mean, shown
 from jaxformer.errors import ConfigError
 
-
-def at_least(name: str, value: float, low: float) -> None:
-    """Raises ConfigError unless low <= value and value is finite. `name` is the field without "config."."""
-    if not low <= value < math.inf:
-        finite = "a finite number, " if isinstance(low, float) else ""
-        raise ConfigError(f"config.{name}: {value}; accepted: {finite}at least {low}")
+Rule = Callable[[str, Any], None]  # (field, value) -> None; raises ConfigError
 
 
-def above(name: str, value: float, low: float) -> None:
-    """Raises ConfigError unless low < value and value is finite."""
-    if not low < value < math.inf:
-        raise ConfigError(f"config.{name}: {value}; accepted: a finite number above {low}")
+def at_least(low: float) -> Rule:
+    """Finite numbers from `low` on."""
+    finite = "a finite number, " if isinstance(low, float) else ""
+    return _rule(lambda value: low <= value < math.inf, f"{finite}at least {low}")
 
 
-def between(name: str, value: float, low: float, high: float) -> None:
-    """Raises ConfigError unless low <= value <= high."""
-    if not low <= value <= high:
-        raise ConfigError(f"config.{name}: {value}; accepted: {low} to {high}")
+def above(low: float) -> Rule:
+    """Finite numbers larger than `low`."""
+    return _rule(lambda value: low < value < math.inf, f"a finite number above {low}")
 
 
-def up_to(name: str, value: int, low: int, fits: Callable[[int], bool], symbols: int) -> None:
-    """Raises ConfigError, with the largest value that fits, unless `fits(value)`."""
-    if not fits(value):
-        most = max(n for n in range(low, value) if fits(n))
-        raise ConfigError(f"config.{name}: {value}; accepted with {symbols} symbols: {low} to {most}")
+def between(low: float, high: float) -> Rule:
+    """Numbers from `low` to `high`, both included."""
+    return _rule(lambda value: low <= value <= high, f"{low} to {high}")
+
+
+def one_of(names: Mapping[str, Any]) -> Rule:
+    """The names that the mapping has at the time of the check."""
+
+    def check(where: str, value: Any) -> None:
+        if value == "":
+            raise ConfigError(f"{where}: '' is empty (an unset variable?); accepted: one of {', '.join(names)}")
+        if not isinstance(value, str) or value not in names:
+            raise ConfigError(f"{where}: {shown(value)} is not one of {', '.join(names)}{did_you_mean(value, names)}")
+
+    return check
+
+
+def _rule(fits: Callable[[Any], bool], accepted: str) -> Rule:
+    def check(where: str, value: Any) -> None:
+        if not fits(value):
+            raise ConfigError(f"{where}: {shown(value)}; accepted: {accepted}")
+
+    return check

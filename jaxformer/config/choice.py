@@ -28,7 +28,8 @@ jaxformer.errors.ConfigError: config.tea.kind: 'blue' is not one of green, black
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from jaxformer.config.fields import Section, field_types, nearest, refuse_unknown, shown
+from jaxformer.config.checks import one_of
+from jaxformer.config.fields import Section, field_types
 from jaxformer.errors import ConfigError
 
 
@@ -68,10 +69,7 @@ class Choice(Section):
     @classmethod
     def find(cls, kind: Any) -> Any:
         """The class of a kind. Raises ConfigError: there is none of that name."""
-        if not isinstance(kind, str) or kind not in cls.registered:
-            near = nearest(kind, list(cls.registered), 0.6) if isinstance(kind, str) else ""
-            hint = f"; did you mean {near}?" if near else ""
-            raise ConfigError(f"{cls._where}.kind: {shown(kind)} is not one of {', '.join(cls.registered)}{hint}")
+        one_of(cls.registered)(f"{cls._where}.kind", kind)
         return cls.registered[kind]
 
     @classmethod
@@ -82,23 +80,16 @@ class Choice(Section):
     @classmethod
     def accept(cls, value: Any, where: str) -> Any:
         """A value as one of the kinds: an object, the name of a kind, or a mapping of `kind` and its fields."""
-        if isinstance(value, str):
-            return cls.find(value)()
-        if not isinstance(value, Mapping):
+        if not isinstance(value, str | Mapping):
             return value if isinstance(value, cls) else None
-        found = cls.find(value.get("kind", cls.default))
-        fields = {name: each for name, each in value.items() if name != "kind"}
-        for name in fields:
-            if name not in field_types(found):
-                found.refuse(name, where)
-        return found(**fields)
+        fields = cls.spread(value)
+        return cls.find(fields.pop("kind")).of_fields(fields, where)
 
     @classmethod
-    def refuse(cls, name: str, where: str) -> NoReturn:
+    def refuse(cls, name: str, where: str, hint: str = "") -> NoReturn:
         """Raises ConfigError: this kind has no field `name`; says which kinds have."""
         others = [each for each, other in cls.registered.items() if name in field_types(other)]
-        hint = f"accepted with {cls._where}.kind={' or '.join(others)}" if others else ""
-        refuse_unknown(cls, name, where, hint)
+        super().refuse(name, where, f"accepted with {cls._where}.kind={' or '.join(others)}" if others else hint)
 
     @classmethod
     def spread(cls, value: Any) -> dict[str, Any]:

@@ -1,16 +1,18 @@
 """`data`: where text comes from, how it becomes tokens, and what is to be predicted."""
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jaxformer.config.checks import at_least, between, up_to
-from jaxformer.config.fields import Section, convert, shown
-from jaxformer.config.registry import OBJECTIVES, SOURCES, one_of
+from jaxformer.config.checks import at_least, between, one_of
+from jaxformer.config.fields import Section, shown
+from jaxformer.config.registry import OBJECTIVES, SOURCES
 from jaxformer.errors import ConfigError
 
-# Fields that choose the source where nothing else does, and the sources that read a field, where not all do.
+# Field -> the source that it selects if data.source is None.
 SELECTS = {"files": "files", "tfds_name": "tfds", "tfds_dir": "tfds"}
+# Field -> the only sources that read it.
 READ_BY = {
     "files": ("files",), "validation_files": ("files",), "separator": ("files",), "text_field": ("files", "tfds"),
     "tfds_name": ("tfds",), "tfds_dir": ("tfds",), "tfds_train_split": ("tfds",), "tfds_validation_split": ("tfds",),
@@ -22,7 +24,27 @@ PATHS = ("files", "validation_files", "tfds_dir", "tokenizer_file", "cache_dir")
 
 
 @dataclass(frozen=True)
-class DataConfig(Section, name="data", most={"max_train_bytes": 2**62, "tokenizer_vocab": 2**22}, paths=PATHS):
+class DataConfig(
+    Section,
+    name="data",
+    accepts={
+        "source": one_of(SOURCES),
+        "validation_fraction": between(0.0, 0.9),
+        "language_symbols": between(2, 20_000),
+        "language_order": between(1, 20),
+        "language_zipf": between(0.0, 4.0),
+        "language_depth": between(1, 16),
+        "language_branching": between(2, 16),
+        "language_rule_zipf": between(0.0, 4.0),
+        "language_tokens": between(1, 10**8),
+        "language_seed": between(0, 2**31 - 1),
+        "max_train_bytes": at_least(1),
+        "objective": one_of(OBJECTIVES),
+        **dict.fromkeys(("mask_rate", "mask_token_rate", "mask_random_rate"), between(0.0, 1.0)),
+    },
+    most={"max_train_bytes": 2**62, "tokenizer_vocab": 2**22},
+    paths=PATHS,
+):
     """Where text comes from, how it becomes tokens, and the objective.
 
     Attributes:
@@ -94,20 +116,11 @@ class DataConfig(Section, name="data", most={"max_train_bytes": 2**62, "tokenize
 
     def _check(self):
         self._settle_source()
-        one_of("data.source", str(self.source), SOURCES)
-        one_of("data.objective", self.objective, OBJECTIVES)
-        for name in ("mask_rate", "mask_token_rate", "mask_random_rate"):
-            between(f"data.{name}", getattr(self, name), 0.0, 1.0)
         if self.mask_token_rate + self.mask_random_rate > 1 + 1e-9:
             raise ConfigError(
                 f"config.data.mask_random_rate: {self.mask_random_rate} and data.mask_token_rate "
                 f"{self.mask_token_rate} add up to more than 1"
             )
-        between("data.validation_fraction", self.validation_fraction, 0.0, 0.9)
-        if self.max_train_bytes is not None:
-            at_least("data.max_train_bytes", self.max_train_bytes, 1)
-        if self.separator == "":
-            raise ConfigError("config.data.separator: '' is empty; accepted: None, or the text between documents")
         if self.source == "files" and not self.files:
             raise ConfigError("config.data.files: () is empty; data.source=files needs at least one glob")
         if self.source == "tfds" and self.tfds_name is None and self.tfds_dir is None:
@@ -130,23 +143,15 @@ class DataConfig(Section, name="data", most={"max_train_bytes": 2**62, "tokenize
 
     def _check_language(self):
         symbols, order, branching = self.language_symbols, self.language_order, self.language_branching
-        between("data.language_symbols", symbols, 2, 20_000)
-        between("data.language_order", order, 1, 20)
-        between("data.language_depth", self.language_depth, 1, 16)
-        between("data.language_branching", branching, 2, 16)
-        between("data.language_tokens", self.language_tokens, 1, 10**8)
-        between("data.language_seed", self.language_seed, 0, 2**31 - 1)
         if self.source == "markov":
-            between("data.language_zipf", self.language_zipf, 0.0, 4.0)
             if symbols > 2048:  # a table of symbols ** (order + 1) numbers
                 raise ConfigError(f"config.data.language_symbols: {symbols}; a Markov language accepts at most 2048")
-            up_to("data.language_order", order, 1, lambda n: symbols ** (n + 1) <= 2**22, symbols)
+            _up_to("language_order", order, 1, lambda n: symbols ** (n + 1) <= 2**22, symbols)
         else:
-            up_to("data.language_branching", branching, 2, lambda n: symbols**n <= 2**60, symbols)
+            _up_to("language_branching", branching, 2, lambda n: symbols**n <= 2**60, symbols)
             # More rules than right-hand sides would make strings ambiguous, and their entropy unknown.
             most = min(symbols ** (branching - 1), 2**22 // symbols)
-            between("data.language_synonyms", self.language_synonyms, 1, most)
-            between("data.language_rule_zipf", self.language_rule_zipf, 0.0, 4.0)
+            between(1, most)("config.data.language_synonyms", self.language_synonyms)
             if branching**self.language_depth > 2**16:
                 raise ConfigError(
                     f"config.data.language_depth: {self.language_depth}; a document has {branching}**"
@@ -164,7 +169,7 @@ class DataConfig(Section, name="data", most={"max_train_bytes": 2**62, "tokenize
 
 
 def settle_source(data: dict[str, Any], given: list[str]) -> None:
-    """Makes the source what the command line says, which wins over the config file.
+    """Lets the command line choose the source, even if the config file chose another.
 
     Args:
       data: the section; changed in place.
@@ -181,15 +186,20 @@ def settle_source(data: dict[str, Any], given: list[str]) -> None:
     for name, source in SELECTS.items():  # what the config file chose by
         if wanted and source not in wanted and name not in given:
             data.pop(name, None)
-    if data.get("source") is not None:
-        one_of("data.source", convert(data["source"], str, "config.data.source"), SOURCES)
-    chosen = {data["source"]} if data.get("source") else {kind for name, kind in SELECTS.items() if data.get(name)}
-    if len(chosen) > 1:
+    chosen = {kind for name, kind in SELECTS.items() if data.get(name)} or {"stdlib"}
+    source, *others = chosen if data.get("source") is None else [data["source"]]
+    if others or source not in list(SOURCES):
         return  # refused by the section itself
-    source = next(iter(chosen), "stdlib")
     for each in dataclasses.fields(DataConfig):
         if each.name in given and source not in READ_BY.get(each.name, (source,)) and data[each.name] != each.default:
             raise ConfigError(_unread(each.name, data[each.name], source))
+
+
+def _up_to(name: str, value: int, low: int, fits: Callable[[int], bool], symbols: int) -> None:
+    """Raises ConfigError, with the largest value that fits, unless `fits(value)`."""
+    if not fits(value):
+        most = max(n for n in range(low, value) if fits(n))
+        raise ConfigError(f"config.data.{name}: {value}; accepted with {symbols} symbols: {low} to {most}")
 
 
 def _unread(name: str, value: Any, source: str) -> str:

@@ -1,5 +1,6 @@
 """`distributed`: how the processes of a run find each other."""
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,19 +10,26 @@ from jaxformer.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class DistributedConfig(Section, name="distributed"):
+class DistributedConfig(
+    Section,
+    name="distributed",
+    accepts=dict.fromkeys(
+        ("num_processes", "start_timeout_seconds", "heartbeat_timeout_seconds", "stall_timeout_seconds"), at_least(1)
+    ),
+):
     """How the processes of one run find each other, and how long they wait for one another.
 
-    The three fields of the coordinator are for machines whose environment says nothing; they are given together.
+    The environment usually says who the processes are. Where it does not, give coordinator_address, num_processes and
+    process_id, all three.
 
     Attributes:
       mode: auto: as the environment says; on: being alone is an error; off: alone, whatever the environment.
       coordinator_address: host:port of process 0.
       num_processes: of the run, on all machines.
       process_id: 0 to num_processes - 1.
-      start_timeout_seconds: until all processes have come.
-      heartbeat_timeout_seconds: a process that is dead or frozen ends the others after this.
-      stall_timeout_seconds: a process that alone or with others gets nowhere ends itself after this.
+      start_timeout_seconds: how long a process waits at the start for all others.
+      heartbeat_timeout_seconds: how long after one process died or froze the others end.
+      stall_timeout_seconds: a process that makes no progress for so long ends itself.
     """
 
     mode: Literal["auto", "off", "on"] = "auto"
@@ -40,14 +48,9 @@ class DistributedConfig(Section, name="distributed"):
             raise ConfigError(f"config.distributed.{missing[0]}: None; {' and '.join(names)} cannot do without it")
         if self.mode == "off" and not missing:
             raise ConfigError("config.distributed.mode: off; a coordinator_address is given; accepted: auto or on")
-        if self.coordinator_address is not None:
-            host, colon, port = self.coordinator_address.rpartition(":")
-            if not (host and colon and port.isdigit()):
-                raise ConfigError(
-                    f"config.distributed.coordinator_address: {self.coordinator_address!r}; accepted: host:port"
-                )
+        if self.coordinator_address is not None and not re.fullmatch(r".+:\d+", self.coordinator_address):
+            raise ConfigError(
+                f"config.distributed.coordinator_address: {self.coordinator_address!r}; accepted: host:port"
+            )
         if self.num_processes is not None:
-            at_least("distributed.num_processes", self.num_processes, 1)
-            between("distributed.process_id", self.process_id or 0, 0, self.num_processes - 1)
-        for name in ("start_timeout_seconds", "heartbeat_timeout_seconds", "stall_timeout_seconds"):
-            at_least(f"distributed.{name}", getattr(self, name), 1)
+            between(0, self.num_processes - 1)("config.distributed.process_id", self.process_id)

@@ -12,7 +12,12 @@ from jaxformer.config.fields import Section
 
 
 @dataclass(frozen=True)
-class Execution(Section, name="execution", most={"gradient_accumulation_steps": 2**24}):
+class Execution(
+    Section,
+    name="execution",
+    accepts=dict.fromkeys(("steps_per_dispatch", "gradient_accumulation_steps"), at_least(1)),
+    most={"gradient_accumulation_steps": 2**24},
+):
     """How a run computes.
 
     Attributes:
@@ -29,7 +34,3 @@ class Execution(Section, name="execution", most={"gradient_accumulation_steps": 
     attention: Literal["auto", "xla", "chunked", "splash", "cudnn"] = "auto"
     steps_per_dispatch: int = 10
     gradient_accumulation_steps: int = 1
-
-    def _check(self):
-        for name in ("steps_per_dispatch", "gradient_accumulation_steps"):
-            at_least(f"execution.{name}", getattr(self, name), 1)

@@ -17,7 +17,7 @@ class FeedForwardConfig(Choice, group="model.feed_forward", default="dense"):
 
 
 @dataclass(frozen=True)
-class Dense(FeedForwardConfig, kind="dense", most={"width": 2**26}):
+class Dense(FeedForwardConfig, kind="dense", accepts={"width": at_least(1)}, most={"width": 2**26}):
     """Two matrices with an activation between them, or three where a gate multiplies it.
 
     Attributes:
@@ -42,7 +42,3 @@ class Dense(FeedForwardConfig, kind="dense", most={"width": 2**26}):
         if self.width is not None:
             return self.width
         return -(-8 * width // (3 * 64)) * 64 if self.gated else 4 * width
-
-    def _check(self):
-        if self.width is not None:
-            at_least("model.feed_forward.width", self.width, 1)

@@ -33,7 +33,7 @@ import re
 import reprlib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -41,8 +41,11 @@ import numpy as np
 from jaxformer.errors import ConfigError
 from jaxformer.storage import files
 
-# What counters on devices hold, and the largest float32; fields say less where less is the most that makes sense.
+# The largest number of an int32 counter, and about the largest float32; a section's `most` sets other limits.
 MOST_INTEGER, MOST_NUMBER = 2**31 - 1, 3e38
+MOST: dict[type, float] = {int: MOST_INTEGER, float: MOST_NUMBER}
+# A float may be written as an integer; bool, which Python takes for an integer, is no number.
+ACCEPTED: dict[Any, Any] = {int: numbers.Integral, float: numbers.Real, bool: (bool, np.bool_)}
 
 
 class Section:
@@ -50,6 +53,7 @@ class Section:
 
     Class arguments:
       name: of the section, as in "config.NAME.field"; "": the whole config.
+      accepts: field -> rule for its values that are not None, see `config.checks`.
       most: field -> largest number it may be, where that is not MOST_INTEGER or MOST_NUMBER.
       paths: fields that name files or folders, or tuples of them: a leading ~ is the home folder.
 
@@ -59,37 +63,49 @@ class Section:
 
     # Without annotations, which would make them fields.
     _where = "config"
+    _accepts = types.MappingProxyType[str, Callable[[str, Any], None]]({})
     _most = types.MappingProxyType[str, float]({})
     _paths = tuple[str, ...]()
 
-    def __init_subclass__(cls, name: str | None = None, most: Mapping[str, float] | None = None,
-                          paths: Sequence[str] = (), **rest: Any):  # fmt: skip
+    def __init_subclass__(
+        cls,
+        name: str | None = None,
+        accepts: Mapping[str, Callable[[str, Any], None]] = types.MappingProxyType({}),
+        most: Mapping[str, float] = types.MappingProxyType({}),
+        paths: Sequence[str] = (),
+        **rest: Any,
+    ):
         super().__init_subclass__(**rest)
         if name is not None:
             cls._where = f"config.{name}" if name else "config"
-        cls._most, cls._paths = types.MappingProxyType({**cls._most, **(most or {})}), (*cls._paths, *paths)
+        cls._accepts = types.MappingProxyType({**cls._accepts, **accepts})
+        cls._most, cls._paths = types.MappingProxyType({**cls._most, **most}), (*cls._paths, *paths)
 
     def __post_init__(self):
-        where, cls = self._where, typing.cast(Any, type(self))
-        for name, kind in field_types(cls).items():
-            value = getattr(self, name)
-            made = convert(value, kind, f"{where}.{name}")
-            if name in self._paths and made is not None:
-                made = at_home(made, f"{where}.{name}")
-            if made is not value:
-                object.__setattr__(self, name, made)
-            _bounded(made, f"{where}.{name}", self._most.get(name))
+        for name, kind in field_types(typing.cast(Any, type(self))).items():
+            where = f"{self._where}.{name}"
+            value = convert(getattr(self, name), kind, where)
+            if name in self._paths and value is not None:
+                value = at_home(value, where)
+            if name in self._accepts and value is not None:
+                self._accepts[name](where, value)
+            _check_meaning(value, kind, where, self._most.get(name))
+            object.__setattr__(self, name, value)
         self._check()
-        for name, kind in field_types(cls).items():
-            _meaningful(getattr(self, name), kind, f"{where}.{name}")
 
     def _check(self) -> None:
         """The section's own rules."""
 
     @classmethod
-    def refuse(cls, name: str, where: str) -> typing.NoReturn:
-        """Raises ConfigError: the section has no field `name`."""
-        refuse_unknown(cls, name, where)
+    def refuse(cls, name: str, where: str, hint: str = "") -> typing.NoReturn:
+        """Raises ConfigError: the section has no field `name`; says `hint`, or names the nearest."""
+        known = field_types(typing.cast(Any, cls))
+        near = nearest(name, known)
+        if where == "config" and not near:  # a field without its section
+            sections = {each: kind for each, kind in known.items() if is_section(kind)}
+            near = next((f"{each}.{name}" for each, kind in sections.items() if name in field_types(kind)), "")
+        hint = hint or (f"did you mean {near}?" if near else f"accepted: {', '.join(known) or 'none'}")
+        raise ConfigError(f"{where}.{name}: no such field; {hint}")
 
     @classmethod
     def described(cls) -> str:
@@ -104,11 +120,16 @@ class Section:
           ConfigError: the mapping has a field that the section lacks, or a value that is refused.
         """
         if isinstance(value, Mapping):
-            for name in value:
-                if name not in field_types(typing.cast(Any, cls)):
-                    cls.refuse(name, where)
-            return cls(**value)
+            return cls.of_fields(value, where)
         return value if isinstance(value, cls) else None
+
+    @classmethod
+    def of_fields(cls, fields: Mapping[str, Any], where: str) -> Any:
+        """The section with these fields. Raises ConfigError as `accept`."""
+        for name in fields:
+            if name not in field_types(typing.cast(Any, cls)):
+                cls.refuse(name, where)
+        return cls(**fields)
 
 
 @functools.cache
@@ -131,8 +152,6 @@ def convert(value: Any, kind: Any, where: str) -> Any:
                 return value
         elif typing.get_origin(option) is tuple:
             each = typing.get_args(option)[0]
-            if type(value) is tuple and all(type(v) is each for v in value):
-                return value
             if isinstance(value, list | tuple) and all(_is_a(v, each) for v in value):
                 return tuple(_made(v, each, where) for v in value)
             if _is_a(value, each):
@@ -145,7 +164,8 @@ def convert(value: Any, kind: Any, where: str) -> Any:
             return value
         elif _is_a(value, option):
             return _made(value, option, where)
-    raise ConfigError(f"{where}: {shown(value)} is not {describe(kind)}{_nearest(value, kind)}")
+    choices = [each for option in options(kind) if typing.get_origin(option) is Literal for each in option.__args__]
+    raise ConfigError(f"{where}: {shown(value)} is not {describe(kind)}{did_you_mean(value, choices)}")
 
 
 def from_text(text: str, kind: Any, where: str) -> Any:
@@ -155,7 +175,7 @@ def from_text(text: str, kind: Any, where: str) -> Any:
     that holds a comma or begins with a bracket or a quotation mark stands in quotation marks, as in CSV.
 
     Raises:
-      ConfigError: the text says nothing of that type, or it is empty.
+      ConfigError: the text says nothing of that type, or it is empty, or the type is a section.
 
     >>> from_text('"a,b.txt", c.txt', tuple[str, ...], "config.data.files")
     ('a,b.txt', 'c.txt')
@@ -165,24 +185,25 @@ def from_text(text: str, kind: Any, where: str) -> Any:
     if type(None) in options(kind) and text.lower() in ("none", "null"):
         return None
     for option in options(kind):
-        if typing.get_origin(option) is tuple:
-            if not text.strip():
-                raise ConfigError(f"{where}: {text!r} is empty (an unset variable?); accepted: {describe(kind)}, or ()")
-            each, parts = typing.get_args(option)[0], _parts(text, where)
-            try:
-                return tuple(part if each is str else _number(part, each, where) for part in parts)
-            except ValueError as error:
-                if isinstance(error, ConfigError):
-                    raise
-        elif option is bool:
+        try:
+            if typing.get_origin(option) is tuple:
+                if not text.strip():
+                    raise ConfigError(
+                        f"{where}: {text!r} is empty (an unset variable?); accepted: {describe(kind)}, or ()"
+                    )
+                each = typing.get_args(option)[0]
+                return tuple(part if each is str else _number(part, each, where) for part in _parts(text, where))
+            if option in (int, float):
+                return _number(text, option, where)
+        except ConfigError:
+            raise
+        except ValueError:  # not a number
+            continue
+        if option is bool:
             if text.lower() in ("true", "1", "yes", "false", "0", "no"):
                 return text.lower() in ("true", "1", "yes")
-        elif option in (int, float):
-            try:
-                return _number(text, option, where)
-            except ValueError as error:
-                if isinstance(error, ConfigError):
-                    raise
+        elif is_section(option):
+            raise ConfigError(f"{where}: is a section; set one of {', '.join(field_types(option))} inside it")
         elif option is not type(None):
             return unescaped(text, where) if where.endswith(".separator") else text
     raise ConfigError(f"{where}: {shown(text)} is not {describe(kind)}")
@@ -246,17 +267,6 @@ def describe(kind: Any) -> str:
     return " or ".join(names)
 
 
-def refuse_unknown(cls: Any, name: str, where: str, hint: str = "") -> typing.NoReturn:
-    """Raises ConfigError: the section `cls` has no field `name`; says `hint`, or names the nearest."""
-    known = list(field_types(cls))
-    near = nearest(name, known)
-    if where == "config" and not near:  # a field without its section
-        sections = {each: kind for each, kind in field_types(cls).items() if is_section(kind)}
-        near = next((f"{each}.{name}" for each, kind in sections.items() if name in field_types(kind)), "")
-    hint = hint or (f"did you mean {near}?" if near else f"accepted: {', '.join(known) or 'none'}")
-    raise ConfigError(f"{where}.{name}: no such field; {hint}")
-
-
 def unescaped(text: str, where: str) -> str:
     r"""`text` with escapes such as \n read, which are hard to type on a command line."""
     try:
@@ -265,18 +275,19 @@ def unescaped(text: str, where: str) -> str:
         raise ConfigError(f"{where}: {text!r} has a broken escape ({error.reason})") from None
 
 
-def nearest(name: str, known: Sequence[str], cutoff: float = 0.5) -> str:
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """The known name most like a misspelt one, or ""."""
-    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), "")
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), "")
 
 
-def _is_a(value: Any, kind: type) -> bool:
-    """Whether a value is one of a kind: a float may be written as an integer, a bool is no number."""
-    if kind is int:
-        return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if kind is float:
-        return isinstance(value, numbers.Real) and not isinstance(value, bool)
-    return isinstance(value, bool | np.bool_) if kind is bool else isinstance(value, kind)
+def did_you_mean(value: Any, known: Iterable[str]) -> str:
+    """The end of an error line that names the known name most like `value`; "" if none is."""
+    near = nearest(value, known, 0.6) if isinstance(value, str) else ""
+    return f"; did you mean {near}?" if near else ""
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    return isinstance(value, ACCEPTED.get(kind, kind)) and not (kind in MOST and isinstance(value, bool))
 
 
 def _made(value: Any, kind: Any, where: str) -> Any:
@@ -284,12 +295,6 @@ def _made(value: Any, kind: Any, where: str) -> Any:
         return kind(value)
     except OverflowError:
         raise ConfigError(f"{where}: {shown(value)}; accepted: at most {MOST_NUMBER:g}") from None
-
-
-def _nearest(value: Any, kind: Any) -> str:
-    choices = [each for option in options(kind) if typing.get_origin(option) is Literal for each in option.__args__]
-    near = nearest(value, choices, 0.6) if isinstance(value, str) else ""
-    return f"; did you mean {near}?" if near else ""
 
 
 def _number(text: str, kind: type, where: str) -> Any:
@@ -312,47 +317,33 @@ def _number(text: str, kind: type, where: str) -> Any:
 
 def _parts(text: str, where: str) -> list[str]:
     """The parts of a comma-separated text, one pair of brackets around all of it left out, quotation marks read."""
-    text = text.strip()
-    if (text[0], text[-1]) in (("(", ")"), ("[", "]")):
-        text = text[1:-1]
-    parts, rest = [], text.strip()
+    rest = text.strip()
+    if (rest[0], rest[-1]) in (("(", ")"), ("[", "]")):
+        rest = rest[1:-1].strip()
+    parts = []
     while rest:
-        if rest[0] in "'\"":
-            mark = rest[0]
-            found = re.match(rf"{mark}((?:[^{mark}]|{mark}{mark})*){mark}\s*(?:,|$)", rest)
-            if found is None:
-                raise ConfigError(f"{where}: {shown(rest)} has a quotation mark that nothing closes; accepted: "
-                                  "\"a,b\",c as in CSV")  # fmt: skip
-            part = found[1].replace(2 * mark, mark)
-        else:
-            found = re.match(r"([^,]*),?", rest)
-            assert found is not None
-            part = found[1].strip()
-        parts += [part] if part else []
+        found = re.match(r"""(?s)(["'])((?:(?!\1).|\1\1)*)\1\s*(?:,|$)|((?:[^"',][^,]*)?)(?:,|$)""", rest)
+        if found is None:
+            raise ConfigError(f"{where}: {shown(rest)} has a quotation mark that nothing closes; accepted: "
+                              "\"a,b\",c as in CSV")  # fmt: skip
+        mark, quoted, plain = found.groups()
+        parts.append(quoted.replace(2 * mark, mark) if mark else plain.strip())
         rest = rest[found.end() :].lstrip()
-    return parts
+    return [part for part in parts if part]
 
 
 def _tilde(text: Any) -> bool:
     return isinstance(text, str) and text.startswith("~")
 
 
-def _bounded(value: Any, where: str, most: float | None) -> None:
-    """Refuses numbers larger than any machine or counter can mean."""
+def _check_meaning(value: Any, kind: Any, where: str, most: float | None) -> None:
+    """Refuses what no field can mean: an empty text, a number that is not finite or too large for any counter."""
     for each in value if type(value) is tuple else (value,):
-        if type(each) in (int, float):
-            limit = most if most is not None else MOST_INTEGER if type(each) is int else MOST_NUMBER
-            if limit < each < math.inf:
-                accepted = f"at most {limit if type(limit) is int else format(limit, 'g')}"
-                raise ConfigError(f"{where}: {shown(each)}; accepted: {accepted}")
-
-
-def _meaningful(value: Any, kind: Any, where: str) -> None:
-    """Refuses what no field can mean and no rule of its own has refused: nan, inf, an empty text."""
-    for each in value if type(value) is tuple else (value,):
-        if type(each) is float and not abs(each) <= MOST_NUMBER:
-            raise ConfigError(f"{where}: {each}; accepted: a finite number")
-        if type(each) is int and each < -MOST_INTEGER:
-            raise ConfigError(f"{where}: {shown(each)}; accepted: at least {-MOST_INTEGER}")
         if type(each) is str and not each:
             raise ConfigError(f"{where}: '' is empty (an unset variable?); accepted: {describe(kind)}")
+        if type(each) in MOST:
+            low, high = -MOST[type(each)], most or MOST[type(each)]
+            if not low <= each <= high:
+                bound = f"at least {low}" if type(each) is int else "a finite number"
+                bound = f"at most {high}" if high < each < math.inf else bound
+                raise ConfigError(f"{where}: {shown(each)}; accepted: {bound}")

@@ -100,11 +100,8 @@ def _blamed(file: Path, call: str = "") -> Iterator[None]:
         raise
     except BaseException as error:
         where, reason = f"{file}:{call}", f"{type(error).__name__}: {error}"
-        lines = [
-            f.lineno
-            for f in traceback.extract_tb(error.__traceback__)
-            if Path(f.filename).absolute() == file.absolute()
-        ]
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [f.lineno for f in frames if Path(f.filename).absolute() == file.absolute()]
         if isinstance(error, ConfigError):
             reason = str(error).removeprefix("--config: ")
         if isinstance(error, SyntaxError):

@@ -7,7 +7,11 @@ from jaxformer.config.fields import Section
 
 
 @dataclass(frozen=True)
-class LossConfig(Section, name="loss"):
+class LossConfig(
+    Section,
+    name="loss",
+    accepts={"label_smoothing": between(0.0, 0.999), "z_loss": at_least(0.0), "chunk_tokens": at_least(1)},
+):
     """The loss on top of the model's last hidden states.
 
     Attributes:
@@ -19,9 +23,3 @@ class LossConfig(Section, name="loss"):
     label_smoothing: float = 0.0
     z_loss: float = 0.0
     chunk_tokens: int | None = None
-
-    def _check(self):
-        between("loss.label_smoothing", self.label_smoothing, 0.0, 0.999)
-        at_least("loss.z_loss", self.z_loss, 0.0)
-        if self.chunk_tokens is not None:
-            at_least("loss.chunk_tokens", self.chunk_tokens, 1)

@@ -6,9 +6,11 @@ from jaxformer.config.checks import at_least
 from jaxformer.config.fields import Section
 from jaxformer.errors import ConfigError
 
+AXES = ("data", "fsdp", "tensor", "context")
+
 
 @dataclass(frozen=True)
-class MeshConfig(Section, name="mesh", most=dict.fromkeys(("data", "fsdp", "tensor", "context"), 2**20)):
+class MeshConfig(Section, name="mesh", accepts=dict.fromkeys(AXES, at_least(1)), most=dict.fromkeys(AXES, 2**20)):
     """How many devices along each axis; None fills with what is left (one axis at most).
 
     Attributes:
@@ -16,7 +18,7 @@ class MeshConfig(Section, name="mesh", most=dict.fromkeys(("data", "fsdp", "tens
       fsdp: devices over which parameters are split; they share out the rows too.
       tensor: devices over which heads and hidden widths are split.
       context: parts of each row.
-      sequence_parallel: split what lies between the layers over the tensor axis, by tokens.
+      sequence_parallel: split the activations between sublayers over the tensor axis, by tokens.
     """
 
     data: int | None = None
@@ -26,9 +28,5 @@ class MeshConfig(Section, name="mesh", most=dict.fromkeys(("data", "fsdp", "tens
     sequence_parallel: bool = False
 
     def _check(self):
-        axes = ("data", "fsdp", "tensor", "context")
-        for name in axes:
-            if getattr(self, name) is not None:
-                at_least(f"mesh.{name}", getattr(self, name), 1)
-        if [getattr(self, name) for name in axes].count(None) > 1:
-            raise ConfigError(f"config.mesh: at most one of {', '.join(axes)} may be None (fill)")
+        if [getattr(self, name) for name in AXES].count(None) > 1:
+            raise ConfigError(f"config.mesh: at most one of {', '.join(AXES)} may be None (fill)")

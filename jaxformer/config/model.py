@@ -4,16 +4,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from jaxformer.config.attention import AttentionConfig, Softmax
-from jaxformer.config.checks import above, at_least, between
+from jaxformer.config.checks import above, at_least, between, one_of
 from jaxformer.config.feed_forward import Dense, FeedForwardConfig
 from jaxformer.config.fields import Section
 from jaxformer.config.positions import Learned, PositionsConfig
-from jaxformer.config.registry import FAMILIES, one_of
+from jaxformer.config.registry import FAMILIES
 from jaxformer.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Bert(Section, name="model.bert", most={"token_types": 2**20}):
+class Bert(Section, name="model.bert", accepts={"token_types": at_least(0)}, most={"token_types": 2**20}):
     """What a BERT may have beyond the masked-token head.
 
     Attributes:
@@ -25,7 +25,6 @@ class Bert(Section, name="model.bert", most={"token_types": 2**20}):
     next_sentence: bool = False
 
     def _check(self):
-        at_least("model.bert.token_types", self.token_types, 0)
         if self.next_sentence and self.token_types < 2:
             raise ConfigError(
                 f"config.model.bert.token_types: {self.token_types}; model.bert.next_sentence needs at least 2"
@@ -36,6 +35,12 @@ class Bert(Section, name="model.bert", most={"token_types": 2**20}):
 class ModelConfig(
     Section,
     name="model",
+    accepts={
+        "family": one_of(FAMILIES),
+        **dict.fromkeys(("num_layers", "width", "context_length", "vocab_size"), at_least(1)),
+        "norm_epsilon": above(0),
+        "dropout": between(0.0, 0.999),
+    },
     most={"num_layers": 10_000, "width": 2**24, "context_length": 2**26, "vocab_size": 2**30},
 ):
     """What a model computes. How it is computed is `Execution`.
@@ -99,13 +104,6 @@ class ModelConfig(
         return self.bert is not None and self.bert.next_sentence
 
     def _check(self):
-        one_of("model.family", self.family, FAMILIES)
-        for name in ("num_layers", "width", "context_length"):
-            at_least(f"model.{name}", getattr(self, name), 1)
-        if self.vocab_size is not None:
-            at_least("model.vocab_size", self.vocab_size, 1)
-        between("model.dropout", self.dropout, 0.0, 0.999)
-        above("model.norm_epsilon", self.norm_epsilon, 0)
         self.attention.check_model(self)
         self.positions.check_model(self)
         if self.bert is not None and self.family != "bert":

@@ -8,7 +8,18 @@ from jaxformer.config.fields import Section
 
 
 @dataclass(frozen=True)
-class OptimizerConfig(Section, name="optimizer"):
+class OptimizerConfig(
+    Section,
+    name="optimizer",
+    accepts={
+        **dict.fromkeys(("learning_rate", "epsilon", "clip_norm"), above(0)),
+        **dict.fromkeys(("beta1", "beta2", "ema_decay"), between(0.0, 0.999999)),
+        "warmup_steps": at_least(0),
+        "decay_steps": at_least(1),
+        "final_fraction": between(0.0, 1.0),
+        "weight_decay": at_least(0.0),
+    },
+):
     """The update rule and its schedule.
 
     Attributes:
@@ -40,18 +51,3 @@ class OptimizerConfig(Section, name="optimizer"):
     clip_norm: float | None = 1.0
     ema_decay: float | None = None
     freeze: tuple[str, ...] = ()
-
-    def _check(self):
-        above("optimizer.learning_rate", self.learning_rate, 0)
-        at_least("optimizer.warmup_steps", self.warmup_steps, 0)
-        if self.decay_steps is not None:
-            at_least("optimizer.decay_steps", self.decay_steps, 1)
-        for name in ("beta1", "beta2"):
-            between(f"optimizer.{name}", getattr(self, name), 0.0, 0.999999)
-        between("optimizer.final_fraction", self.final_fraction, 0.0, 1.0)
-        at_least("optimizer.weight_decay", self.weight_decay, 0.0)
-        above("optimizer.epsilon", self.epsilon, 0)
-        if self.clip_norm is not None:
-            above("optimizer.clip_norm", self.clip_norm, 0)
-        if self.ema_decay is not None:
-            between("optimizer.ema_decay", self.ema_decay, 0.0, 0.999999)

@@ -40,7 +40,11 @@ class Sinusoidal(PositionsConfig, kind="sinusoidal"):
 
 
 @dataclass(frozen=True)
-class Rotary(PositionsConfig, kind="rotary"):
+class Rotary(
+    PositionsConfig,
+    kind="rotary",
+    accepts={"base": above(1), "factor": above(0), "original_length": at_least(1)},
+):
     """Queries and keys turned by angles that grow with the position (Su et al. 2021).
 
     Attributes:
@@ -70,10 +74,6 @@ class Rotary(PositionsConfig, kind="rotary"):
             )
 
     def _check(self):
-        above("model.positions.base", self.base, 1)
-        above("model.positions.factor", self.factor, 0)
-        if self.original_length is not None:
-            at_least("model.positions.original_length", self.original_length, 1)
         if self.scaling == "none" and self.factor != 1:
             raise ConfigError(
                 f"config.model.positions.factor: {self.factor} needs model.positions.scaling=linear, ntk or yarn"

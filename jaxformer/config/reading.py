@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxformer.config import aliases
@@ -35,12 +35,12 @@ def from_mapping(
     """
     tree = plain(mapping)
     aliases.modernize(tree)
-    named = [(*_kind_named(aliases.rename(dotted, text), cls), text) for dotted, text in (overrides or {}).items()]
-    for is_kind in (True, False):
-        for chooses, dotted, text in named:
-            if chooses == is_kind:
-                _place(tree, dotted, text, cls)
-    given = [dotted.removeprefix("data.") for _, dotted, _ in named if dotted.startswith("data.")]
+    kinds = set(_kinds(cls))
+    named = [(aliases.rename(dotted, text), text) for dotted, text in (overrides or {}).items()]
+    named = [(f"{dotted}.kind" if f"{dotted}.kind" in kinds else dotted, text) for dotted, text in named]
+    for dotted, text in sorted(named, key=lambda each: each[0] not in kinds):
+        _place(tree, dotted, text, cls)
+    given = [dotted.removeprefix("data.") for dotted, _ in named if dotted.startswith("data.")]
     if given and isinstance(tree.get("data"), dict):
         settle_source(tree["data"], given)
     return cls.accept(tree, "config")
@@ -87,52 +87,37 @@ def _section_of(kind: Any) -> Any:
     return next((each for each in options(kind) if is_section(each)), None)
 
 
-def _kind_named(dotted: str, cls: Any) -> tuple[bool, str]:
-    """Whether an override chooses a kind, and its field: "model.positions" means "model.positions.kind"."""
-    names, inside = dotted.split("."), cls
-    for number, name in enumerate(names):
+def _kinds(cls: Any, prefix: str = "") -> Iterator[str]:
+    """The fields that choose a kind, in a section and those inside it: "model.positions.kind"."""
+    for name, kind in field_types(cls).items():
+        inside = _section_of(kind)
         if inside is not None and issubclass(inside, Choice):
-            return names[number:] == ["kind"], dotted
-        inside = None if inside is None else _section_of(field_types(inside).get(name))
-    return (True, f"{dotted}.kind") if inside is not None and issubclass(inside, Choice) else (False, dotted)
+            yield f"{prefix}{name}.kind"
+        elif inside is not None:
+            yield from _kinds(inside, f"{prefix}{name}.")
 
 
 def _place(tree: dict[str, Any], dotted: str, text: str, cls: Any) -> None:
-    """Puts one override into the nested dict, read by the type its field has."""
+    """Puts one override into the nested dict, read by the type its field has. A new kind drops what it has no field
+    for."""
     *sections, name = dotted.split(".")
     where = "config"
     for section in sections:
-        kind = field_types(cls).get(section) or cls.refuse(section, where)
+        inside = _section_of(field_types(cls).get(section) or cls.refuse(section, where))
         where += f".{section}"
-        inside = _section_of(kind)
         if inside is None:
             raise ConfigError(f"{where}: is a value, not a section; there is nothing inside it to set")
         if issubclass(inside, Choice):
-            tree[section] = inside.spread(tree.get(section))
+            fields = inside.spread(tree.get(section))
             if name == "kind" and section == sections[-1]:
-                return _choose(tree[section], text, inside)
-            cls = inside.find(tree[section]["kind"])
+                known = field_types(inside.find(text))
+                tree[section] = {"kind": text} | {each: value for each, value in fields.items() if each in known}
+                return
+            tree[section], cls = fields, inside.find(fields["kind"])
         else:
-            tree[section] = {} if tree.get(section) is None else tree[section]
-            cls = inside
+            tree[section], cls = {} if tree.get(section) is None else tree[section], inside
         tree = tree[section]
         if not isinstance(tree, dict):
             raise ConfigError(f"{where}: {shown(tree)} is not a section of fields")
-    if name not in field_types(cls):
-        cls.refuse(name, where)
-    kind = field_types(cls)[name]
-    section = _section_of(kind)
-    if section is None:
-        tree[name] = from_text(text, kind, f"{where}.{name}")
-    elif type(None) in options(kind) and text.lower() in ("none", "null"):
-        tree[name] = None
-    else:
-        raise ConfigError(f"{where}.{name}: is a section; set one of {', '.join(field_types(section))} inside it")
-
-
-def _choose(tree: dict[str, Any], text: str, group: Any) -> None:
-    """Gives a section of fields another kind; fields that it lacks are dropped."""
-    known = field_types(group.find(text))
-    for name in [name for name in tree if name not in known]:
-        del tree[name]
-    tree["kind"] = text
+    kind = field_types(cls).get(name) or cls.refuse(name, where)
+    tree[name] = from_text(text, kind, f"{where}.{name}")

@@ -1,12 +1,11 @@
-"""Names that a config may hold for what functions make: families, objectives, sources.
+"""The families, objectives and sources that a config may name, and what it has to know of each.
 
-Here is what a config has to know of each; the functions stand in a `Registry` elsewhere, which adds a new name here.
+Their functions are in tables of class `Registry` elsewhere. A new entry there adds its name here.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from jaxformer.config.fields import nearest, shown
 from jaxformer.errors import ConfigError
 
 V = TypeVar("V")
@@ -91,16 +90,6 @@ def is_built_in(config: Any) -> bool:
     return {model.family, data.objective, data.source} <= _BUILT_IN and all(
         type(kind).__module__.startswith("jaxformer.") for kind in kinds
     )
-
-
-def one_of(field: str, value: str, names: Mapping[str, Any]) -> None:
-    """Raises ConfigError unless the field, without "config.", holds one of the names."""
-    if not value:
-        raise ConfigError(f"config.{field}: '' is empty (an unset variable?); accepted: one of {', '.join(names)}")
-    if value not in names:
-        near = nearest(value, list(names), 0.6)
-        hint = f"; did you mean {near}?" if near else ""
-        raise ConfigError(f"config.{field}: {shown(value)} is not one of {', '.join(names)}{hint}")
 
 
 def _origins(entry: Any) -> list[str]:

@@ -1,13 +1,13 @@
 """The whole configuration of a run."""
 
-import math
 from dataclasses import dataclass, field
 
 from jaxformer.config.checkpoint import CheckpointConfig
+from jaxformer.config.checks import between
 from jaxformer.config.data import DataConfig
 from jaxformer.config.distributed import DistributedConfig
 from jaxformer.config.execution import Execution
-from jaxformer.config.fields import Section, shown
+from jaxformer.config.fields import Section
 from jaxformer.config.loss import LossConfig
 from jaxformer.config.mesh import MeshConfig
 from jaxformer.config.model import ModelConfig
@@ -20,7 +20,7 @@ MOST_UNROLLED = 512
 
 
 @dataclass(frozen=True)
-class Config(Section, name="", most={"seed": math.inf}, paths=("workdir",)):
+class Config(Section, name="", accepts={"seed": between(0, 2**31 - 1)}, paths=("workdir",)):
     """Everything a run is made of. Its JSON form is written into the run's manifest.
 
     Attributes:
@@ -75,8 +75,6 @@ class Config(Section, name="", most={"seed": math.inf}, paths=("workdir",)):
                 f"config.data.pairs: {self.data.pairs}; model.bert.next_sentence is {self.model.next_sentence}, "
                 "and the two must agree"
             )
-        if not 0 <= self.seed < 2**31:
-            raise ConfigError(f"config.seed: {shown(self.seed)}; accepted: 0 to 2147483647")
         if self.optimizer.warmup_steps > self.train.steps:
             raise ConfigError(
                 f"config.optimizer.warmup_steps: {self.optimizer.warmup_steps} is more than "

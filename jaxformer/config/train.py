@@ -7,7 +7,15 @@ from jaxformer.config.fields import Section
 
 
 @dataclass(frozen=True)
-class TrainConfig(Section, name="train", most={"global_batch_size": 2**24}):
+class TrainConfig(
+    Section,
+    name="train",
+    accepts=dict.fromkeys(
+        ("steps", "global_batch_size", "log_every_steps", "eval_every_steps", "eval_rows", "max_bad_steps",
+         "early_stop_evals"), at_least(1)
+    ),
+    most={"global_batch_size": 2**24},
+):  # fmt: skip
     """The loop: how long, how often, when to stop.
 
     Attributes:
@@ -27,13 +35,3 @@ class TrainConfig(Section, name="train", most={"global_batch_size": 2**24}):
     eval_rows: int | None = None
     max_bad_steps: int = 20
     early_stop_evals: int | None = None
-
-    def _check(self):
-        for name in (
-            "steps", "global_batch_size", "log_every_steps", "eval_every_steps",
-            "max_bad_steps",
-        ):  # fmt: skip
-            at_least(f"train.{name}", getattr(self, name), 1)
-        for name in ("eval_rows", "early_stop_evals"):
-            if getattr(self, name) is not None:
-                at_least(f"train.{name}", getattr(self, name), 1)

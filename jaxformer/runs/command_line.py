@@ -17,12 +17,21 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from jaxformer.config import Config, diff, from_mapping, load, reference, registry, to_dict
-from jaxformer.config.fields import MOST_INTEGER, at_home, from_text, nearest, shown
+from jaxformer.config.fields import MOST_INTEGER, at_home, did_you_mean, from_text, nearest, shown
 from jaxformer.config.loading import split
 from jaxformer.errors import ConfigError
 from jaxformer.storage import credentials
 
 FIELD = r"--config\.[\w.]+"
+# What argparse says, and what we say instead.
+ARGPARSE_ERRORS = {
+    r"^argument (-[^:/ ]*)[^:]*: ": r"\1: ",
+    r": expected (one|at least one) argument$": ": needs a value",
+    r": ignored explicit argument .*$": ": takes no value",
+    r": invalid int value: (.*)$": r": \1 is not an integer",
+    r": invalid float value: (.*)$": r": \1 is not a number",
+    r"^the following arguments are required: ([^ ,]+).*$": r"\1: is needed; see --help",
+}
 CONFIG_HELP = """fields of the config:
   --config.section.field=VALUE   none: absent; 1e6, 1_000_000: integers; ~/a: in the home folder
   --config.data.files=a.txt,'b/*.gz'   lists are separated by commas
@@ -84,17 +93,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raises ConfigError, instead of printing the usage and leaving."""
-        message = re.sub(r"^argument (-[^:/ ]*)[^:]*: ", r"\1: ", " ".join(message.split()))
-        message = re.sub(r": expected (one|at least one) argument$", ": needs a value", message)
-        message = re.sub(r": ignored explicit argument .*$", ": takes no value", message)
-        message = re.sub(r": invalid int value: (.*)$", r": \1 is not an integer", message)
-        message = re.sub(r": invalid float value: (.*)$", r": \1 is not a number", message)
-        message = re.sub(r"^the following arguments are required: ([^ ,]+).*$", r"\1: is needed; see --help", message)
+        message = " ".join(message.split())
+        for pattern, ours in ARGPARSE_ERRORS.items():
+            message = re.sub(pattern, ours, message)
         choice = re.search(r": invalid choice: '?(.*?)'? \(choose from (.*)\)$", message)
         if choice is not None:
             accepted = [each.strip("' ") for each in choice[2].split(",")]
-            near = nearest(choice[1], accepted, 0.6)
-            hint = f"; did you mean {near}?" if near else ""
+            hint = did_you_mean(choice[1], accepted)
             message = f"{message[: choice.start()]}: {choice[1]!r}; accepted: {', '.join(accepted)}{hint}"
         raise ConfigError(message)
 
@@ -112,11 +117,9 @@ class Parser(argparse.ArgumentParser):
 def parser(doc: str | None, name: str) -> Parser:
     """A parser of `jaxformer NAME` whose help is the program's docstring, with `--log` and `--debug`."""
     made = Parser(
-        prog=f"jaxformer {name}",
-        description=doc,
+        prog=f"jaxformer {name}", description=doc, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    )  # fmt: skip
     made.add_argument("--log", action=_Log, nargs=0, help="say on standard error what it chooses by itself, and why")
     # Read by `runtime.program.program`, which must know where nothing could be parsed.
     made.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -199,8 +202,10 @@ def add_workdir(arguments: argparse.ArgumentParser) -> None:
     The run's manifest is not asked for its config file: a folder from elsewhere must not decide what is executed here.
     """
     arguments.add_argument("--workdir", required=True, type=path_text, help="directory of the run")
-    help = "the run's config file, needed where it brings layers, a family, an objective or a source of its own"
-    arguments.add_argument("--config", dest="extension", type=_config_text, metavar="FILE", help=help)
+    arguments.add_argument(
+        "--config", dest="extension", type=_config_text, metavar="FILE",
+        help="the run's config file, needed where it brings layers, a family, an objective or a source of its own",
+    )  # fmt: skip
 
 
 def add_verify(arguments: argparse.ArgumentParser) -> None:

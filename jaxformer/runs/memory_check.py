@@ -1,4 +1,4 @@
-"""What cannot fit the memory that is here, said with its numbers before anything compiles.
+"""Refuses a run that cannot fit into memory, with the numbers, before anything compiles.
 
 Only what is certain counts: parameters, their gradients, the optimizer's moments and the batches of one dispatch, or a
 decoder's cache. Activations come on top; `jaxformer plan` knows those.
@@ -38,12 +38,9 @@ def machine_bytes() -> int:
 def limit_of(devices: Any) -> tuple[float, int, str]:
     """(bytes of memory, how many of this process's devices share it, whose it is, in words)."""
     mine = [device for device in devices if device.process_index == jax.process_index()] or list(devices)
-    stats = {} if mine[0].platform == "cpu" else mine[0].memory_stats() or {}
-    if "bytes_limit" in stats:
-        return stats["bytes_limit"], 1, "each device"
     if mine[0].platform == "cpu":
         return machine_bytes(), len(mine), "this machine"
-    return math.inf, 1, "each device"
+    return (mine[0].memory_stats() or {}).get("bytes_limit", math.inf), 1, "each device"
 
 
 def check_training(config: Config, specs: Any, mesh: Mesh) -> None:

@@ -1,10 +1,8 @@
-"""The only file that knows both wings: config -> data + model + training -> run.
+"""A run from config to result: the only file that brings data, model and training together.
 
 Everything that can be refused is refused before anything compiles and before anything is written.
 """
 
-import math
-import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,20 +12,19 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 from jax.sharding import Mesh
 
-from jaxformer.config import Config, MeshConfig, registry
+from jaxformer.config import Config, MeshConfig
 from jaxformer.config.registry import OBJECTIVES
-from jaxformer.data import languages, sample_prompt
+from jaxformer.data import languages
 from jaxformer.data.batches import Batches, eval_batches
 from jaxformer.data.corpus import Corpus, Split, open_corpus
 from jaxformer.data.progress_bars import say
 from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.errors import ConfigError, ProgramError
 from jaxformer.models.attention_support import check_available, check_mesh, fallback_to_auto
-from jaxformer.models.families import family_of
-from jaxformer.models.flops import count_parameters, six_n, training_flops
+from jaxformer.models.flops import six_n, training_flops
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import check_batch, check_context, host_rows, make_mesh, replicated
-from jaxformer.runs import manifest, memory_check
+from jaxformer.runs import manifest, memory_check, messages
 from jaxformer.runs.command_line import Parsed
 from jaxformer.runs.workdir_lock import WorkdirLock
 from jaxformer.runtime import cluster, coordination
@@ -36,7 +33,6 @@ from jaxformer.specs import abstract_params
 from jaxformer.storage import json_checksum
 from jaxformer.training import loop, metrics
 from jaxformer.training.checkpoint.manager import restore_params
-from jaxformer.training.reporter import describe
 from jaxformer.training.step import compile_eval, device_put_batch
 from jaxformer.types import Batch, Model, Params
 
@@ -99,7 +95,7 @@ def _pretrain(parsed: Parsed, stack: ExitStack) -> loop.Result:
     written = coordination.raise_together(write, "the manifest")
     fingerprint, also = coordination.broadcast_from_0(written, "the manifest")
     coordination.raise_together(lambda: manifest.check_shared(config), "the manifest")
-    print_overview(config, corpus, batches, mesh, parsed.overrides, log)
+    messages.print_overview(config, corpus, batches, mesh, parsed.overrides, log)
     if chief and (changed := manifest.execution_changes(config)):
         log(changed)
 
@@ -115,17 +111,17 @@ def _pretrain(parsed: Parsed, stack: ExitStack) -> loop.Result:
         bytes_per_token=bytes_per_token(config, corpus.validation),
         final_fields={
             "flops_6nd_per_token": six_n(config.model),
-            "compressed_bits_per_byte": compressed(corpus.validation),
+            "compressed_bits_per_byte": messages.compressed(corpus.validation),
             **({} if config.data.on_error == "stop" else {"num_skipped": corpus.num_skipped}),
             **({} if floor is None else {"floor": floor.nats, "floor_stderr": floor.standard_error}),
         },
         fingerprint=fingerprint,
         also_of_this_run=also,
-        resume_command=resume_command(parsed),
+        resume_command=messages.resume_command(parsed),
         log=log,
     )
     if result.evaluation is not None:
-        print_result(config, corpus, result, log, parsed.source)
+        messages.print_result(config, corpus, result, log, parsed.source)
         found = result.evaluation["loss"], result.evaluation["loss_stderr"]
         leak = None if floor is None else languages.below_floor(floor, *found)
         if leak is not None:
@@ -195,8 +191,7 @@ def open_run(workdir: str | Path) -> Run:
             "going on with the run writes it again"
         )
     tokenizer = Tokenizer.load(workdir)
-    specs = make_model(config.model, config.loss).specs
-    params, step = _params(workdir, abstract_params(specs))
+    params, step = _params(workdir, abstract_params(make_model(config.model, config.loss).specs))
     return Run(config, params, tokenizer, step)
 
 
@@ -255,98 +250,6 @@ def evaluate(workdir: str | Path, *, cache_dir: str | None = None, verify: bool 
         found = loop.evaluate(compiled, lambda b: device_put_batch(b, mesh), params, held_out, frozen=frozen)
     values = metrics.evaluation(found, bytes_per_token(config, corpus.validation))
     log(f"{workdir} at step {step}, held out: {describe(values)}")
-    print_floor(config, values, log)
-    print_codes(corpus.validation, values, log)
+    messages.print_floor(config, values, log)
+    messages.print_codes(corpus.validation, values, log)
     return {"step": step, **values}
-
-
-def print_overview(config: Config, corpus: Corpus, batches: Batches, mesh, overrides: list[str], log) -> None:
-    """What is about to be trained, on what, and where."""
-    counts = count_parameters(config.model)
-    model, train = config.model, config.train
-    tokens = train.steps * train.global_batch_size * model.context_length
-    epochs = batches.epochs(train.steps)
-    log(
-        f"{model.family}: {model.num_layers} layers, width {model.width}, {model.attention.summary()}, "
-        f"context {model.context_length}, vocabulary {model.vocab_size}: {_short(counts.total)} parameters "
-        f"({_short(counts.non_embedding)} without embeddings), {model.dtype}"
-    )
-    log(
-        f"data: {_short(corpus.train.num_tokens)} training tokens ({_short(corpus.train.num_bytes)}B), "
-        f"{_short(corpus.validation.num_tokens)} held out ({_short(corpus.validation.num_bytes)}B), "
-        f"corpus {corpus.fingerprint} of {config.data.source}"
-    )
-    log(
-        f"run: {train.steps} steps of {train.global_batch_size} x {model.context_length} tokens = {_short(tokens)} "
-        f"tokens, {epochs:.2f} epochs, {_short(training_flops(config.model, config.data) * tokens)}FLOP, on "
-        f"{mesh.devices.size} x {mesh.devices.flat[0].device_kind}, into {config.workdir}"
-    )
-    for line in corpus.notes() + batches.notes():
-        log(f"note: {line}")
-    for line in overrides:
-        log(f"override: {line}")
-
-
-def print_result(config: Config, corpus: Corpus, result: loop.Result, log, source: str) -> None:
-    """How it ended, beside what general compressors make of the same bytes, and what to do next; `source`: the config
-    file."""
-    assert result.evaluation is not None
-    log(f"\n{result.status} at step {result.step} after {result.seconds:.0f} s")
-    log(f"held out: {describe(result.evaluation)}")
-    print_floor(config, result.evaluation, log)
-    print_codes(corpus.validation, result.evaluation, log)
-    workdir, tasks = shlex.quote(config.workdir), family_of(config.model).tasks
-    text = shlex.quote(something_to_try(config, corpus)) if tasks else ""
-    brings = "" if registry.is_built_in(config) else f" --config={shlex.quote(source)}"
-    if "generate" in tasks:
-        log(f"sample:  jaxformer generate --workdir={workdir}{brings} --prompt={text}")
-    elif "fill_mask" in tasks:
-        log(f"fill in: jaxformer fill-mask --workdir={workdir}{brings} --text={text}")
-    log(f"measure: jaxformer evaluate --workdir={workdir}{brings}")
-
-
-def something_to_try(config: Config, corpus: Corpus) -> str:
-    """A prompt for a GPT, or a text with [MASK] for a BERT, such as the corpus could hold."""
-    if "generate" in family_of(config.model).tasks:
-        return "def " if config.data.source == "stdlib" else sample_prompt.prompt(corpus.validation, corpus.tokenizer)
-    if config.data.source == "stdlib":
-        return "import [MASK]"
-    room = max(1, min(12, config.model.context_length - 2))  # what else stands in a row: [CLS], [SEP]
-    return sample_prompt.with_mask(corpus.validation, corpus.tokenizer, room)
-
-
-def print_floor(config: Config, values: dict[str, float], log) -> None:
-    """What the best possible model would lose on a generated language, and how far this one is from it."""
-    floor = languages.floor(config.data, config.model.context_length)
-    if floor is None:
-        return
-    error = f" ± {floor.standard_error:.4f}" if floor.standard_error else ""
-    what = "the best possible model loses" if floor.attained else "no model loses less than"
-    log(f"floor: {what} {floor.nats:.4f}{error} nats per token, this one {values['loss'] - floor.nats:+.4f} from that")
-
-
-def print_codes(split: Split, values: dict[str, float], log) -> None:
-    """Bits per byte of the model beside gzip's and xz's on the same held-out bytes."""
-    if "bits_per_byte" not in values or not split.compressed:
-        return
-    others = ", ".join(f"{name} {bits:.3f}" for name, bits in compressed(split).items())
-    log(f"bits per byte on {split.num_bytes} held-out bytes: this model {values['bits_per_byte']:.3f}, {others}")
-
-
-def compressed(split: Split) -> dict[str, float]:
-    """Bits per byte that general compressors need for the split's text."""
-    return {name: 8 * size / split.num_bytes for name, size in split.compressed.items()}
-
-
-def resume_command(parsed: Parsed) -> str:
-    """The command line that goes on with a run: the one that started it."""
-    overrides = "".join(f" --config.{name}={shlex.quote(text)}" for name, text in parsed.given.items())
-    return f"jaxformer pretrain --config={shlex.quote(parsed.source)}{overrides}"
-
-
-def _short(number: float) -> str:
-    """A number in three digits: 1234567 -> "1.23M"."""
-    if number < 1000:
-        return f"{number:.0f}"
-    power = min(int(math.log10(number) // 3), 8)
-    return f"{number / 1000**power:.3g}{' kMGTPEZY'[power]}"

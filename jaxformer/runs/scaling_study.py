@@ -7,7 +7,7 @@ need, and what is worth keeping.
 
 import functools
 import os
-import time
+import timeit
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -180,13 +180,9 @@ def product_speed(config: StudyConfig) -> float:
     tokens = config.train.global_batch_size * config.model.context_length
     x, w = jnp.ones((tokens, width), config.model.dtype), jnp.ones((width, 4 * width), config.model.dtype)
     product = jax.jit(lambda x, w: jnp.matmul(x, w, preferred_element_type=jnp.float32))
-    jax.block_until_ready(product(x, w))
-    times = []
-    for _ in range(5):
-        began = time.perf_counter()
-        jax.block_until_ready(product(x, w))
-        times.append(time.perf_counter() - began)
-    return len(jax.devices()) * 2 * tokens * width * 4 * width / min(times)
+    jax.block_until_ready(product(x, w))  # compiles
+    seconds = min(timeit.repeat(lambda: jax.block_until_ready(product(x, w)), number=1))
+    return len(jax.devices()) * 2 * tokens * width * 4 * width / seconds
 
 
 def _member(study: Study, run: ladder.LadderRun) -> Member:

@@ -137,17 +137,16 @@ def detect(environment: Mapping[str, str], cfg: DistributedConfig) -> Membership
 def _variables(environment: Mapping[str, str]) -> Membership | None:
     """The variables that our launch scripts set; other launchers may set them too."""
     names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-    address, count, index = (environment.get(name) for name in names)
-    index = environment.get("JOB_COMPLETION_INDEX") if index is None else index
-    if count is None and environment.get("JAX_PROCESS_ID") is None:
+    if not {"JAX_NUM_PROCESSES", "JAX_PROCESS_ID"} & environment.keys():
         return None
-    missing = [name for name, value in zip(names, (address, count, index), strict=True) if not value]
+    found = {"JAX_PROCESS_ID": environment.get("JOB_COMPLETION_INDEX", ""), **environment}
+    missing = [name for name in names if not found.get(name)]
     if missing:
         there = " and ".join(name for name in names if name not in missing)
         raise ConfigError(
             f"config.distributed: {missing[0]} is not set, but {there}; accepted: all three in the environment, or none"
         )
-    return Membership("environment", address, _whole("JAX_NUM_PROCESSES", count), _whole("JAX_PROCESS_ID", index))
+    return Membership("environment", found[names[0]], _number(found, names[1]), _number(found, names[2]))
 
 
 def _slurm(environment: Mapping[str, str]) -> Membership | None:
@@ -239,10 +238,7 @@ def expand_counts(text: str) -> list[int]:
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:
-    return _whole(name, environment.get(name))
-
-
-def _whole(name: str, text: str | None) -> int:
+    text = environment.get(name)
     if text is None or not text.strip().isdigit():
         raise ConfigError(f"config.distributed: {name} is {text!r}; accepted: a whole number")
     return int(text)

@@ -215,8 +215,8 @@ class _Journal:
         """Call it before XLA loads an entry."""
         self.end()  # this thread's previous entry is loaded by now, or JAX has given up on it
         with self._lock, contextlib.suppress(OSError, ValueError):
-            if self._file is None and not self._open():
-                return
+            if self._file is None:
+                self._open()
             self._loading[threading.get_ident()] = key
             self._note(f"+{key}")
             if not faulthandler.is_enabled():
@@ -239,16 +239,11 @@ class _Journal:
         if event == HIT:
             self.end()
 
-    def _open(self) -> bool:
-        try:
-            import fcntl
-        except ImportError:
-            return False
+    def _open(self) -> None:
         self._file = open(self._path, "xb", buffering=0)  # noqa: SIM115  held until the process ends
-        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        files.try_lock(self._file.fileno())
         atexit.register(self._close)
         jax.monitoring.register_event_listener(self._heard)
-        return True
 
     def _note(self, text: str) -> None:
         if self._file is not None:
@@ -272,14 +267,8 @@ def _fatal_loads(path: Path) -> list[str] | None:
 
     Empty for a process that was killed from outside (SIGKILL), which says nothing about the entry.
     """
-    try:
-        import fcntl
-    except ImportError:
-        return None
     with open(path, "rb+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not files.try_lock(file.fileno()):
             return None
         lines = file.read(2**20).decode(errors="replace").splitlines()
     ended = {line[1:] for line in lines if line.startswith("-")}

@@ -33,7 +33,7 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() or 0xD800 <= ord(c) < 0xE000 else ascii(c)[1:-1] for c in text)
 
 
-class Lossy(io.RawIOBase):
+class Lossy(io.FileIO):
     """Writes to a file descriptor; after the first failure drops everything. A closed pipe still raises.
 
     Attributes:
@@ -42,32 +42,20 @@ class Lossy(io.RawIOBase):
 
     def __init__(self, descriptor: int, note: str | None):
         """`note`: printed once to standard error when writing fails, with {reason} filled in; None: nothing."""
-        super().__init__()
-        self._descriptor, self._note = descriptor, note
+        super().__init__(descriptor, "w", closefd=False)
+        self._note = note
         self.lost: str | None = None
-
-    def fileno(self) -> int:
-        """The file descriptor."""
-        return self._descriptor
-
-    def isatty(self) -> bool:
-        """True if it is a terminal."""
-        return os.isatty(self._descriptor)
-
-    def writable(self) -> bool:
-        """True."""
-        return True
 
     def write(self, data) -> int:  # type: ignore[override]
         """Writes the bytes; if that fails, prints the note and reports them as written."""
         if self.lost is not None:
             return len(data)
         try:
-            return os.write(self._descriptor, data)
+            return os.write(self.fileno(), data)
         except BrokenPipeError:
             raise
         except BlockingIOError:  # another program made this terminal or pipe non-blocking
-            select.select([], [self._descriptor], [])
+            select.select([], [self.fileno()], [])
             return self.write(data)
         except OSError as error:
             self.lost = error.strerror or str(error)

@@ -21,6 +21,11 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
 
 def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
     """Replaces a file atomically and durably: a kill or power loss leaves the old content or the new, never a mixture.
@@ -107,6 +112,19 @@ def _open_regular(path: str | os.PathLike, flags: int, *, follow: bool = False) 
 def _refuse_link(path: str | os.PathLike) -> None:
     if os.path.islink(path):
         raise OSError(errno.ELOOP, "is a symbolic link, which is not followed", str(path))
+
+
+def try_lock(handle: int) -> bool | None:
+    """Takes a file's flock without waiting: True if taken, None if another process has it, False if unsupported."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return False
+    return True
 
 
 def irregular(folder: Path) -> Path | None:

@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer import AttentionConfig, ConfigError, Cost, ParamSpec, Sublayer, linear
+from jaxformer.config.checks import at_least
 from jaxformer.functional.layer import weight_init
 from jaxformer.functional.sublayers import MIXERS
 from jaxformer.specs import normal
 
 
 @dataclass(frozen=True)
-class GatedConv(AttentionConfig, kind="gated_conv"):
+class GatedConv(AttentionConfig, kind="gated_conv", accepts={"taps": at_least(1)}):
     """`taps`: tokens that each one sees, itself included."""
 
     taps: int = 4

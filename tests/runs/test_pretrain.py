@@ -19,7 +19,7 @@ from jaxformer.config import MeshConfig, from_mapping
 from jaxformer.data import languages
 from jaxformer.models.flops import flops_per_token
 from jaxformer.parallel.mesh import make_mesh
-from jaxformer.runs import pretrain
+from jaxformer.runs import messages, pretrain
 from jaxformer.runs.command_line import Parsed
 from jaxformer.runtime.program import program
 from jaxformer.storage import json_checksum
@@ -102,7 +102,7 @@ def test_a_run_learns_and_is_described(family, tmp_path, capsys):
 @pytest.mark.parametrize(("family", "shown"), [("gpt", "def "), ("bert", "import [MASK]")])
 def test_what_to_try_on_python_is_python(family, shown):
     tree = {"model": {"family": family}, "data": {"objective": "masked" if family == "bert" else "next_token"}}
-    assert pretrain.something_to_try(from_mapping(tree), None) == shown
+    assert messages.something_to_try(from_mapping(tree), None) == shown
 
 
 LANGUAGE = {

@@ -171,7 +171,7 @@ def test_a_run_is_a_whole_config():
         ({"widths": [64, 32]}, r"config\.ladder\.widths: \(64, 32\); accepted: numbers above 0, ascending"),
         ({"widths": [40]}, r"config\.ladder\.head_width: 16 does not divide the width 40"),
         ({"budgets": []}, r"config\.ladder\.budgets: \(\) is empty, and so is ladder\.tokens"),
-        ({"budgets": [float("nan")]}, r"config\.ladder\.budgets: \(nan,\); accepted: numbers above 0"),
+        ({"budgets": [float("nan")]}, r"config\.ladder\.budgets: nan; accepted: a finite number"),
         ({"budgets": ["1e12"]}, r"config\.ladder\.budgets: .* is not a comma-separated list of numbers"),
         ({"seeds": 0}, r"config\.ladder\.seeds: 0; accepted: at least 1"),
         ({"max_epochs": 0.0}, r"config\.ladder\.max_epochs: 0\.0; accepted"),
