@@ -50,6 +50,10 @@ def test_an_address_where_a_path_is_needed(place, monkeypatch, flag):  # noqa: F
     code, line = place.pretrain(f"{flag}=gs://bucket/run")
     where = flag[2:]
     assert (code, line) == (2, expected()["an address of an object store"].replace("config.workdir", where))
+    code, line = place.pretrain(f"{flag}=s3://me:S3CRET@bucket/run")
+    assert (
+        code == 2 and "S3CRET" not in line and line.startswith(f"error: {where}: 's3://***@bucket/run' is an address")
+    )
     assert sorted(place.folder.iterdir()) == before
 
 

@@ -39,7 +39,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxformer.errors import ConfigError
-from jaxformer.storage import files
+from jaxformer.storage import credentials, files
 
 # The largest number of an int32 counter, and about the largest float32; a section's `most` sets other limits.
 MOST_INTEGER, MOST_NUMBER = 2**31 - 1, 3e38
@@ -219,7 +219,7 @@ def at_home(value: Any, where: str) -> Any:
     if not isinstance(value, str):
         return tuple(at_home(each, where) if _tilde(each) or "://" in each else each for each in value)
     if wrong := files.unusable(value):
-        raise ConfigError(f"{where}: {shown(value)} {wrong}")
+        raise ConfigError(f"{where}: {shown(credentials.mask_text(value))} {wrong}")
     if not _tilde(value):
         return value
     found = os.path.expanduser(value)

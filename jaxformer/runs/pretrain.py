@@ -33,6 +33,7 @@ from jaxformer.specs import abstract_params
 from jaxformer.storage import json_checksum
 from jaxformer.training import loop, metrics
 from jaxformer.training.checkpoint.manager import restore_params
+from jaxformer.training.reporter import describe
 from jaxformer.training.step import compile_eval, device_put_batch
 from jaxformer.types import Batch, Model, Params
 

@@ -246,7 +246,7 @@ def test_a_folder_for_a_file_is_refused(config, name):
 def test_credentials_are_not_written_down(config, monkeypatch):
     words = ["--hub-token=S3CRET", "--password", "S3CRET", "--config.data.tokenizer_file=t.json", "--chunk_tokens=8"]
     monkeypatch.setattr(sys, "argv", ["/home/me/pretrain.py", *words])
-    files = ("https://me:S3CRET@host/a.txt", "b.txt?access_token=S3CRET")
+    files = ("a.txt?from=https://me:S3CRET@host", "b.txt?access_token=S3CRET")
     config = replace(config, data=replace(config.data, source="files", files=files))
     overrides = [
         "hub.api_key: None -> 'S3CRET'",
