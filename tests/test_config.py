@@ -469,3 +469,19 @@ def test_every_number_has_a_wrong_value_in_the_table():
             if kind in (int, float, int | None, float | None) and name not in UNBOUNDED:
                 accepted = [line for line in messages if line.startswith(f"{where}.{name}: ")]
                 assert any("; accepted: " in line for line in accepted), f"{where}.{name}"
+
+
+def test_section_objects_in_a_mapping_take_overrides():
+    tree = {"mesh": configs.MeshConfig(), "model": ModelConfig(positions=configs.Rotary(base=5.0))}
+    made = from_mapping(tree, {"mesh.fsdp": "2", "model.positions.base": "7"})
+    assert made.mesh.fsdp == 2 and made.model.positions == configs.Rotary(base=7.0)
+
+
+@pytest.mark.parametrize(("tree", "line"), [
+    ({"execution": 3, "train": {"micro_batches": 2}}, "config.execution: 3 is not a section of fields"),
+    ({"model": {"family": "bert", "token_types": 2, "bert": {"token_types": 3}}},
+     "config.model.token_types: 2; it is config.model.bert.token_types now, which is given as well"),
+])  # fmt: skip
+def test_old_names_replace_nothing_silently(tree, line):
+    with pytest.raises(ConfigError, match=line):
+        from_mapping(tree)

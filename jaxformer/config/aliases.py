@@ -80,8 +80,12 @@ def _bert(model: dict[str, Any]) -> None:
     names = ("token_types", "next_sentence")
     if any(name in model for name in names):
         found = {name: model.pop(name, False if name == "next_sentence" else 0) for name in names}
+        bert = model.get("bert") or {}
+        for name in names:
+            if found[name] and bert.get(name, found[name]) != found[name]:
+                raise ConfigError(_twice(f"model.{name}", found[name], f"model.bert.{name}"))
         if any(found.values()):
-            model["bert"] = {**found, **(model.get("bert") or {})}
+            model["bert"] = {**found, **bert}
 
 
 def _means_nothing(model: Mapping[str, Any], name: str, value: Any) -> bool:
@@ -93,9 +97,15 @@ def _means_nothing(model: Mapping[str, Any], name: str, value: Any) -> bool:
 def _put(tree: dict[str, Any], old: str, dotted: str, value: Any) -> None:
     *sections, name = dotted.split(".")
     for section in sections:
+        if not isinstance(tree.get(section), dict | str | None):
+            raise ConfigError(f"config.{section}: {shown(tree[section])} is not a section of fields")
         if not isinstance(tree.get(section), dict):
             tree[section] = GROUPS[section].spread(tree.get(section)) if section in GROUPS else {}
         tree = tree[section]
     if name in tree:
-        raise ConfigError(f"config.{old}: {shown(value)}; it is config.{dotted} now, which is given as well")
+        raise ConfigError(_twice(old, value, dotted))
     tree[name] = value
+
+
+def _twice(old: str, value: Any, new: str) -> str:
+    return f"config.{old}: {shown(value)}; it is config.{new} now, which is given as well"

@@ -52,9 +52,13 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def _values(section: Any) -> dict[str, Any]:
+    return {name: _values(v) if isinstance(v, Section) else v for name, v in _fields(section).items()}
+
+
+def _fields(section: Any) -> dict[str, Any]:
+    """The fields of a section object, and its kind if it has one."""
     kind = {"kind": section.kind} if isinstance(section, Choice) else {}
-    fields = {each.name: getattr(section, each.name) for each in dataclasses.fields(section)}
-    return kind | {name: _values(v) if isinstance(v, Section) else v for name, v in fields.items()}
+    return kind | {each.name: getattr(section, each.name) for each in dataclasses.fields(section)}
 
 
 def diff(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -72,14 +76,15 @@ def diff(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> li
 
 
 def plain(mapping: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
-    """A nested mapping, or ConfigDict, as dicts.
+    """A nested mapping, or ConfigDict, as dicts; sections that are objects as well.
 
     Raises:
       ConfigError: it is nested deeper than any config, as one that holds itself is.
     """
     if depth > 8:
         raise ConfigError("config: its sections are nested more than 8 deep; does one hold itself?")
-    return {str(k): plain(v, depth + 1) if hasattr(v, "items") else v for k, v in mapping.items()}
+    made = {name: _fields(v) if isinstance(v, Section) else v for name, v in mapping.items()}
+    return {str(k): plain(v, depth + 1) if hasattr(v, "items") else v for k, v in made.items()}
 
 
 def _section_of(kind: Any) -> Any:
