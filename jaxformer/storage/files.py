@@ -18,7 +18,11 @@ import secrets
 import shutil
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, Any, BinaryIO
+
+fcntl: Any = None
+with contextlib.suppress(ImportError):  # not on Windows
+    import fcntl
 
 
 def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
@@ -106,6 +110,27 @@ def _open_regular(path: str | os.PathLike, flags: int, *, follow: bool = False) 
 def _refuse_link(path: str | os.PathLike) -> None:
     if os.path.islink(path):
         raise OSError(errno.ELOOP, "is a symbolic link, which is not followed", str(path))
+
+
+def lock(file: IO[bytes] | int, *, wait: bool = False) -> bool | None:
+    """Locks an open file until it is closed, or its process ends.
+
+    Args:
+      file: the file or its descriptor.
+      wait: wait for the process that holds the lock.
+
+    Returns:
+      True if locked; None if another process holds the lock; False if the file system or the platform has no locks.
+    """
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return None
+    except OSError:
+        return False
+    return True
 
 
 def irregular(folder: Path) -> Path | None:

@@ -195,7 +195,7 @@ def test_a_file_system_without_links_and_flock(tmp_path, monkeypatch):
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
-    monkeypatch.setattr(workdir_lock.fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     with WorkdirLock(tmp_path):
         assert json.loads((tmp_path / ".lock").read_text())["flock"] is False
         with pytest.raises(ConfigError, match="in use by process"), WorkdirLock(tmp_path):
