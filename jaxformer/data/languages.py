@@ -44,7 +44,8 @@ def floor(data: DataConfig, context_length: int) -> Floor | None:
         if data.objective == "next_token":
             return Floor(language.next_token_floor(context_length), 0.0, True, ends)
         if data.objective == "masked":
-            return language.masked_floor(context_length, Noise.of(data))._replace(ends=ends)
+            noise = Noise(data.mask_rate, data.mask_token_rate, data.mask_random_rate)
+            return language.masked_floor(context_length, noise)._replace(ends=ends)
     if data.source == "hierarchy" and data.objective == "next_token":
         grammar = _hierarchy(data)
         length = grammar.tokens + 1  # the separator is a token too; where it comes is known

@@ -7,6 +7,7 @@ and its functions.
 array([[1, 1, 1, 2]], dtype=int32)
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -104,7 +105,7 @@ def masked(windows: np.ndarray, bits: np.ndarray, settings: Masking, *, separato
     Args:
       windows: [R, T] integers.
       bits: [R, 2 * T] random uint64.
-      settings: rates and registry.
+      settings: rates and vocabulary.
       separator_id: opens a document.
 
     Returns:
@@ -125,7 +126,7 @@ def corrupt(tokens: np.ndarray, bits: np.ndarray, settings: Masking) -> tuple[np
     Args:
       tokens: [R, T] int32.
       bits: [R, 2 * T] random uint64; the first half selects, the second replaces.
-      settings: rates and registry.
+      settings: rates and vocabulary.
     """
     length = tokens.shape[1]
     score = fractions(bits[:, :length])
@@ -168,16 +169,15 @@ def _distance(opens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return last, column - last
 
 
-def _next_token(tokenizer: Tokenizer, data: DataConfig) -> Callable[[np.ndarray, np.ndarray], Batch]:
-    return lambda windows, bits: next_token(windows, separator_id=tokenizer.separator_id)
-
-
-def _masked(tokenizer: Tokenizer, data: DataConfig) -> Callable[[np.ndarray, np.ndarray], Batch]:
-    settings = masking(tokenizer, data)
-    return lambda windows, bits: masked(windows, bits, settings, separator_id=tokenizer.separator_id)
-
-
 OBJECTIVES: Registry[Objective] = Registry("data.objective", registry.OBJECTIVES, {
-    "next_token": Objective(_next_token, ahead=1, traits=registry.OBJECTIVES["next_token"]),
-    "masked": Objective(_masked, words=WORDS_PER_TOKEN, traits=registry.OBJECTIVES["masked"]),
+    "next_token": Objective(
+        lambda tokenizer, data: lambda windows, bits: next_token(windows, separator_id=tokenizer.separator_id),
+        ahead=1, traits=registry.OBJECTIVES["next_token"],
+    ),
+    "masked": Objective(
+        lambda tokenizer, data: functools.partial(
+            masked, settings=masking(tokenizer, data), separator_id=tokenizer.separator_id
+        ),
+        words=WORDS_PER_TOKEN, traits=registry.OBJECTIVES["masked"],
+    ),
 })  # fmt: skip

@@ -78,8 +78,8 @@ class Source(NamedTuple):
     Attributes:
       documents: ``(data, split, faults, open_file) -> iterator over texts``, always the same ones in the same order;
         files are opened by `open_file`, which also learns their hash.
-      inputs: ``data -> [Input]``: the files that it reads, none opened. When one of them changes, the corpus is made
-        again. None: the file in which `documents` is written, so that another text makes another corpus.
+      inputs: ``data -> [Input]``: the files that it reads, none opened. When one of them changes, the corpus is
+        rebuilt. None: the file in which `documents` is written, so that the corpus is rebuilt when it changes.
       settings: ``data -> dict``: what the texts depend on beside the inputs and the fields that every source reads.
       alphabet: ``data -> text`` of all its characters, where each is a token; None: `data.tokenizer` makes tokens.
       opens_files: False if a library opens its files by itself: they are then hashed once more when it is done.
