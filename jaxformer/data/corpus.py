@@ -78,7 +78,7 @@ class Corpus:
     Attributes:
       train, validation: the splits.
       tokenizer: as saved with them.
-      fingerprint: 16 hex digits of all token ids and the tokenizer; says nothing of where the text lay.
+      fingerprint: 16 hex digits of all token ids and the tokenizer, whatever the source of the text.
       directory: where the files are.
     """
 
@@ -95,12 +95,11 @@ class Corpus:
 
     def notes(self) -> list[str]:
         """A line about what was left out, if anything was."""
-        if not self.num_skipped:
-            return []
-        return [
+        note = (
             f"{self.train.num_skipped} training and {self.validation.num_skipped} held-out lines or examples cannot be "
             "read as text and are left out (data.on_error=skip)"
-        ]
+        )
+        return [note] if self.num_skipped else []
 
 
 def open_corpus(data: DataConfig, *, progress: bool = True, verify: bool = False) -> Corpus:
