@@ -472,7 +472,7 @@ def test_every_number_has_a_wrong_value_in_the_table():
 
 
 def test_section_objects_in_a_mapping_take_overrides():
-    tree = {"mesh": configs.MeshConfig(), "model": ModelConfig(positions=configs.Rotary(base=5.0))}
+    tree = {"mesh": configs.MeshConfig(), "model": configs.ModelConfig(positions=configs.Rotary(base=5.0))}
     made = from_mapping(tree, {"mesh.fsdp": "2", "model.positions.base": "7"})
     assert made.mesh.fsdp == 2 and made.model.positions == configs.Rotary(base=7.0)
 

@@ -61,7 +61,7 @@ class Batches:
           rows: rows of a batch, all hosts together.
           context_length: tokens of a row.
           seed: order, offsets and noise.
-          host_row_indices: [R] which of the rows 0 .. rows-1 of each batch this host brings, in this order; None: all.
+          host_row_indices: [R] the rows (0 to rows - 1) of each batch that this host loads, in this order; None: all.
 
         Raises:
           ConfigError: the split is shorter than one row.
@@ -113,11 +113,11 @@ def eval_batches(
       data: the objective and its settings.
       rows: rows of a batch, all hosts together.
       context_length: tokens of a row.
-      host_row_indices: [R] which of the rows 0 .. rows-1 of each batch this host brings, in this order; None: all.
+      host_row_indices: [R] the rows (0 to rows - 1) of each batch that this host loads, in this order; None: all.
       max_rows: no more than so many rows, evenly spread over the split; None: all.
 
     Raises:
-      ConfigError: the split is too small to ask anything.
+      ConfigError: the split is too short to hold a target.
       ValueError: `host_row_indices` names a row that is not there.
     """
     source = _rows(split, tokenizer, data, context_length, covering=True)
@@ -155,7 +155,7 @@ def _rows(split: Split, tokenizer: Tokenizer, data: DataConfig, length: int, *, 
 
 
 def _host_rows(found: np.ndarray | None, rows: int) -> np.ndarray:
-    """[R] int64: the rows of a batch that one host brings."""
+    """[R] int64: the rows of a batch that one host loads."""
     found = np.arange(rows) if found is None else np.asarray(found, np.int64)
     if found.ndim != 1 or ((found < 0) | (found >= rows)).any():
         raise ValueError(f"host_row_indices: {found}; accepted: one axis of row numbers from 0 to {rows - 1}")

@@ -72,7 +72,11 @@ def get_or_build(
             return opened(_checked(final, root))
     with errors_in_one_line(root):
         root.mkdir(parents=True, exist_ok=True)
-        with _only_maker(root, key, waiting) as locked:
+        with _lock_file(root, key) as lock_file:
+            locked = files.lock(lock_file)
+            if locked is None:
+                waiting()
+                locked = files.lock(lock_file, wait=True)
             if locked:
                 _remove_leftovers(root, key)
             if os.path.lexists(final):
@@ -146,18 +150,6 @@ def _checked(path: Path, root: Path) -> Path:
     return path
 
 
-@contextlib.contextmanager
-def _only_maker(root: Path, key: str, waiting: Callable[[], None]) -> Iterator[bool]:
-    """Holds the lock of one key; yields False if the file system has no locks."""
-    with _lock_file(root, key) as handle:
-        try:
-            locked = _lock(handle, wait=False)
-        except BlockingIOError:
-            waiting()
-            locked = _lock(handle, wait=True)
-        yield locked
-
-
 def _lock_file(root: Path, key: str) -> IO[bytes]:
     path = root / f"{key}.lock"
     try:
@@ -172,21 +164,6 @@ def _lock_file(root: Path, key: str) -> IO[bytes]:
         ) from None
 
 
-def _lock(handle: IO[bytes], *, wait: bool) -> bool:
-    """True if locked (until the handle is closed), False if unsupported; BlockingIOError if another process has it."""
-    try:
-        import fcntl
-    except ImportError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        raise
-    except OSError:
-        return False
-    return True
-
-
 def _building_name(key: str) -> str:
     return f".building-{key}-{os.getpid()}-{secrets.token_hex(4)}"
 
@@ -198,8 +175,8 @@ def _remove_leftovers(root: Path, own: str) -> None:
         if match and match[1] == own:
             _remove(path, root)
         elif match:
-            with contextlib.suppress(BlockingIOError, ConfigError), _lock_file(root, match[1]) as handle:
-                if _lock(handle, wait=False):
+            with contextlib.suppress(ConfigError), _lock_file(root, match[1]) as handle:
+                if files.lock(handle):
                     _remove(path, root)
 
 

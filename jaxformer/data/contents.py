@@ -19,7 +19,7 @@ import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from jaxformer.data.sources import Input
 from jaxformer.errors import ConfigError
@@ -45,27 +45,24 @@ class Contents:
 
     Attributes:
       hashes: [label, SHA-256 over the hashes of its blocks] of each file.
+      looks: `look` of each file, from when it was hashed.
     """
 
     def __init__(self, inputs: Sequence[Input]):
         """Reads all files once. Raises ConfigError if one cannot be read or changes meanwhile."""
-        self._inputs = list(inputs)
         self._looks: dict[Path, list[int]] = {}
         self._blocks: dict[Path, list[bytes]] = {}
         for path in dict.fromkeys(each.path for each in inputs):
             self._looks[path], self._blocks[path] = _hashed(path)
         self.hashes = [[each.label, hashlib.sha256(b"".join(self._blocks[each.path])).hexdigest()] for each in inputs]
-
-    @property
-    def looks(self) -> list[list[int]]:
-        """`look` of each file, from when it was hashed."""
-        return [self._looks[each.path] for each in self._inputs]
+        self.looks = [self._looks[each.path] for each in inputs]
 
     def open(self, path: Path) -> BinaryIO:
         """Opens one of the files; reading raises ConfigError at bytes that changed since it was hashed."""
         if path not in self._blocks:
             raise _changed(path)
-        return io.BufferedReader(_Compared(path, self._blocks[path]), 1 << 16)
+        file = files.open_to_read(path, follow=True)
+        return io.BufferedReader(_Compared(file, path, self._blocks[path]), 1 << 16)
 
     def confirm(self, inputs: Sequence[Input], *, hash_again: bool) -> None:
         """Raises ConfigError if the text now consists of other files, or one has changed since it was hashed.
@@ -74,8 +71,7 @@ class Contents:
           inputs: the files found now.
           hash_again: also hash them, because they were not read through `open`.
         """
-        before, now = {each.path for each in self._inputs}, {each.path for each in inputs}
-        if differing := sorted(before ^ now):
+        if differing := sorted(self._looks.keys() ^ {each.path for each in inputs}):
             raise _changed(differing[0])
         for path in self._looks:
             if look(path) != self._looks[path] or (hash_again and _hashed(path)[1] != self._blocks[path]):
@@ -85,11 +81,8 @@ class Contents:
 class _Compared(io.RawIOBase):
     """A file of which every block is checked against its hash before it is returned."""
 
-    _file: Any = None  # `close` is called even if opening failed
-
-    def __init__(self, path: Path, blocks: list[bytes]):
-        self._path, self._blocks, self._number, self._left = path, blocks, 0, memoryview(b"")
-        self._file = files.open_to_read(path, follow=True)
+    def __init__(self, file: BinaryIO, path: Path, blocks: list[bytes]):
+        self._file, self._path, self._blocks, self._number, self._left = file, path, blocks, 0, memoryview(b"")
 
     def readable(self) -> bool:
         """True."""
@@ -110,8 +103,7 @@ class _Compared(io.RawIOBase):
 
     def close(self) -> None:
         """Closes the file."""
-        if self._file is not None:
-            self._file.close()
+        self._file.close()
         super().close()
 
 

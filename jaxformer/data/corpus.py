@@ -44,7 +44,7 @@ class Split:
     """The tokens of one split.
 
     Attributes:
-      tokens: [n] uint16 or uint32 memory map; of more than blocks.AT_ONCE bytes a blocks.CheckedArray.
+      tokens: [n] uint16 or uint32 memory map; of more than AT_ONCE bytes a `CheckedArray`.
       starts: [d] int64 memory map, index of each document's separator in `tokens`; starts[0] is 0.
       num_bytes: UTF-8 bytes of the documents (separators stand for none).
       num_unknown: tokens that are [UNK]: characters that a "chars" vocabulary lacks.
@@ -78,7 +78,7 @@ class Corpus:
     Attributes:
       train, validation: the splits.
       tokenizer: as saved with them.
-      fingerprint: 16 hex digits of all token ids and the tokenizer; says nothing of where the text lay.
+      fingerprint: 16 hex digits of all token ids and the tokenizer, whatever the source of the text.
       directory: where the files are.
     """
 
@@ -95,19 +95,18 @@ class Corpus:
 
     def notes(self) -> list[str]:
         """A line about what was left out, if anything was."""
-        if not self.num_skipped:
-            return []
-        return [
+        note = (
             f"{self.train.num_skipped} training and {self.validation.num_skipped} held-out lines or examples cannot be "
             "read as text and are left out (data.on_error=skip)"
-        ]
+        )
+        return [note] if self.num_skipped else []
 
 
 def open_corpus(data: DataConfig, *, progress: bool = True, verify: bool = False) -> Corpus:
     """The corpus of a configuration: from the cache, or tokenised now and kept there.
 
-    Nothing in the cache is trusted: `description` makes the checks. A corpus that is damaged is made
-    again, and one line on standard error says so.
+    Nothing in the cache is trusted: `metadata` makes the checks. A damaged corpus is rebuilt, and one line on standard
+    error says so.
 
     Args:
       data: source, tokenizer and cache folder.
@@ -117,7 +116,7 @@ def open_corpus(data: DataConfig, *, progress: bool = True, verify: bool = False
 
     Raises:
       ConfigError: any fault of the text, the tokenizer or the cache folder; text that changes while it is read; one
-        line. Also raised by a split of more than blocks.AT_ONCE bytes when damage is found as it is used.
+        line. Also raised by a split of more than AT_ONCE bytes when damage is found as it is used.
     """
     root = Path(data.cache_dir).expanduser() if data.cache_dir is not None else build_cache.default_root()
     given = Tokenizer.load(data.tokenizer_file) if data.tokenizer_file is not None else None
@@ -126,10 +125,7 @@ def open_corpus(data: DataConfig, *, progress: bool = True, verify: bool = False
     looks = [contents.look(each.path) for each in inputs]
     places = [[str(each.path.absolute()), each.label, *look] for each, look in zip(inputs, looks, strict=True)]
     seen = _digest(settings, places)
-
-    def opened(folder: Path) -> Corpus:
-        return _opened(folder, settings, verify)
-
+    opened = functools.partial(_opened, settings=settings, verify=verify)
     key = None if verify else _remembered(root, seen)
     if key is not None and build_cache.made_here(root / key, root):
         with contextlib.suppress(DamagedCacheError):
@@ -203,10 +199,10 @@ def _fingerprint(tokenizer: Tokenizer, splits: dict[sources.SplitName, Split]) -
 
 
 def _damaged_in_use(folder: Path, problem: str) -> ConfigError:
-    noted = build_cache.mark_damaged(folder, folder.parent)
-    do = "start again: it is tokenised anew" if noted else "remove this folder and start again: it is tokenised anew"
+    first = "" if build_cache.mark_damaged(folder, folder.parent) else "remove this folder and "
     return ConfigError(
-        f"config.data.cache_dir: {folder}: {problem}; {do}, and a run goes on from its newest checkpoint"
+        f"config.data.cache_dir: {folder}: {problem}; {first}start again: the text is tokenised again, and a run "
+        "resumes from its newest checkpoint"
     )
 
 

@@ -64,28 +64,5 @@ class Hierarchy:
             strings, used = rules[strings, chosen].reshape(documents, -1), used + width
         return strings
 
-    def next_token_nats(self, strings: np.ndarray) -> np.ndarray:
-        """[D, tokens] nats: the best model's loss on each token of whole strings [D, tokens], given those before it.
-
-        The mean of a row's sum is `document_nats`. Exact sums over all continuations, by message passing up the tree.
-        """
-        known = np.stack([self._log_chance(strings, length) for length in range(self.tokens + 1)], axis=1)
-        return -np.diff(known, axis=1)
-
-    def _log_chance(self, strings: np.ndarray, length: int) -> np.ndarray:
-        """[D] log P(a string begins with the first `length` symbols of these)."""
-        seen = np.arange(self.tokens) < length
-        message = np.where(seen[:, None], strings[..., None] == np.arange(self.symbols), 1.0)
-        scale = np.zeros(len(strings))
-        for rules in reversed(self.rules):
-            children = message.reshape(len(strings), -1, rules.shape[2], self.symbols)
-            product = np.ones((*children.shape[:2], *rules.shape[:2]))
-            for child in range(rules.shape[2]):
-                product = product * children[:, :, child][..., rules[..., child]]
-            message = product @ self.chances
-            largest = message.max(axis=-1, keepdims=True)
-            message, scale = message / largest, scale + np.log(largest).sum(axis=(1, 2))
-        return scale + np.log(message.mean(axis=(1, 2)))
-
 
 hierarchy = functools.lru_cache(maxsize=2)(Hierarchy)  # the same, cached

@@ -50,11 +50,14 @@ def build(
       ConfigError: any fault of the text, a change while it was read; OSError: the folder cannot be written.
     """
     documents = functools.partial(sources.documents, data, open_file=contents.open)
-    sizes = {}
+    sizes = dict.fromkeys(sources.SPLITS, 0)
     faults = {split: Faults(data.on_error) for split in sources.SPLITS}
     for split in sources.SPLITS:
         advance = bar(f"reading the {split} text", None)
-        sizes[split] = sum(_sizes(documents(split, faults[split]), advance))
+        for text in documents(split, faults[split]):
+            size = len(text.encode())
+            advance(size)
+            sizes[split] += size
         if faults[split].count:
             say(
                 f"{faults[split].count} lines or examples of the {split} text cannot be read and are left out; the "
@@ -67,8 +70,8 @@ def build(
     about: dict[str, Any] = {"dtype": dtype, "tokenizer": json_checksum.digest(tokenizer.content())}
     for split in sources.SPLITS:
         advance = bar(f"tokenising the {split} text", sizes[split])
-        compressors = _compressors() if split == "validation" and sizes[split] <= COMPRESS_BYTES else []
-        about[split] = _write(documents(split), tokenizer, folder / split, dtype, digest, compressors, advance)
+        compress = split == "validation" and sizes[split] <= COMPRESS_BYTES
+        about[split] = _write(documents(split), tokenizer, folder / split, dtype, digest, compress, advance)
         about[split]["num_skipped"] = faults[split].count
         if not about[split]["num_documents"]:
             raise ConfigError(f"config.data: the {split} text is empty (data.max_train_bytes {data.max_train_bytes})")
@@ -118,13 +121,6 @@ def _tokenizer(data: DataConfig, texts_again: Callable[[], Iterator[str]], train
     return tokenizers.train(data.tokenizer, _watched(spread(texts, train_bytes, wanted), advance), data.tokenizer_vocab)
 
 
-def _sizes(texts: Iterable[str], advance: Advance) -> Iterator[int]:
-    for text in texts:
-        size = len(text.encode())
-        advance(size)
-        yield size
-
-
 def _watched(texts: Iterable[str], advance: Advance) -> Iterator[str]:
     for text in texts:
         yield text
@@ -152,10 +148,17 @@ def _write(
     path: Path,
     dtype: str,
     digest: Any,
-    compressors: list["_Compressor"],
+    compress: bool,
     advance: Advance,
 ) -> dict[str, Any]:
     """Writes `path`.tokens and `path`.starts, and returns what meta.json says of them."""
+    # memLevel 9 as the gzip program has it (the gzip module takes 8): within 0.2 % of the program's size, often equal.
+    # wbits 31 is deflate in gzip's container.
+    compressors: dict[str, Any] = {
+        "gzip -9": zlib.compressobj(9, zlib.DEFLATED, 31, 9),
+        "xz -9": lzma.LZMACompressor(preset=9),
+    } if compress else {}  # fmt: skip
+    compressed = dict.fromkeys(compressors, 0)
     starts = array("q")
     num_tokens = num_bytes = num_unknown = 0
     separator = np.array([tokenizer.separator_id], dtype)
@@ -172,8 +175,8 @@ def _write(
                 num_unknown += int(np.count_nonzero(ids == tokenizer.unk_id))
                 encoded = piece.encode()
                 num_bytes += len(encoded)
-                for compressor in compressors:
-                    compressor.add(encoded)
+                for name, compressor in compressors.items():
+                    compressed[name] += len(compressor.compress(encoded))
                 advance(len(encoded))
             tokens = np.concatenate(parts).tobytes()
             digest.update(tokens)
@@ -185,29 +188,7 @@ def _write(
         "num_documents": len(starts),
         "num_bytes": num_bytes,
         "num_unknown": num_unknown,
-        "compressed": {compressor.name: compressor.finish() for compressor in compressors},
+        "compressed": {name: size + len(compressors[name].flush()) for name, size in compressed.items()},
         "token_sums": tokens_file.sums,
         "start_sums": starts_file.sums,
     }
-
-
-class _Compressor:
-    """Counts what a compressor makes of the bytes it is given."""
-
-    def __init__(self, name: str, engine: Any):
-        self.name = name
-        self._engine = engine
-        self._size = 0
-
-    def add(self, data: bytes) -> None:
-        self._size += len(self._engine.compress(data))
-
-    def finish(self) -> int:
-        return self._size + len(self._engine.flush())
-
-
-def _compressors() -> list[_Compressor]:
-    # memLevel 9 as the gzip program has it (the gzip module takes 8): within 0.2 % of the program's size, often equal.
-    # wbits 31 is deflate in gzip's container.
-    gzip = zlib.compressobj(9, zlib.DEFLATED, 31, 9)
-    return [_Compressor("gzip -9", gzip), _Compressor("xz -9", lzma.LZMACompressor(preset=9))]

@@ -30,10 +30,10 @@ _TOKENS_AT_ONCE = 1 << 20
 def floor(data: DataConfig, context_length: int) -> Floor | None:
     """The floor of the objective of a configuration; None where none is known (natural text, masked hierarchy).
 
-    Of rows of context_length tokens inside the text. The first and last rows of a split differ (a separator, fewer
-    tokens): that moves the mean over n tokens by less than log(V) * context_length / n, `ends` of the Floor. Strings
-    of the hierarchy are whole in every row, and their floor attained, if context_length is a multiple of
-    branching**depth + 1.
+    It holds for rows of context_length tokens inside the text. The first and last rows of a split differ (a separator,
+    fewer tokens), which moves the mean over n tokens by less than log(V) * context_length / n: `ends` of the Floor. If
+    context_length is a multiple of branching**depth + 1, every row holds whole strings of the hierarchy, and the floor
+    is attained.
 
     Raises:
       ConfigError: rows shorter than the order of a masked Markov language.
@@ -44,7 +44,8 @@ def floor(data: DataConfig, context_length: int) -> Floor | None:
         if data.objective == "next_token":
             return Floor(language.next_token_floor(context_length), 0.0, True, ends)
         if data.objective == "masked":
-            return language.masked_floor(context_length, Noise.of(data))._replace(ends=ends)
+            noise = Noise(data.mask_rate, data.mask_token_rate, data.mask_random_rate)
+            return language.masked_floor(context_length, noise)._replace(ends=ends)
     if data.source == "hierarchy" and data.objective == "next_token":
         grammar = _hierarchy(data)
         length = grammar.tokens + 1  # the separator is a token too; where it comes is known

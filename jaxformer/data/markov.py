@@ -6,7 +6,6 @@ True
 """
 
 import functools
-import itertools
 import math
 from array import array
 from bisect import bisect_right
@@ -14,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxformer.config import DataConfig
 from jaxformer.data.shuffle import below, bits_of, fractions
 from jaxformer.errors import ConfigError
 
@@ -45,11 +43,6 @@ class Noise(NamedTuple):
     mask_rate: float
     mask_token_rate: float
     mask_random_rate: float
-
-    @classmethod
-    def of(cls, data: DataConfig) -> "Noise":
-        """The noise of a config."""
-        return cls(data.mask_rate, data.mask_token_rate, data.mask_random_rate)
 
     def likelihood(self, seen: np.ndarray, symbols: int, *, selected: bool) -> np.ndarray:
         """[..., V]: P(seen | the token was a), for a selected token, or for one that may or may not be selected.
@@ -112,7 +105,6 @@ class Markov:
         self.stationary = self._stationary()
         joint = self.stationary[:, None] * self.chances
         blocks = [joint.reshape(symbols**length, -1).sum(axis=1) for length in range(order + 2)]
-        self._given = [b.reshape(-1, symbols) / a[:, None] for a, b in itertools.pairwise(blocks)]
         self.context_entropies = np.diff([_minus_plogp(block).sum() for block in blocks])
         self.context_entropies[-1] = self.stationary @ _minus_plogp(self.chances).sum(axis=1)
         self.entropy_rate = float(self.context_entropies[-1])
@@ -161,15 +153,6 @@ class Markov:
         known = np.minimum(first_context + np.arange(row_tokens), self.order)
         return float(self.context_entropies[known].mean())
 
-    def next_token_nats(self, windows: np.ndarray) -> np.ndarray:
-        """[R, T] nats: the best model's loss on each target of rows of text; [R, T + 1] symbols as for `next_token`."""
-        nats = np.empty((len(windows), windows.shape[1] - 1))
-        for place in range(1, windows.shape[1]):
-            known = min(place, self.order)
-            context = windows[:, place - known : place] @ self.symbols ** np.arange(known - 1, -1, -1)
-            nats[:, place - 1] = -np.log(self._given[known][context, windows[:, place]])
-        return nats
-
     def masked_floor(self, row_tokens: int, noise: Noise, rows: int = _FLOOR_ROWS) -> Floor:
         """Nats per selected token, averaged over the positions of a row.
 
@@ -212,18 +195,6 @@ class Markov:
         places = np.arange(seen.shape[1] - order)
         neighbours = tuple(seen[:, places + offset] for offset in range(order + 1) if offset != left)
         return nats[neighbours].mean(axis=1) - (share * nats).sum()
-
-    def masked_nats(self, clean: np.ndarray, seen: np.ndarray, noise: Noise) -> np.ndarray:
-        """[R, T] nats: the best model's loss on each token of corrupted rows if it is selected.
-
-        Args:
-          clean: [R, T] symbols.
-          seen: [R, T] corrupted symbols; V stands for [MASK].
-          noise: how they were corrupted.
-        """
-        joint = self.from_others(seen, noise) * noise.likelihood(seen, self.symbols, selected=True)
-        right = np.take_along_axis(joint, clean[..., None], axis=-1)[..., 0]
-        return np.log(joint.sum(axis=-1)) - np.log(right)
 
     def from_others(self, seen: np.ndarray, noise: Noise) -> np.ndarray:
         """[R, T, V]: P(token | the readings of all other tokens of its row); `seen` [R, T], V stands for [MASK]."""

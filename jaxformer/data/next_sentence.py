@@ -5,7 +5,7 @@ same two things: a stretch of some document cut in two at c tokens, and a second
 as well, drawn with the chance with which c is the cut of each. A is the first part of the first stretch; B is the
 second part of the first or of the second, by a fair coin. So A with its length, and B with its place in the row, have
 the same distribution under both labels. Where both stretches are of one document there is no label (-1), whichever way
-the coin falls: without this a long document, which is rarely "another", would tell.
+the coin falls; otherwise a long document, which is rarely drawn as another one, would give the label away.
 
 Source: Devlin et al. 2019, section 3.1, task 2. Spans are stretches of tokens, not sentences.
 """

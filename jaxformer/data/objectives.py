@@ -7,6 +7,7 @@ and its functions.
 array([[1, 1, 1, 2]], dtype=int32)
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -28,8 +29,8 @@ class Objective(NamedTuple):
 
     Attributes:
       prepare: ``(tokenizer, data) -> function``, a pure function ``(windows [R, T + ahead], bits [R, words * T]) ->
-        Batch`` of [R, T]: what is asked of stretches of a corpus, given random 64-bit words.
-      ahead: tokens beyond a row that it needs: 1 where the last target is the token after.
+        Batch`` of [R, T]: the rows made of stretches of a corpus, with random 64-bit words.
+      ahead: tokens beyond a row that it needs: 1 if the last target is the token after the row.
       words: random 64-bit words it takes for each position.
       traits: what configs know of it.
     """
@@ -45,41 +46,23 @@ class Masking:
     """The settings of the masked objective, with the tables of the vocabulary it needs.
 
     Attributes:
-      mask_id: token that hides another.
+      tokenizer: of the tokens.
+      data: the rates of selection and replacement, and whether the tokens of a word are selected together.
       special: [V] bool, never selected.
       ordinary_ids: [n] int32, the others; random replacements come from these.
-      word_starts, word_ends: [V] bool as in `Tokenizer`.
-      mask_rate: part of the ordinary tokens selected for prediction.
-      mask_token_rate, mask_random_rate: parts of the selected that are replaced by mask_id, and by a random token.
-      whole_word: select all tokens of a word together; each is then replaced, or not, on its own.
     """
 
-    mask_id: int
+    tokenizer: Tokenizer
+    data: DataConfig
     special: np.ndarray
     ordinary_ids: np.ndarray
-    word_starts: np.ndarray
-    word_ends: np.ndarray
-    mask_rate: float = 0.15
-    mask_token_rate: float = 0.8
-    mask_random_rate: float = 0.1
-    whole_word: bool = False
 
 
 def masking(tokenizer: Tokenizer, data: DataConfig) -> Masking:
     """The masked objective of a configuration."""
     special = np.zeros(tokenizer.vocab_size, bool)
     special[tokenizer.special_ids] = True
-    return Masking(
-        mask_id=tokenizer.mask_id,
-        special=special,
-        ordinary_ids=np.flatnonzero(~special).astype(np.int32),
-        word_starts=tokenizer.word_starts,
-        word_ends=tokenizer.word_ends,
-        mask_rate=data.mask_rate,
-        mask_token_rate=data.mask_token_rate,
-        mask_random_rate=data.mask_random_rate,
-        whole_word=data.whole_word,
-    )
+    return Masking(tokenizer, data, special, np.flatnonzero(~special).astype(np.int32))
 
 
 def next_token(windows: np.ndarray, *, separator_id: int) -> Batch:
@@ -104,7 +87,7 @@ def masked(windows: np.ndarray, bits: np.ndarray, settings: Masking, *, separato
     Args:
       windows: [R, T] integers.
       bits: [R, 2 * T] random uint64.
-      settings: rates and registry.
+      settings: from `masking`.
       separator_id: opens a document.
 
     Returns:
@@ -125,20 +108,20 @@ def corrupt(tokens: np.ndarray, bits: np.ndarray, settings: Masking) -> tuple[np
     Args:
       tokens: [R, T] int32.
       bits: [R, 2 * T] random uint64; the first half selects, the second replaces.
-      settings: rates and registry.
+      settings: from `masking`.
     """
-    length = tokens.shape[1]
+    data, length = settings.data, tokens.shape[1]
     score = fractions(bits[:, :length])
-    if settings.whole_word:
+    if data.whole_word:
         score = np.take_along_axis(score, word_heads(tokens, settings), axis=1)
-    selected = (score < settings.mask_rate) & ~settings.special[tokens]
+    selected = (score < data.mask_rate) & ~settings.special[tokens]
     draw = bits[:, length : 2 * length][selected]
     action = (draw >> np.uint64(32)) * 2.0**-32
     replaced = settings.ordinary_ids[below(len(settings.ordinary_ids), draw)]
-    hidden = action < settings.mask_token_rate
-    kept = action >= settings.mask_token_rate + settings.mask_random_rate
+    hidden = action < data.mask_token_rate
+    kept = action >= data.mask_token_rate + data.mask_random_rate
     corrupted = tokens.copy()
-    corrupted[selected] = np.where(hidden, settings.mask_id, np.where(kept, tokens[selected], replaced))
+    corrupted[selected] = np.where(hidden, settings.tokenizer.mask_id, np.where(kept, tokens[selected], replaced))
     return corrupted, selected.astype(np.float32)
 
 
@@ -155,8 +138,8 @@ def documents(tokens: np.ndarray, separator_id: int) -> tuple[np.ndarray, np.nda
 
 def word_heads(tokens: np.ndarray, settings: Masking) -> np.ndarray:
     """[R, T] int: the column in which the word of each token begins; a word ends at a special token at the latest."""
-    opens = settings.word_starts[tokens]
-    opens[:, 1:] |= (settings.word_ends | settings.special)[tokens[:, :-1]]
+    opens = settings.tokenizer.word_starts[tokens]
+    opens[:, 1:] |= (settings.tokenizer.word_ends | settings.special)[tokens[:, :-1]]
     opens[:, 0] = True
     return _distance(opens)[0]
 
@@ -168,16 +151,15 @@ def _distance(opens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return last, column - last
 
 
-def _next_token(tokenizer: Tokenizer, data: DataConfig) -> Callable[[np.ndarray, np.ndarray], Batch]:
-    return lambda windows, bits: next_token(windows, separator_id=tokenizer.separator_id)
-
-
-def _masked(tokenizer: Tokenizer, data: DataConfig) -> Callable[[np.ndarray, np.ndarray], Batch]:
-    settings = masking(tokenizer, data)
-    return lambda windows, bits: masked(windows, bits, settings, separator_id=tokenizer.separator_id)
-
-
 OBJECTIVES: Registry[Objective] = Registry("data.objective", registry.OBJECTIVES, {
-    "next_token": Objective(_next_token, ahead=1, traits=registry.OBJECTIVES["next_token"]),
-    "masked": Objective(_masked, words=WORDS_PER_TOKEN, traits=registry.OBJECTIVES["masked"]),
+    "next_token": Objective(
+        lambda tokenizer, data: lambda windows, bits: next_token(windows, separator_id=tokenizer.separator_id),
+        ahead=1, traits=registry.OBJECTIVES["next_token"],
+    ),
+    "masked": Objective(
+        lambda tokenizer, data: functools.partial(
+            masked, settings=masking(tokenizer, data), separator_id=tokenizer.separator_id
+        ),
+        words=WORDS_PER_TOKEN, traits=registry.OBJECTIVES["masked"],
+    ),
 })  # fmt: skip

@@ -25,7 +25,11 @@ def bars(show: bool) -> Iterator[Bar]:
                     say(description)
                 return lambda amount: None
             if drawn is None:
-                drawn = stack.enter_context(_rich())
+                from rich.console import Console
+                from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+                columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+                drawn = stack.enter_context(Progress(*columns, console=Console(stderr=True), transient=True))
             task = drawn.add_task(description, total=total)
             return lambda amount: drawn.update(task, advance=amount)
 
@@ -35,17 +39,3 @@ def bars(show: bool) -> Iterator[Bar]:
 def say(line: str) -> None:
     """Prints one plain line on standard error."""
     print(line, file=sys.stderr, flush=True)
-
-
-def _rich() -> Any:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )

@@ -49,7 +49,7 @@ def documents(
     Args:
       data: the source and its settings. The held-out part is chosen before `max_train_bytes` cuts the training text.
       split: "train" or "validation"; no document, and no part of one, is in both.
-      faults: meets the lines and examples of this split that are no text, as they are read; None: one of its own.
+      faults: handles lines and examples of this split that cannot be read as text; None: by data.on_error.
       open_file: opens the files (not a dataset's), for reading their bytes.
 
     Returns:
@@ -77,12 +77,12 @@ class Source(NamedTuple):
 
     Attributes:
       documents: ``(data, split, faults, open_file) -> iterator over texts``, always the same ones in the same order;
-        files are opened by `open_file`, which also learns their hash.
-      inputs: ``data -> [Input]``: the files that it reads, none opened. When one of them changes, the corpus is made
-        again. None: the file in which `documents` is written, so that another text makes another corpus.
+        files are opened by `open_file`, which also compares them with their hash.
+      inputs: ``data -> [Input]``: the files that it reads, none opened. When one of them changes, the corpus is
+        rebuilt. None: the file in which `documents` is written, so that the corpus is rebuilt when it changes.
       settings: ``data -> dict``: what the texts depend on beside the inputs and the fields that every source reads.
       alphabet: ``data -> text`` of all its characters, where each is a token; None: `data.tokenizer` makes tokens.
-      opens_files: False if a library opens its files by itself: they are then hashed once more when it is done.
+      opens_files: False if a library opens its files itself: they are then hashed again after the last was read.
     """
 
     documents: Callable[[DataConfig, SplitName, Faults, text_files.OpenFile], Iterator[str]]
@@ -194,7 +194,7 @@ def _file_texts(data: DataConfig, split: SplitName, faults: Faults, open_file: t
 def _cut(read: Callable[[Faults], Iterator[str]], fraction: float, split: SplitName, faults: Faults) -> Iterator[str]:
     """The documents before (train) or after (validation) the cut; of a single document, its characters.
 
-    The documents are counted first, by reading them once. `faults` meets what is wrong on this side of the cut.
+    The documents are counted first, by reading them once. `faults` handles those on this side of the cut alone.
     """
     if fraction == 0:
         raise ConfigError(
@@ -210,7 +210,7 @@ def _cut(read: Callable[[Faults], Iterator[str]], fraction: float, split: SplitN
         texts = read(faults)
         for _ in itertools.islice(texts, train):
             pass
-        faults.clear()  # what was met so far is the training text's
+        faults.clear()  # those met so far are in the training text
         yield from texts
         return
     (text,) = read(faults if split == "train" else elsewhere)

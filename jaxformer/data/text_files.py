@@ -6,7 +6,6 @@ a file that cannot be read to its end always ends the program, because the amoun
 """
 
 import codecs
-import contextlib
 import glob
 import gzip
 import json
@@ -251,14 +250,6 @@ def _decoded(path: Path, field: str, open_file: OpenFile) -> Iterator[str]:
 
 def _blocks(path: Path, field: str, open_file: OpenFile, where: Callable[[], str]) -> Iterator[bytes]:
     """The decompressed bytes of a file, then an empty block; `where` says how far the reader has come, for errors."""
-    with _opened(path, field, open_file) as file:
-        while block := _read(file, path, field, where):
-            yield block
-        yield b""
-
-
-@contextlib.contextmanager
-def _opened(path: Path, field: str, open_file: OpenFile) -> Iterator[Any]:
     try:
         file = open_file(path)
     except OSError as error:
@@ -269,17 +260,16 @@ def _opened(path: Path, field: str, open_file: OpenFile) -> Iterator[Any]:
             reader = unpacked(file)
         except ImportError:
             raise ConfigError(f"config.{field}: {path} needs the zstd extra: pip install 'jaxformer[zstd]'") from None
-        yield reader
-
-
-def _read(file: Any, path: Path, field: str, where: Callable[[], str]) -> bytes:
-    try:
-        return file.read(BLOCK_BYTES)
-    except Exception as error:
-        known = isinstance(error, OSError | EOFError | lzma.LZMAError | zlib.error)
-        if not known and type(error).__name__ != "ZstdError":  # by name: zstandard may not be installed
-            raise
-        raise ConfigError(f"config.{field}: {path}: cannot be read{where()} ({error})") from None
+        block = None
+        while block != b"":
+            try:
+                block = reader.read(BLOCK_BYTES)
+            except Exception as error:
+                known = isinstance(error, OSError | EOFError | lzma.LZMAError | zlib.error)
+                if not known and type(error).__name__ != "ZstdError":  # by name: zstandard may not be installed
+                    raise
+                raise ConfigError(f"config.{field}: {path}: cannot be read{where()} ({error})") from None
+            yield block
 
 
 class _Zstandard:

@@ -49,8 +49,9 @@ def documents(data: DataConfig, split: str, faults: Faults | None = None) -> Ite
     try:
         examples = builder.as_data_source(wanted)
     except (ValueError, KeyError) as error:
-        has = ", ".join(builder.info.splits)
-        raise ConfigError(f"config.{field}: {wanted!r}: {_one_line(error)} ({directory} has {has})") from None
+        raise ConfigError(
+            f"config.{field}: {wanted!r}: {_one_line(error)} ({directory} has {', '.join(builder.info.splits)})"
+        ) from None
     except Exception as error:
         raise ConfigError(f"config.{field}: {directory}: {wanted} cannot be read ({_one_line(error)})") from None
     faults = Faults(data.on_error) if faults is None else faults

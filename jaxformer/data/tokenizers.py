@@ -85,8 +85,8 @@ class Tokenizer:
         self.vocab_size = max(self._tokens) + 1
         if self.vocab_size > MOST_IDS:
             raise ValueError(f"id {self.vocab_size - 1}; accepted: 0 to {MOST_IDS - 1}")
-        added = backend.get_added_tokens_decoder()
-        self.special_ids = np.array(sorted(i for i, token in added.items() if token.special), np.int32)
+        special = [index for index, token in backend.get_added_tokens_decoder().items() if token.special]
+        self.special_ids = np.array(sorted(special), np.int32)
 
     def encode(self, text: str, *, strict: bool = False, specials: bool = False) -> np.ndarray:
         """[n] int32 ids of one text; no special token is added.
@@ -231,8 +231,7 @@ def train(kind: str, texts: Iterable[str], vocab_size: int | None) -> Tokenizer:
     Raises:
       ConfigError: a vocabulary too small for the 256 bytes.
     """
-    makers = {"bytes": _bytes, "chars": lambda: _chars(texts), "bpe": lambda: _bpe(texts, vocab_size)}
-    return makers[kind]()
+    return {"bytes": _bytes, "chars": lambda: _chars(texts), "bpe": lambda: _bpe(texts, vocab_size)}[kind]()
 
 
 def check_vocab_size(vocab_size: int | None) -> int:

@@ -19,11 +19,11 @@ _OFFSETS = 1  # stream of `shuffle.keys`
 class WindowRows:
     """Rows that are windows of the tokens of a split, documents packed end to end.
 
-    In each epoch of next-token training, (n - 1) // T - 1 windows of T (at least one) of the n tokens begin at an
-    offset from 0 to T - 1. So the last (n - 1) % T + 1 tokens are never read. Of the others, the i-th is a target in
-    i / T of the epochs (counted from the first, which never is one, or from the last), those from T on in all. Rows of
-    objectives that need no token ahead have n for n - 1 and count i from 1. A text of fewer than two rows is a single
-    window, and read to its end.
+    Of n tokens, an epoch of next-token training reads (n - 1) // T - 1 windows (at least one) of T tokens, the first of
+    which begins at a random offset from 0 to T - 1. So the last (n - 1) % T + 1 tokens are never read, and those near
+    either end less often: the i-th token, counted from 0 at the first or from 1 at the last that is ever read, is a
+    target in i / T of the epochs, from i = T on in all. For objectives that need no token ahead, read n for n - 1 and
+    count i from 1. A text of fewer than two rows is a single window, and read to its end.
 
     Attributes:
       per_epoch: rows of one epoch.
@@ -67,9 +67,8 @@ class WindowRows:
     def notes(self) -> list[str]:
         """Lines about what training leaves out, where it is a hundredth of the text or more."""
         total = len(self._tokens)
-        if self.unread * 100 < total:
-            return []
-        return [f"the last {self.unread} of {total} training tokens fill no row of {self._length} and are never read"]
+        note = f"the last {self.unread} of {total} training tokens fill no row of {self._length} and are never read"
+        return [note] if self.unread * 100 >= total else []
 
     def batch(self, index: np.ndarray, seed: int, epoch: np.ndarray, bits: np.ndarray) -> Batch:
         """The rows of some windows.

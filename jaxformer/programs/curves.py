@@ -4,7 +4,6 @@ jaxformer curves --workdir=runs/gpt_tiny --out=curve.png
 jaxformer curves --workdir=runs/a --workdir=runs/b --label=narrow --label=wide --out=curve.svg
 """
 
-import io
 import math
 from pathlib import Path
 
@@ -85,9 +84,7 @@ def main() -> None:
         text.set_parse_math(False)  # folder names may contain $
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        drawn = io.BytesIO()
-        figure.savefig(drawn, format=out.suffix[1:], dpi=150)
-        files.write_atomically(out, drawn.getvalue())
+        files.write_atomically(out, plotting.encoded(figure, out.suffix[1:], dpi=150))
     except OSError as error:
         raise ConfigError(f"--out: {out} cannot be written ({error.strerror or error})") from None
     print(out)

@@ -28,7 +28,7 @@ def main() -> int:
     arguments.add_argument("--stage", choices=STAGES, help="one stage alone (default: all)")
     arguments.add_argument("--at-once", type=integer(1), metavar="M", help="runs to train together (default: by trial)")
     arguments.add_argument(
-        "--bootstrap", type=integer(0, 10**6), default=1000, metavar="R", help="replicates (default 1000)"
+        "--bootstrap", type=integer(100, 100_000), default=1000, metavar="R", help="replicates (default 1000)"
     )
     arguments.add_argument(
         "--holdout", type=integer(0), default=1, metavar="K", help="largest budgets to predict (default 1)"

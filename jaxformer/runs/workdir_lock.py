@@ -66,7 +66,7 @@ class WorkdirLock:
         half = self._path.with_name(f"{FILE_NAME}.{self._mine['token']}")
         try:
             self._handle = os.open(half, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-            self._mine["flock"] = files.try_lock(self._handle)
+            self._mine["flock"] = files.lock(self._handle)
             os.write(self._handle, json.dumps(self._mine).encode())
             self._take(half)
         except OSError as error:
@@ -109,7 +109,7 @@ class WorkdirLock:
                 touched = seen is not None and seen != (about.st_ino, about.st_mtime_ns)
                 waited = time.monotonic() - began
                 verdict = _verdict(holder, self._mine, old, age > self._dead or waited > self._dead)
-                if verdict == "ended" and files.try_lock(old) is None and waited < 1.0:
+                if verdict == "ended" and files.lock(old) is None and waited < 1.0:
                     verdict = "unknown"  # another start is taking it over right now
                 if verdict == "ended":
                     if os.stat(self._path).st_ino == about.st_ino:  # no other start took it over meanwhile
@@ -178,7 +178,7 @@ def _verdict(holder: Mapping[str, Any], mine: Mapping[str, Any], handle: int, si
                 return "ended"
             return "alive" if started else "ended" if silent else "unknown"
         if holder.get("flock") and mine["flock"]:  # in another container
-            return "alive" if files.try_lock(handle) is None else "ended"
+            return "alive" if files.lock(handle) is None else "ended"
     if mine["slurm_job"] and holder.get("slurm_job") == mine["slurm_job"]:
         starts = holder.get("slurm_start")
         if isinstance(starts, int) and starts < mine["slurm_start"]:

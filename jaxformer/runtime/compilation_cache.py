@@ -241,7 +241,7 @@ class _Journal:
 
     def _open(self) -> None:
         self._file = open(self._path, "xb", buffering=0)  # noqa: SIM115  held until the process ends
-        files.try_lock(self._file.fileno())
+        files.lock(self._file)
         atexit.register(self._close)
         jax.monitoring.register_event_listener(self._heard)
 
@@ -268,7 +268,7 @@ def _fatal_loads(path: Path) -> list[str] | None:
     Empty for a process that was killed from outside (SIGKILL), which says nothing about the entry.
     """
     with open(path, "rb+") as file:
-        if not files.try_lock(file.fileno()):
+        if not files.lock(file):
             return None
         lines = file.read(2**20).decode(errors="replace").splitlines()
     ended = {line[1:] for line in lines if line.startswith("-")}

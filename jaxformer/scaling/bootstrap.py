@@ -29,8 +29,7 @@ from jaxformer.errors import ConfigError
 Floats = np.ndarray
 
 RESAMPLING = ("weights", "rows")
-_FEW_CLUSTERS = 8
-_APART = 0.25
+_APART = 0.25  # of the accepted width: two modes that are closer count as one
 
 
 def special() -> Any:
@@ -45,13 +44,12 @@ def special() -> Any:
 def weights(
     rows: int, replicates: int, *, seed: int, clusters: Sequence[str] | None = None, resampling: str = "weights"
 ) -> Floats:
-    """[R, I] bootstrap weights; without clusters, each replicate's weights sum to the number of rows.
+    """[R, I] bootstrap weights; without clusters, each replicate's weights sum to the number of rows; `resampling` is
+    one of RESAMPLING.
 
     Raises:
-      ConfigError: an unknown resampling method, or fewer than 3 clusters.
+      ConfigError: fewer than 3 clusters.
     """
-    if resampling not in RESAMPLING:
-        raise ConfigError(f"resampling: {resampling!r}; accepted: {', '.join(RESAMPLING)}")
     labels, which = np.unique(list(clusters) if clusters is not None else np.arange(rows), return_inverse=True)
     if len(labels) < 3:
         raise ConfigError(f"clusters: {len(labels)} different labels; a bootstrap over clusters needs at least 3")
@@ -77,14 +75,6 @@ def tails(rows: int, params: int, clusters: Sequence[str] | None = None) -> tupl
     functions = special()
     low = float(functions.ndtr(functions.stdtrit(max(count - params, 1), 0.025)))
     return low, 1.0 - low
-
-
-def cluster_warning(clusters: Sequence[str] | None) -> str | None:
-    """A warning if there are too few clusters for a reliable bootstrap."""
-    count = len(set(clusters)) if clusters is not None else _FEW_CLUSTERS
-    if count >= _FEW_CLUSTERS:
-        return None
-    return f"only {count} clusters: intervals over fewer than {_FEW_CLUSTERS} are too narrow"
 
 
 def quantity(
@@ -134,8 +124,8 @@ def quantity(
         why = f"{interval} is wider than {max_width:g}"
     elif doubt is not None:
         why = doubt
-    elif peaks := _two_groups(np.log(kept) if max_ratio is not None else kept,
-                              np.log(max_ratio) if max_ratio is not None else max_width):  # fmt: skip
+    elif peaks := two_peaks(np.log(kept) if max_ratio is not None else kept,
+                            _APART * (np.log(max_ratio) if max_ratio is not None else max_width or 0.0)):  # fmt: skip
         first, second = np.exp(peaks) if max_ratio is not None else peaks
         why = f"the bootstrap replicates fall into two groups, around {first:.3g} and {second:.3g}"
     if why is not None:
@@ -143,15 +133,9 @@ def quantity(
     return out
 
 
-def _two_groups(sample: Floats, accepted: float | None) -> tuple[float, float] | None:
-    """The two modes of a sample, unless they are closer than a quarter of the accepted width."""
-    peaks = two_peaks(sample)
-    return None if peaks is None or (accepted is not None and peaks[1] - peaks[0] < _APART * accepted) else peaks
-
-
-def two_peaks(sample: Floats) -> tuple[float, float] | None:
+def two_peaks(sample: Floats, apart: float = 0.0) -> tuple[float, float] | None:
     """The two modes of a sample if the density between them drops below half the lower one, with a tenth of the sample
-    on each side; None otherwise.
+    on each side; None otherwise, or if they are closer than `apart`.
 
     >>> rng = np.random.default_rng(0)
     >>> two_peaks(rng.normal(size=1000)) is None
@@ -177,4 +161,5 @@ def two_peaks(sample: Floats) -> tuple[float, float] | None:
         valley, lower = i + int(density[i : j + 1].argmin()), min(density[i], density[j])
         if density[valley] < 0.5 * lower and 0.1 < counts[: valley + 1].sum() / counts.sum() < 0.9:
             found.append((lower, float(centres[i]), float(centres[j])))
-    return max(found, key=lambda each: each[0])[1:] if found else None
+    peaks = max(found, key=lambda each: each[0])[1:] if found else None
+    return None if peaks is None or peaks[1] - peaks[0] < apart else peaks

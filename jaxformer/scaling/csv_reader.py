@@ -22,14 +22,13 @@ import difflib
 import io
 import os
 import re
-import stat
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from jaxformer.config.fields import shown
 from jaxformer.errors import ConfigError
+from jaxformer.storage import files
 
 _MOST_BYTES, _LONGEST_LINE, _MOST_TITLES = 1 << 28, 100_000, 20
 _DELIMITERS = (",", ";", "\t", "|")
@@ -61,17 +60,11 @@ class Rows:
     @classmethod
     def from_file(cls, path: str | os.PathLike) -> "Rows":
         """Reads a file; raises ConfigError if it does not exist or holds no table."""
-        if not str(path):
-            raise ConfigError("csv: ''; accepted: a file")
         try:
-            about = os.stat(path)
-            if not stat.S_ISREG(about.st_mode) and not stat.S_ISDIR(about.st_mode):
-                raise ConfigError(f"{path}: a pipe or a device; accepted: a file")
-            if about.st_size > _MOST_BYTES:
-                raise ConfigError(f"{path}: {about.st_size} bytes; accepted: {_MOST_BYTES} at most")
-            raw = Path(path).read_bytes()
+            raw = files.read_bytes(path, _MOST_BYTES, follow=True)
         except OSError as error:
-            raise ConfigError(f"{path}: {(error.strerror or 'cannot be read').lower()}; accepted: a file") from None
+            reason = (error.strerror or "cannot be read").lower()
+            raise ConfigError(f"{path}: {reason}; accepted: a file, not a folder, a pipe or a device") from None
         if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
             text = raw.decode("utf-16", errors="replace")
         else:

@@ -97,8 +97,7 @@ def optimum_lines(table: Table, result: Mapping[str, Any]) -> Any:
             slope = found["a" if key == "N" else "b"]
             axes.plot(c, y, marker, color=plotting.shade(shade), markeredgecolor="black", markersize=5, zorder=4,
                       markeredgewidth=0.6, label=f"{name}: $C$ to the {_short(slope)}")  # fmt: skip
-            exponent = slope["value"] if slope["value"] is not None else slope.get("estimate")
-            if exponent is not None:
+            if (exponent := _point(slope)) is not None:
                 line = np.exp(np.log(y).mean() + exponent * (np.log(c) - np.log(c).mean()))
                 axes.plot(c, line, linestyle=dash, color=plotting.shade(shade), linewidth=1.2)
             if key == "N" and part == "isoflop":
@@ -191,9 +190,10 @@ def power_law(table: Table, name: str, fitted: Mapping[str, Any]) -> Any:
     axes.plot(x, table.loss, "o", color=plotting.shade(0.3), markersize=5, label="measured")
     grid = np.geomspace(x.min(), x.max(), 120)
     for key, dash in (("with_floor", "-"), ("without_floor", "--")):
-        if "skipped" in (law := fitted[key]):
-            continue
+        law = fitted[key]
         values = {k: _point(law[k]) for k in ("E", "A", "alpha") if k in law}
+        if not values or None in values.values():  # skipped, or a parameter could not be computed
+            continue
         y = values.get("E", 0.0) + values["A"] * grid ** -values["alpha"]
         formula = rf"$E + A/{name}^\alpha$" if "E" in law else rf"$A/{name}^\alpha$"
         axes.plot(grid, y, linestyle=dash, color="black", label=f"{formula}, exponent {_short(law['alpha'])}")
@@ -228,8 +228,9 @@ def _off(held: Mapping[str, Any]) -> str:
     return f"off by {100 * held['mean_abs_error']:.2f}%"
 
 
-def _point(quantity: Mapping[str, Any]) -> float:
-    return quantity["value"] if quantity["value"] is not None else quantity["estimate"]
+def _point(quantity: Mapping[str, Any]) -> Any:
+    """The value, or where the fit stopped if the data do not determine it; None if there is neither."""
+    return quantity["value"] if quantity["value"] is not None else quantity.get("estimate")
 
 
 def _short(quantity: Mapping[str, Any]) -> str:

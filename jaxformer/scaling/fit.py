@@ -20,16 +20,19 @@ import numpy as np
 
 from jaxformer.errors import ConfigError
 from jaxformer.scaling import bootstrap, isoflop, laws, optimum, verdict
-from jaxformer.scaling.law_fit import Settings, drawn_weights, fit_law, fit_power_law, replicated, stuck_exponents
+from jaxformer.scaling.law_fit import Settings, drawn_weights, fit_law, replicated, stuck_exponents
 from jaxformer.scaling.table import Floats, Table
 from jaxformer.scaling.verdict import CALLED
 
-__all__ = ["CALLED", "Settings", "Table", "find_outliers", "fit_law", "fit_power_law", "fit_table", "predict_largest"]
+__all__ = [
+    "CALLED", "Settings", "Table", "find_outliers", "fit_law", "fit_table", "fit_with_exponents", "predict_largest",
+]  # fmt: skip
 
 KAPLANS = {"kaplan": laws.KAPLAN, "kaplan_floor": laws.KAPLAN_FLOOR}
 LAWS = {"parametric": laws.SUM, **KAPLANS}
 OUTLIER_Z = 4.0
 _CURVE_POINTS, _CURVE_REPLICATES = 40, 200
+_FEW_CLUSTERS = 8
 
 
 def fit_table(table: Table, settings: Settings | None = None) -> dict[str, Any]:
@@ -51,7 +54,8 @@ def fit_table(table: Table, settings: Settings | None = None) -> dict[str, Any]:
         budgets open downward.
     """
     settings = settings or Settings()
-    warnings = [line for line in [bootstrap.cluster_warning(table.clusters)] if line]
+    few = table.num_clusters is not None and table.num_clusters < _FEW_CLUSTERS
+    warnings = [f"only {table.num_clusters} clusters: intervals over fewer than {_FEW_CLUSTERS} are too narrow"] * few
     out: dict[str, Any] = {}
     if len(table.known) == 3:
         price = optimum.Price.of(table)
@@ -80,17 +84,9 @@ def fit_table(table: Table, settings: Settings | None = None) -> dict[str, Any]:
     return out
 
 
-def fit_joined(law: laws.Law, table: Table, settings: Settings) -> dict[str, Any]:
-    """A law of N and D as returned by `fit_law`, with the exponents "a" and "b" of the compute-optimal N ~ C^a and
-    D ~ C^b for C proportional to N D.
-
-    Raises:
-      ConfigError: too few rows or sizes.
-    """
-    return _with_exponents(law, table, settings)[2]
-
-
-def _with_exponents(law: laws.Law, table: Table, settings: Settings) -> tuple[laws.Estimate, Floats, dict[str, Any]]:
+def fit_with_exponents(law: laws.Law, table: Table, settings: Settings) -> tuple[laws.Estimate, Floats, dict[str, Any]]:
+    """`fit_law` of a law of N and D, whose parameters include the exponents "a" and "b" of the compute-optimal N ~ C^a
+    and D ~ C^b, for C proportional to N D."""
     found, thetas, out = fit_law(law, table, settings)
     (_, of_n), (_, of_d) = law.terms
     best, drawn = (
@@ -174,11 +170,11 @@ def _forecast(law: laws.Law, rest: Table, test: Table, settings: Settings) -> di
 
 def _fitted_laws(table: Table, settings: Settings, price: optimum.Price) -> dict[str, Any]:
     """The laws of N and D, their ranking, and the results of the best one."""
-    fitted = {"parametric": _with_exponents(laws.SUM, table, settings)}
+    fitted = {"parametric": fit_with_exponents(laws.SUM, table, settings)}
     out: dict[str, Any] = {"parametric": fitted["parametric"][2]}
     for key, law in KAPLANS.items():
         try:
-            fitted[key] = _with_exponents(law, table, settings)
+            fitted[key] = fit_with_exponents(law, table, settings)
             out[key] = fitted[key][2]
         except ConfigError as error:
             out[key] = {"skipped": str(error)}
@@ -214,10 +210,7 @@ def _optimal(
     top = float(table.c.max())
     levels = bootstrap.tails(len(table), len(found.theta), table.clusters)
     stuck = _stuck(found.law, values)
-    optimal: dict[str, Any] = {
-        "flops_per_parameter_token": float(np.exp(price.log_flops[0])) if price.is_constant else None,
-        "budgets": [],
-    }
+    budgets = []
     for budget in settings.budgets or (top, 10 * top):
         at, spread = optimum.allocate(value, budget, price), optimum.allocate(values, budget, price)
         row: dict[str, Any] = {
@@ -226,29 +219,20 @@ def _optimal(
             )
             for k in at
         }
-        optimal["budgets"].append({"C": float(budget), "extrapolation": float(f"{budget / top:.3g}"), **row})
-    reach = np.geomspace(table.c.min(), max([top, *(row["C"] for row in optimal["budgets"])]), _CURVE_POINTS)
+        budgets.append({"C": float(budget), "extrapolation": float(f"{budget / top:.3g}"), **row})
+    # For the figures: optimal N, D and loss along the budgets, each with its 95 % band.
+    reach = np.geomspace(table.c.min(), max(top, *(row["C"] for row in budgets)), _CURVE_POINTS)
     few = {name: column[:_CURVE_REPLICATES] for name, column in values.items()}
-    optimal["curve"] = _curve(value, few, reach, price, levels)
-    return optimal
-
-
-def _curve(
-    value: dict[str, Floats],
-    values: dict[str, Floats],
-    budgets: Floats,
-    price: optimum.Price,
-    levels: tuple[float, float],
-) -> dict[str, Any]:
-    """Optimal N, D and loss along the budgets, each with its 95% band, for the figures."""
-    out: dict[str, Any] = {"C": budgets.tolist()}
-    middle = [optimum.allocate(value, budget, price) for budget in budgets]
-    spread = [optimum.allocate(values, budget, price) for budget in budgets]
+    middles, spreads = ([optimum.allocate(each, budget, price) for budget in reach] for each in (value, few))
+    curve = {"C": reach.tolist()}
     for key in ("N", "D", "loss"):
-        band = np.quantile([at[key] for at in spread], levels, axis=1)
-        out[key] = [float(at[key][0]) for at in middle]
-        out[f"{key}_low"], out[f"{key}_high"] = band.tolist()
-    return out
+        curve[key] = [float(at[key][0]) for at in middles]
+        curve[f"{key}_low"], curve[f"{key}_high"] = np.quantile([at[key] for at in spreads], levels, axis=1).tolist()
+    return {
+        "flops_per_parameter_token": float(np.exp(price.log_flops[0])) if price.is_constant else None,
+        "budgets": budgets,
+        "curve": curve,
+    }
 
 
 def _frontiers(table: Table, settings: Settings, fits: dict[str, Any]) -> dict[str, Any]:
@@ -262,17 +246,13 @@ def _frontiers(table: Table, settings: Settings, fits: dict[str, Any]) -> dict[s
         chosen = np.arange(len(table)) if alone else np.sort(isoflop.lowest(table.column(name), table.loss))
         part = dataclasses.replace(table.take(chosen), source=f"{table.source}, L({name})", clusters=None)
         forms = {
-            key: _or_skip(_parameters, laws.Law((name,), floor), part, settings)
+            key: _or_skip(lambda *args: fit_law(*args)[2], laws.Law((name,), floor), part, settings)
             for key, floor in (("with_floor", True), ("without_floor", False))
         }
         if "parametric" in fits and "E" in forms["with_floor"]:
             forms["with_floor"]["E"] = verdict.settle_frontier(forms["with_floor"]["E"], fits)
         out[f"L({name})"] = {"rows": part.rows.tolist(), "points": "all rows" if alone else "frontier", **forms}
     return out
-
-
-def _parameters(law: laws.Law, table: Table, settings: Settings) -> dict[str, Any]:
-    return fit_law(law, table, settings)[2]
 
 
 def _or_skip(function: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:

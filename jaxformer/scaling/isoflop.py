@@ -143,11 +143,15 @@ def minima(
         key: bootstrap.quantity(float(value), replicated, levels=levels, max_width=0.5)
         for key, value, replicated in zip("ab", values, spread, strict=True)
     }
-    forms = {
-        name: {"N": np.exp(form.minima).tolist(), "cp": form.cp, "weight": form.weight, "refuted": form.refuted}
-        for name, form in found.forms.items()
+    return {
+        "budgets": budgets,
+        **exponents,
+        "forms": {
+            name: {"N": np.exp(form.minima).tolist(), "cp": form.cp, "weight": form.weight, "refuted": form.refuted}
+            for name, form in found.forms.items()
+        },
+        "left_out": left_out,
     }
-    return {"budgets": budgets, **exponents, "forms": forms, "left_out": left_out}
 
 
 def envelope(
@@ -168,15 +172,10 @@ def envelope(
     """
     price = price or Price.of(table)
     groups = budget_groups(table.c, tolerance)
-    index = np.arange(len(table))
-    inner = np.ones(len(table), bool)
-    if groups:
-        budget_of = np.empty(len(table))
-        for group in groups:
-            budget_of[group] = np.median(table.c[group])
-            inner[group] = (table.n[group] > table.n[group].min()) & (table.n[group] < table.n[group].max())
-    else:
-        budget_of = table.c
+    budget_of, inner = table.c.copy(), np.ones(len(table), bool)
+    for group in groups:
+        budget_of[group] = np.median(table.c[group])
+        inner[group] = (table.n[group] > table.n[group].min()) & (table.n[group] < table.n[group].max())
 
     def winners(present: Floats) -> Floats:
         if not groups:
@@ -185,7 +184,7 @@ def envelope(
         first = order[np.concatenate([[True], np.diff(budget_of[order]) > 0])]
         return first[inner[first]]
 
-    best = winners(index)
+    best = winners(np.arange(len(table)))
     if len(best) < _BUDGETS:
         raise ConfigError(
             f"{table.source}: at {len(best)} budgets a size between others won; approach 1 needs at least {_BUDGETS}"
@@ -200,19 +199,17 @@ def envelope(
         chosen = winners(np.flatnonzero(counts[r]))
         if len(chosen) > 1:
             a[r], b[r] = _exponents(log_c[chosen], log_n[chosen], price)
-    value = [float(v) for v in _exponents(log_c[best], log_n[best], price)]
-    budgets = [
-        {"C": float(budget_of[i]), "N": float(table.n[i]), "D": float(table.d[i]), "loss": float(table.loss[i]),
-         "D/N": float(table.d[i] / table.n[i]), "rows": [int(table.rows[i])]} for i in best
-    ]  # fmt: skip
+    best_a, best_b = _exponents(log_c[best], log_n[best], price)
+    note = "without runs of equal C the envelope follows the edges of the grid of sizes and tokens"
     return {
-        "budgets": budgets,
-        "a": bootstrap.quantity(value[0], a, max_width=0.5),
-        "b": bootstrap.quantity(value[1], b, max_width=0.5),
-        "note": None
-        if groups
-        else "without runs of equal C the envelope follows the edges of the grid of sizes and tokens",
-    }
+        "budgets": [
+            {"C": float(budget_of[i]), "N": float(table.n[i]), "D": float(table.d[i]), "loss": float(table.loss[i]),
+             "D/N": float(table.d[i] / table.n[i]), "rows": [int(table.rows[i])]} for i in best
+        ],
+        "a": bootstrap.quantity(float(best_a), a, max_width=0.5),
+        "b": bootstrap.quantity(float(best_b), b, max_width=0.5),
+        "note": None if groups else note,
+    }  # fmt: skip
 
 
 def _exponents(log_c: Floats, log_n: Floats, price: Price) -> tuple[Floats, Floats]:

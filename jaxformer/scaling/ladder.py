@@ -9,6 +9,7 @@ there uses its own best rate, because shorter runs need higher ones; the larger 
 trunk exists already. If the best is the lowest or highest tried, another is tried. The largest sizes, where the search
 costs most, can use the factor of the next smaller size (`searched_sizes`).
 
+>>> from jaxformer.config import from_mapping
 >>> study = from_mapping({"model": {"vocab_size": 512, "context_length": 128},
 ...                       "optimizer": {"schedule": "wsd", "warmup_steps": 20},
 ...                       "ladder": {"widths": [64, 128], "budgets": [5e12, 2e13]}}, cls=StudyConfig)
@@ -23,15 +24,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
-from jaxformer.config import Config, ModelConfig, from_mapping
+from jaxformer.config import Config, ModelConfig
 from jaxformer.config.fields import Section
 from jaxformer.errors import ConfigError
 from jaxformer.models.flops import count_parameters, training_flops
-
-__all__ = [
-    "Cell", "LadderConfig", "LadderRun", "StudyConfig", "cells", "from_mapping", "planned", "run_config", "run_name",
-    "runs", "size_model",
-]  # fmt: skip
 
 
 @dataclass(frozen=True)

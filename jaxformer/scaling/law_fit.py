@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from jaxformer.errors import ConfigError
 from jaxformer.scaling import bootstrap, laws, verdict
@@ -64,26 +63,24 @@ def fit_law(law: laws.Law, table: Table, settings: Settings) -> tuple[laws.Estim
     thetas = laws.replicate(found, xs, table.loss, drawn)
     value, values = found.natural(found.theta[None]), replicated(found, thetas, table, settings)
     low, high = laws.EXPONENT_RANGE
-    exponent_of = {name: pair[1] for pair in law.terms for name in pair}
     stuck = stuck_exponents(law, values)
+    limits = {name: (stuck[pair[1]], f"{pair[1]} = {low} or {high}") for pair in law.terms for name in pair}
+    if law.floor:
+        limits["E"] = values["E"] < _WORTHLESS * table.loss.min(), "zero"
     levels = bootstrap.tails(len(table), len(law.names), table.clusters)
     profile = profile_floor(found, xs, table.loss, drawn, thetas, levels) if law.floor else None
-    parameters: dict[str, Any] = {}
-    for name in law.names:
-        if name == "E":
-            at_bound, bound = values["E"] < _WORTHLESS * table.loss.min(), "zero"
-        else:
-            exponent = exponent_of[name]
-            at_bound, bound = stuck[exponent], f"{exponent} = {low} or {high}"
-        parameters[name] = bootstrap.quantity(
+    parameters: dict[str, Any] = {
+        name: bootstrap.quantity(
             float(value[name][0]),
             values[name],
             levels=levels,
             max_ratio=_MAX_RATIO[name],
-            at_bound=at_bound,
-            bound=bound,
+            at_bound=limits[name][0],
+            bound=limits[name][1],
             doubt=_doubt(name, found, profile) if profile else None,
         )
+        for name in law.names
+    }
     residuals = np.log(table.loss / found.predict(found.theta[None], xs)[0])
     parameters |= {
         "law": str(law),
@@ -163,18 +160,3 @@ def _crossings(x: Floats, statistic: Floats, cut: float) -> list[float]:
         else:
             ends.append(float(x[edge]))
     return ends
-
-
-def fit_power_law(
-    x: ArrayLike, loss: ArrayLike, *, variable: str = "N", floor: bool = True, settings: Settings | None = None
-) -> dict[str, Any]:
-    """Fits L = E + A / x^alpha, or without E, to all points; `variable` ("N", "D" or "C") is the name of x.
-
-    >>> x = np.geomspace(1e6, 1e9, 10)
-    >>> fit = fit_power_law(x, 2 + 50 * x**-0.3, variable="D")
-    >>> fit["law"], round(fit["alpha"]["value"], 4)
-    ('L = E + A / D^alpha', 0.3)
-    """
-    n, d, c = (x if variable == name else None for name in ("N", "D", "C"))
-    table = Table.of(loss=loss, n=n, d=d, c=c)
-    return fit_law(laws.Law((variable,), floor), table, settings or Settings())[2]

@@ -70,25 +70,22 @@ def allocate(law: dict[str, Floats], budget: float, price: Price) -> dict[str, F
     Returns:
       "N", "D", "loss", "D/N", [R] each.
     """
-    terms, power = _terms(law)
-    log_a, alpha, log_b, beta = terms
+    # The law is E + (a / N^alpha + b / D^beta)^power.
+    if "N_c" in law:
+        power, alpha, beta = law["alpha_D"], law["alpha_N"] / law["alpha_D"], np.ones_like(law["alpha_D"])
+        log_a, log_b = alpha * np.log(law["N_c"]), np.log(law["D_c"])
+    else:
+        power, alpha, beta = np.ones(1), law["alpha"], law["beta"]
+        log_a, log_b = np.log(law["A"]), np.log(law["B"])
     if price.is_constant:
         spent = np.log(budget) - price.log_flops[0]
         log_n = (np.log(alpha / beta) + log_a - log_b + beta * spent) / (alpha + beta)
     else:
-        log_n = _search(terms, budget, price)
+        log_n = _search((log_a, alpha, log_b, beta), budget, price)
     log_n = np.clip(log_n, -_MOST_LOG, _MOST_LOG)  # for exponents at their bound, N can be anything
     log_d = np.log(budget) - price.per_token(log_n)
     loss = law.get("E", 0.0) + np.exp(power * np.logaddexp(log_a - alpha * log_n, log_b - beta * log_d))
     return {"N": np.exp(log_n), "D": np.exp(log_d), "loss": loss, "D/N": np.exp(log_d - log_n)}
-
-
-def _terms(law: dict[str, Floats]) -> tuple[tuple[Floats, Floats, Floats, Floats], Floats | float]:
-    """log a, alpha, log b, beta and p such that the law is E + (a / N^alpha + b / D^beta)^p."""
-    if "N_c" not in law:
-        return (np.log(law["A"]), law["alpha"], np.log(law["B"]), law["beta"]), 1.0
-    ratio = law["alpha_N"] / law["alpha_D"]
-    return (ratio * np.log(law["N_c"]), ratio, np.log(law["D_c"]), np.ones_like(ratio)), law["alpha_D"]
 
 
 def exponents(alpha: Floats, beta: Floats) -> dict[str, Floats]:

@@ -19,6 +19,7 @@ from jaxformer.storage import files
 UNITS = {"N": "parameters N", "D": "training tokens D", "C": "training compute C (FLOP)"}
 _MARKERS = "osD^vPX<>p"
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)))
+_UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 STYLE = {
     "font.size": 10.0,
     "axes.titlesize": 11.0,
@@ -31,7 +32,6 @@ STYLE = {
     "lines.linewidth": 1.6,
     "legend.frameon": False,
     "legend.fontsize": 9.0,
-    "svg.hashsalt": "jaxformer",
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
 }
@@ -56,8 +56,19 @@ def matplotlib() -> Any:
     return package
 
 
+def encoded(figure: Any, kind: str, **options: Any) -> bytes:
+    """A figure as the bytes of a "png", "svg" or "pdf" file, without a date: the same figure gives the same bytes.
+
+    `options` are those of matplotlib's `savefig`.
+    """
+    drawn = io.BytesIO()
+    with matplotlib().rc_context({"svg.hashsalt": "jaxformer"}):
+        figure.savefig(drawn, format=kind, metadata=_UNDATED.get(kind), **options)
+    return drawn.getvalue()
+
+
 def save(figures: Mapping[str, Any], directory: str | Path) -> list[Path]:
-    """Writes NAME.png (150 dots per inch) and NAME.svg of each; returns the paths. The files contain no date.
+    """Writes NAME.png (150 dots per inch) and NAME.svg of each; returns the paths.
 
     Raises:
       OSError: a file cannot be written; it is unchanged.
@@ -65,12 +76,9 @@ def save(figures: Mapping[str, Any], directory: str | Path) -> list[Path]:
     paths = []
     with matplotlib().rc_context(STYLE):
         for name, figure in figures.items():
-            for suffix, metadata in (("png", {}), ("svg", {"Date": None})):
-                path = Path(directory) / f"{name}.{suffix}"
-                drawn = io.BytesIO()
-                figure.savefig(drawn, format=suffix, dpi=150, metadata=metadata, bbox_inches="tight")
-                files.write_atomically(path, drawn.getvalue())
-                paths.append(path)
+            for kind in ("png", "svg"):
+                paths.append(Path(directory) / f"{name}.{kind}")
+                files.write_atomically(paths[-1], encoded(figure, kind, dpi=150, bbox_inches="tight"))
     return paths
 
 

@@ -49,7 +49,7 @@ def profile_floor(
     near = np.geomspace(0.001, 0.2, 10)
     wide = np.linspace(low, high, _POINTS - 2 * len(near))
     floors = np.concatenate([wide, middle * (1 + near), [middle], middle / (1 + near)])
-    floors = np.sort(np.clip(floors, low, high))
+    floors = np.clip(np.sort(floors), low, high)
     path, value = laws.hold_floor(found, curve, target, floors, lower, upper)
     scale = _statistic_scale(laws.robust_scale(target - curve(found.theta[None])[0][0],
                                           len(found.theta)), found.delta)  # fmt: skip

@@ -12,7 +12,6 @@ The page embeds its figures (SVG), needs no network and no scripts, and adapts t
 
 import base64
 import html
-import io
 import json
 import math
 import os
@@ -78,7 +77,6 @@ def page(
     figures: Mapping[str, str],
     *,
     summary: Sequence[str] = (),
-    captions: Mapping[str, str] | None = None,
     notes: Sequence[str] = (),
     tables: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     commands: Sequence[str] = (),
@@ -92,20 +90,18 @@ def page(
         the others only the exponents.
       figures: name -> SVG text (see `embed`) or a `data:` URL; shown in this order.
       summary: lines at the top.
-      captions: name -> caption, in addition to those of the figures of `figures.draw`.
       notes: paragraphs on what was done and what it does not show.
       tables: heading -> rows, dicts with the same keys; a cell that is a dict with "ci95" is a number with an interval.
       commands: exact command lines.
       manifest: versions, devices, data, seeds; printed as JSON. Credentials are masked in both.
     """
     name, first = next(iter(fits.items()))
-    known = {**_CAPTIONS, **(captions or {})}
     parts = [f"<h1>{html.escape(title)}</h1>"]
     if summary:
         parts.append('<div class="summary">' + "".join(f"<p>{html.escape(line)}</p>" for line in summary) + "</div>")
     parts += [f"<p>{html.escape(note)}</p>" for note in notes]
     if figures:
-        shown = [_figure(key, picture, known.get(key, key)) for key, picture in figures.items()]
+        shown = [_figure(key, picture, _CAPTIONS.get(key, key)) for key, picture in figures.items()]
         parts += ["<h2>Figures</h2>", '<div class="figures">', *shown, "</div>"]
     parts += _fit_tables(name, first)
     if len(fits) > 1:
@@ -150,10 +146,8 @@ def _finite(value: Any) -> Any:
 
 def embed(figure: Any) -> str:
     """A matplotlib figure as SVG text, for `page`."""
-    buffer = io.StringIO()
     with plotting.matplotlib().rc_context(plotting.STYLE):
-        figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None})
-    return buffer.getvalue()
+        return plotting.encoded(figure, "svg", bbox_inches="tight").decode()
 
 
 def interval(quantity: Mapping[str, Any], number: Callable[[float], str] = "{:.4g}".format) -> str:

@@ -43,12 +43,12 @@ def training_curves(curves: Sequence[Mapping[str, Any]]) -> Any:
     """Training loss against tokens.
 
     Args:
-      curves: dicts of "tokens": [...], "loss": [...], and "label" or "N" for the legend.
+      curves: dicts of "tokens": [...], "loss": [...], and "N" for the legend.
     """
     with plotting.matplotlib().rc_context(plotting.STYLE):
         figure, axes = plotting.panel()
         for i, curve in enumerate(curves):
-            label = curve["label"] if "label" in curve else f"N = {plotting.count(curve['N'])}"
+            label = f"N = {plotting.count(curve['N'])}"
             axes.plot(curve["tokens"], curve["loss"], linewidth=1.2, label=label, **plotting.line_style(i, len(curves)))
         axes.set(
             xscale="log", yscale="log", xlabel="tokens seen", ylabel="loss (nats per token)", title="Training curves"

@@ -159,44 +159,6 @@ class Table:
             titles=titles,
         )
 
-    @classmethod
-    def from_records(
-        cls,
-        records: Sequence[Mapping[str, Any]],
-        *,
-        loss: str = "loss",
-        n: str | None = "params",
-        d: str | None = "tokens",
-        c: str | None = "flops",
-        cluster: str | None = None,
-        flops_constant: float = 6.0,
-        source: str = "records",
-    ) -> "Table":
-        """Reads fields of run records (`jaxformer.records`, kind "final").
-
-        Raises:
-          ConfigError: no records, a record without a field, or a value that is not a positive finite number.
-        """
-        if not records:
-            raise ConfigError(f"{source}: no records")
-        wanted = {"n": n, "d": d, "c": c, "loss": loss}
-        columns = {
-            key: [_value(record, field, i, source) for i, record in enumerate(records)]
-            for key, field in wanted.items()
-            if field is not None
-        }
-        clusters = None if cluster is None else [_field(r, cluster, i, source) for i, r in enumerate(records)]
-        return cls.of(
-            n=columns.get("n"),
-            d=columns.get("d"),
-            c=columns.get("c"),
-            loss=columns["loss"],
-            clusters=clusters,
-            flops_constant=flops_constant,
-            source=source,
-            names=[f"record {i + 1}" for i in range(len(records))],
-        )
-
     def __len__(self) -> int:
         return len(self.loss)
 
@@ -227,16 +189,3 @@ class Table:
                 f"drop-highest-loss: {count}; accepted: 0 to {len(self) - 1}, one less than {self.source} has rows"
             )
         return self.take(np.sort(np.argsort(self.loss, kind="stable")[: len(self) - count]))
-
-
-def _field(record: Mapping[str, Any], field: str, i: int, source: str) -> Any:
-    if field not in record:
-        raise ConfigError(f"{source}: record {i + 1} lacks {field}; it has {', '.join(sorted(record))}")
-    return record[field]
-
-
-def _value(record: Mapping[str, Any], field: str, i: int, source: str) -> float:
-    value = _field(record, field, i, source)
-    if isinstance(value, bool) or not isinstance(value, int | float):  # records write nan as a string
-        raise ConfigError(f"{source}: record {i + 1}, {field}: {value!r}; accepted: a number above 0")
-    return float(value)

@@ -19,7 +19,7 @@ import secrets
 import shutil
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 try:
     import fcntl
@@ -114,12 +114,20 @@ def _refuse_link(path: str | os.PathLike) -> None:
         raise OSError(errno.ELOOP, "is a symbolic link, which is not followed", str(path))
 
 
-def try_lock(handle: int) -> bool | None:
-    """Takes a file's flock without waiting: True if taken, None if another process has it, False if unsupported."""
+def lock(file: IO[bytes] | int, *, wait: bool = False) -> bool | None:
+    """Locks an open file until it is closed, or its process ends.
+
+    Args:
+      file: the file or its descriptor.
+      wait: wait for the process that holds the lock.
+
+    Returns:
+      True if locked; None if another process holds the lock; False if the file system or the platform has no locks.
+    """
     if fcntl is None:
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return None
     except OSError:

@@ -143,7 +143,7 @@ def test_damage_found_in_use_is_one_line_and_the_next_start_makes_it_again(data,
             made.train.tokens[[5000, 4500]]
         assert str(error.value) == (
             f"config.data.cache_dir: {first.directory}: train.tokens is damaged at bytes 8192 to 12287; start again: "
-            "it is tokenised anew, and a run goes on from its newest checkpoint"
+            "the text is tokenised again, and a run resumes from its newest checkpoint"
         )
     assert capsys.readouterr().err == ""
     assert tokens_of(open_corpus(data, progress=False)) == was

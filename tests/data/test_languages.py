@@ -43,6 +43,46 @@ def chances(language, rows):
     return out
 
 
+def markov_nats(language, windows):
+    """[R, T]: what the best model loses on each target of rows of text [R, T + 1], which sees it from its start."""
+    size, order = language.symbols, language.order
+    joint = language.stationary[:, None] * language.chances
+    blocks = [joint.reshape(size**length, -1).sum(axis=1) for length in range(order + 2)]
+    nats = []
+    for place in range(1, windows.shape[1]):
+        known = min(place, order)
+        number = windows[:, place - known : place + 1] @ size ** np.arange(known, -1, -1)
+        nats.append(np.log(blocks[known][number // size]) - np.log(blocks[known + 1][number]))
+    return np.stack(nats, axis=1)
+
+
+def masked_nats(language, clean, seen, noise):
+    """[R, T]: what the best model loses on each token of corrupted rows `seen` if it is selected."""
+    joint = language.from_others(seen, noise) * noise.likelihood(seen, language.symbols, selected=True)
+    right = np.take_along_axis(joint, clean[..., None], axis=-1)[..., 0]
+    return np.log(joint.sum(axis=-1)) - np.log(right)
+
+
+def hierarchy_nats(grammar, strings):
+    """[D, tokens]: what the best model loses on each token of whole strings, given those before it: exact sums over all
+    continuations, by message passing up the tree."""
+    known = []
+    for length in range(grammar.tokens + 1):  # log P(a string begins with the first `length` symbols of these)
+        seen = np.arange(grammar.tokens) < length
+        message = np.where(seen[:, None], strings[..., None] == np.arange(grammar.symbols), 1.0)
+        scale = np.zeros(len(strings))
+        for rules in reversed(grammar.rules):
+            children = message.reshape(len(strings), -1, rules.shape[2], grammar.symbols)
+            product = np.ones((*children.shape[:2], *rules.shape[:2]))
+            for child in range(rules.shape[2]):
+                product = product * children[:, :, child][..., rules[..., child]]
+            message = product @ grammar.chances
+            largest = message.max(axis=-1, keepdims=True)
+            message, scale = message / largest, scale + np.log(largest).sum(axis=(1, 2))
+        known.append(scale + np.log(message.mean(axis=(1, 2))))
+    return -np.diff(np.stack(known, axis=1), axis=1)
+
+
 def entropy(p):
     p = np.asarray(p)
     return -(p[p > 0] * np.log(p[p > 0])).sum()
@@ -65,7 +105,7 @@ def test_code_length_of_rows_is_the_log_of_their_chance():
     language = Markov(3, 2, zipf=1.0, seed=1)
     rows = strings(3, 5)
     expected = np.log(chances(language, rows[:, :1])) - np.log(chances(language, rows))
-    np.testing.assert_allclose(language.next_token_nats(rows).sum(axis=1), expected, atol=1e-12)
+    np.testing.assert_allclose(markov_nats(language, rows).sum(axis=1), expected, atol=1e-12)
 
 
 def test_sampled_text_has_the_stated_entropy():
@@ -75,7 +115,7 @@ def test_sampled_text_has_the_stated_entropy():
     np.add.at(counts, (text[:-2] * 8 + text[1:-1], text[2:]), 1)
     share = counts / counts.sum(axis=1, keepdims=True)
     plug_in = (counts.sum(axis=1) / counts.sum()) @ [entropy(row) for row in share]
-    nats = language.next_token_nats(text.reshape(-1, 100))[:, 2:]
+    nats = markov_nats(language, text.reshape(-1, 100))[:, 2:]
     deviation = nats.mean(axis=1).std() / np.sqrt(len(nats))
     assert abs(nats.mean() - language.entropy_rate) < 4 * deviation < 0.05
     bias = 64 * 7 / (2 * len(text))  # Miller-Madow: the plug-in is too low by this
@@ -128,7 +168,7 @@ def test_masked_floor_is_that_of_enumeration(symbols, order, length):
     readings, posteriors, expected = brute_masked(language, noise, length)
     # Messages give each posterior: the code length of every token for every reading.
     for symbol in range(symbols):
-        nats = language.masked_nats(np.full_like(readings, symbol), readings, noise)
+        nats = masked_nats(language, np.full_like(readings, symbol), readings, noise)
         np.testing.assert_allclose(nats, -np.log(posteriors[..., symbol]), rtol=0, atol=1e-11)
     # Weighted by the chance of each reading they give the floor, without sampling.
     rows = strings(symbols, length)
@@ -165,7 +205,8 @@ def test_noise_of_the_floor_is_that_of_the_batches(tmp_path):
     seen, clean, scored = seen[inside], clean[inside] - 6, scored[inside]
     symbol = np.where(seen == corpus.tokenizer.mask_id, 5, seen - 6)
     language = Markov(5, 2, 1.0, 0)
-    nats = np.ma.array(language.masked_nats(clean, symbol, Noise.of(data)), mask=~scored)
+    noise = Noise(data.mask_rate, data.mask_token_rate, data.mask_random_rate)
+    nats = np.ma.array(masked_nats(language, clean, symbol, noise), mask=~scored)
     floor = languages.floor(data, 32)
     deviation = np.hypot(nats.std() / np.sqrt(nats.count()), floor.standard_error)
     assert abs(nats.mean() - floor.nats) < 4 * deviation < 0.15
@@ -211,7 +252,7 @@ def test_every_string_of_a_grammar(symbols, depth, branching, synonyms, zipf):
     every = np.array(list(chance))
     p = np.array(list(chance.values()))
     begins = [np.array([p[(every[:, :n] == row[:n]).all(axis=1)].sum() for row in every]) for n in range(5)]
-    nats = grammar.next_token_nats(every)
+    nats = hierarchy_nats(grammar, every)
     np.testing.assert_allclose(
         nats[:, :4].cumsum(axis=1), -np.log(np.stack(begins, 1))[:, 1 : nats.shape[1] + 1], atol=1e-12
     )
@@ -225,7 +266,7 @@ def test_every_string_of_a_grammar(symbols, depth, branching, synonyms, zipf):
 def test_strings_are_sampled_as_likely_as_they_are(zipf):
     grammar = Hierarchy(3, 2, 2, 2, 2, zipf)
     strings, counts = np.unique(grammar.sample(24_000, "train"), axis=0, return_counts=True)
-    expected = 24_000 * np.exp(-grammar.next_token_nats(strings).sum(axis=1))
+    expected = 24_000 * np.exp(-hierarchy_nats(grammar, strings).sum(axis=1))
     assert len(counts) == 3 * 2**3 and expected.sum() == pytest.approx(24_000)
     assert ((counts - expected) ** 2 / expected).sum() < 60  # chi-squared, 23 degrees of freedom: 1 in 30 000
 
@@ -233,7 +274,7 @@ def test_strings_are_sampled_as_likely_as_they_are(zipf):
 def test_long_documents_do_not_underflow():
     """The chance of one is less than the least float."""
     grammar = Hierarchy(8, 10, 2, 4, seed=0)
-    nats = grammar.next_token_nats(grammar.sample(1, "train")).sum()
+    nats = hierarchy_nats(grammar, grammar.sample(1, "train")).sum()
     assert nats == pytest.approx(grammar.document_nats, abs=1e-9) and np.exp(-nats) == 0
 
 
@@ -284,7 +325,7 @@ def test_next_token_floor_is_that_of_the_batches(tmp_path):
     batch = Batches(corpus.train, corpus.tokenizer, data, rows=600, context_length=20, seed=0)[0]
     windows = np.concatenate([batch.tokens, np.asarray(batch.targets)[:, -1:]], axis=1)
     windows = windows[(windows >= 6).all(axis=1)] - 6
-    means = Markov(5, 2, 1.0, 0).next_token_nats(windows).mean(axis=1)
+    means = markov_nats(Markov(5, 2, 1.0, 0), windows).mean(axis=1)
     floor = languages.floor(data, 20)
     assert floor.standard_error == 0 and floor.attained and floor.nats > Markov(5, 2, 1.0, 0).entropy_rate
     assert abs(means.mean() - floor.nats) < 4 * means.std() / np.sqrt(len(means)) < 0.1
@@ -297,7 +338,7 @@ def test_hierarchy_floor_is_that_of_aligned_rows(tmp_path):
     batch = eval_batches(corpus.validation, corpus.tokenizer, data, rows=8, context_length=10)[0]
     tokens, targets = np.asarray(batch.tokens).reshape(-1, 5), np.asarray(batch.targets).reshape(-1, 5)
     assert (tokens[:, 0] == corpus.tokenizer.separator_id).all() and (targets[:, -1] == tokens[0, 0]).all()
-    nats = grammar.next_token_nats(tokens[:, 1:] - 6).sum() / targets.size
+    nats = hierarchy_nats(grammar, tokens[:, 1:] - 6).sum() / targets.size
     assert languages.floor(data, 10).nats == pytest.approx(nats, abs=1e-12)
     assert languages.floor(data, 10).attained and not languages.floor(data, 12).attained
 

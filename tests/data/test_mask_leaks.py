@@ -65,9 +65,8 @@ def test_selection_does_not_depend_on_the_place(rows):
         for kind in (0, 1):
             asked = ordinary & (batch.inputs["token_types"] == kind)
             assert near((selected & asked).sum(), asked.sum(), RATE, cluster)
-    heads = (
-        word_heads(batch.targets, settings) if settings.whole_word else np.tile(np.arange(LENGTH), (len(selected), 1))
-    )
+    alone = np.tile(np.arange(LENGTH), (len(selected), 1))
+    heads = word_heads(batch.targets, settings) if settings.data.whole_word else alone
     np.testing.assert_array_equal(selected, np.take_along_axis(selected, heads, axis=1) & ordinary)
 
 

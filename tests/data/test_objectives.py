@@ -81,9 +81,9 @@ def test_masked_replaces_80_10_10(big):
     selected = weights == 1
     now, was = corrupted[selected], tokens[selected]
     n, v = selected.sum(), len(settings.ordinary_ids)
-    assert within((now == settings.mask_id).sum(), n, 0.8)
+    assert within((now == settings.tokenizer.mask_id).sum(), n, 0.8)
     assert within((now == was).sum(), n, 0.1 + 0.1 / v)
-    other = now[(now != settings.mask_id) & (now != was)]
+    other = now[(now != settings.tokenizer.mask_id) & (now != was)]
     assert within(len(other), n, 0.1 * (1 - 1 / v))
     assert not settings.special[other].any()
 
@@ -91,7 +91,9 @@ def test_masked_replaces_80_10_10(big):
 def test_masked_random_tokens_are_uniform_over_the_ordinary(big):
     tokens, bits, settings = big
     few = dataclasses.replace(
-        settings, ordinary_ids=np.arange(6, 16, dtype=np.int32), mask_token_rate=0.0, mask_random_rate=1.0
+        settings,
+        ordinary_ids=np.arange(6, 16, dtype=np.int32),
+        data=DataConfig(mask_token_rate=0.0, mask_random_rate=1.0),
     )
     corrupted, weights = corrupt(tokens, bits, few)
     counts = np.bincount(corrupted[weights == 1], minlength=16)
@@ -110,7 +112,7 @@ def test_masked_random_tokens_are_uniform_over_the_ordinary(big):
 )
 def test_masked_extreme_rates_are_exact(big, rates, law):
     tokens, bits, settings = big
-    settings = dataclasses.replace(settings, **dict(zip(RATES, rates, strict=True)))
+    settings = dataclasses.replace(settings, data=DataConfig(**dict(zip(RATES, rates, strict=True))))
     corrupted, weights = corrupt(tokens, bits, settings)
     assert rates[0] == 0 or (weights == (tokens >= 6)).all()
     assert law(corrupted[weights == 1], tokens[weights == 1])
@@ -119,18 +121,12 @@ def test_masked_extreme_rates_are_exact(big, rates, law):
 RATES = ("mask_rate", "mask_token_rate", "mask_random_rate")
 
 
-def test_masked_rates_come_from_the_configuration(vocabulary):
-    data = DataConfig(mask_rate=0.3, mask_token_rate=0.5, mask_random_rate=0.25, whole_word=True)
-    settings = masking(vocabulary, data)
-    assert [getattr(settings, rate) for rate in RATES] == [0.3, 0.5, 0.25] and settings.whole_word
-
-
 def test_masked_selection_replacement_and_neighbours_are_independent(big):
     tokens, bits, settings = big
     corrupted, weights = corrupt(tokens, bits, settings)
     both = (tokens[:, :-1] >= 6) & (tokens[:, 1:] >= 6)
     assert within(((weights[:, :-1] == 1) & (weights[:, 1:] == 1) & both).sum(), both.sum(), 0.15**2)
-    hidden = corrupted == settings.mask_id
+    hidden = corrupted == settings.tokenizer.mask_id
     pairs = (weights[:, :-1] == 1) & (weights[:, 1:] == 1) & both
     assert within((hidden[:, :-1] & hidden[:, 1:] & pairs).sum(), pairs.sum(), 0.64)
 
@@ -175,8 +171,8 @@ def test_whole_words_are_selected_together(code):
     assert longest > 2
     assert within(selected_heads, heads, 0.15)
     assert not settings.special[tokens[weights == 1]].any()
-    assert (corrupt(tokens, bits, dataclasses.replace(settings, whole_word=False))[1] != weights).any()
-    assert within((corrupted[weights == 1] == settings.mask_id).sum(), (weights == 1).sum(), 0.8)
+    assert (corrupt(tokens, bits, dataclasses.replace(settings, data=DataConfig()))[1] != weights).any()
+    assert within((corrupted[weights == 1] == settings.tokenizer.mask_id).sum(), (weights == 1).sum(), 0.8)
 
 
 def test_a_word_does_not_go_on_behind_a_special_token(code):

@@ -55,3 +55,12 @@ def test_bits_per_byte_only_where_all_runs_have_them(tmp_path, drawn):
 def test_every_run_is_inside_the_axes(tmp_path, drawn):
     axes = drawn(write(tmp_path / "bad", [9.0, 8.0]), write(tmp_path / "good", [2.0, 1.0]))
     assert axes.get_ylim()[1] > 9.0
+
+
+def test_the_same_runs_make_the_same_file(tmp_path, drawn):
+    """No date in it: a committed figure changes only where its records do."""
+    run = write(tmp_path / "run", [3.0, 2.0])
+    drawn(run)
+    first = (tmp_path / "c.svg").read_bytes()
+    drawn(run)
+    assert (tmp_path / "c.svg").read_bytes() == first and b"<dc:date>" not in first

@@ -14,10 +14,11 @@ import pytest
 from file_formats import record_line
 
 from jaxformer import records
+from jaxformer.config import from_mapping
 from jaxformer.data.markov import Floor
 from jaxformer.errors import ConfigError
 from jaxformer.runtime.cluster import Membership
-from jaxformer.scaling.ladder import StudyConfig, from_mapping
+from jaxformer.scaling.ladder import StudyConfig
 
 ROOT = Path(__file__).parents[2]
 CONFIG = """
@@ -160,7 +161,7 @@ def test_one_clear_line(place, done, tmp_path):
     changed = line("--config.ladder.layer_width=8", workdir=place / "done")
     assert "another config (ladder.layer_width: 32 -> 8)" in changed
     assert line("--at-once=0") == "error: --at-once: 0; accepted: at least 1"
-    assert "replicates: 5; accepted: 100 to 100000" in line("--bootstrap=5")
+    assert "--bootstrap: 5; accepted: 100 to 100000" in line("--bootstrap=5")
     few = line("--config.ladder.widths=8", "--config.ladder.budgets=4e8")
     assert "needs" in few and "rows" in few
     shutil.copytree(place / "done", tmp_path / "cut", ignore=shutil.ignore_patterns("runs", "trunks"))

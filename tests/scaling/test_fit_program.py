@@ -14,7 +14,7 @@ from planted import PUBLISHED, iso_flop, noisy, scattered
 
 from jaxformer.programs import fit as program
 from jaxformer.runtime.program import program as run_program
-from jaxformer.scaling import figures, fit, plotting, report, run_figures
+from jaxformer.scaling import bootstrap, figures, fit, plotting, report, run_figures
 from jaxformer.scaling.table import Table
 
 
@@ -219,12 +219,30 @@ def test_figures_of_a_fit_that_pins_nothing_still_draw(tmp_path):
     assert plotting.save(figures.draw(table, result), tmp_path)
 
 
+def test_a_figure_holds_no_date():
+    figure, axes = plotting.panel()
+    axes.plot([1, 2], [1, 2])
+    svg, pdf = plotting.encoded(figure, "svg"), plotting.encoded(figure, "pdf")
+    assert svg == plotting.encoded(figure, "svg") and pdf == plotting.encoded(figure, "pdf")
+    assert b"dc:date" not in svg and b"CreationDate" not in pdf
+
+
+def test_a_power_law_of_a_parameter_that_is_unknown_is_not_drawn():
+    unknown = bootstrap.quantity(0.3, np.full(100, np.nan))
+    assert unknown["value"] is None and "estimate" not in unknown
+    known = {"value": 0.3, "ci95": [0.2, 0.4]}
+    law = {"A": known, "alpha": known}
+    fitted = {"with_floor": {**law, "E": unknown}, "without_floor": law}
+    figure = figures.power_law(Table.of(n=[1e5, 1e6], loss=[3.0, 2.9]), "N", fitted)
+    assert [line.get_label()[:3] for line in figure.axes[0].get_lines()] == ["mea", "$A/"]
+
+
 def test_learning_rate_and_training_curves_draw_diverged_runs_too(tmp_path):
     points = [{"N": n, "learning_rate": rate, "loss": 3.0 + rate, "chosen": rate == 1e-3} for n in (1e5, 1e6)
               for rate in (1e-4, 1e-3, 1e-2)] + [{"N": 1e5, "learning_rate": 0.1, "loss": "nan"}]  # fmt: skip
     curves = [
         {"N": 1e5, "tokens": [1e4, 1e5], "loss": [5.0, 4.0]},
-        {"label": "x", "tokens": [1e4, 1e5], "loss": [5, 3]},
+        {"N": 1e6, "tokens": [1e4, 1e5], "loss": [5, 3]},
     ]
     drawn = {"lr": run_figures.learning_rate_curves(points), "train": run_figures.training_curves(curves)}
     assert len(plotting.save(drawn, tmp_path)) == 4

@@ -29,7 +29,7 @@ def planted(seed, noise=0.005, law=TRUTH):
 
 
 def fitted(table, law, replicates=100):
-    return fit.fit_joined(law, table, fit.Settings(replicates=replicates))
+    return fit.fit_with_exponents(law, table, fit.Settings(replicates=replicates))[2]
 
 
 @pytest.mark.parametrize("floor", [False, True])

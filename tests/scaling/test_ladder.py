@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from jaxformer.config import Config
+from jaxformer.config import Config, from_mapping
 from jaxformer.errors import ConfigError
 from jaxformer.models.flops import count_parameters, training_flops
-from jaxformer.scaling.ladder import StudyConfig, cells, from_mapping, planned, run_config, runs, size_model
+from jaxformer.scaling.ladder import StudyConfig, cells, planned, run_config, runs, size_model
 
 
 def study(**ladder):

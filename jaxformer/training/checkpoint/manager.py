@@ -164,7 +164,7 @@ class Checkpoints:
             self._saved = step
             return state_of(found, abstract), step
         if self._invalid:
-            raise CheckpointError(f"no checkpoint in {self.directory} is valid; {len(self._invalid)} were tried")
+            raise CheckpointError(f"no checkpoint in {self.directory} is valid ({len(self._invalid)} tried)")
         return None
 
     def close(self, failed: bool = False) -> None:
@@ -271,7 +271,7 @@ def restore_params(
         except InvalidCheckpointError as reason:
             tried += 1
             print(f"checkpoint {path} is not valid: {reason}", file=sys.stderr, flush=True)
-    raise CheckpointError(f"no checkpoint in {directory}" + (f" is valid; {tried} were tried" if tried else ""))
+    raise CheckpointError(f"no checkpoint in {directory}" + (f" is valid ({tried} tried)" if tried else ""))
 
 
 def _orbax() -> Any:
