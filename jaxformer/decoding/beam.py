@@ -34,7 +34,7 @@ class Beams(NamedTuple):
 
 
 class BeamState(NamedTuple):
-    """What the loop carries; all but `cache` (rows B * W) and `number` in the shapes of `Beams`."""
+    """What the loop carries, in the shapes of `Beams`; `cache` has B * W rows."""
 
     cache: kept.Cache
     number: Array  # () tokens so far
@@ -56,9 +56,9 @@ def beam_search(
     stop: Sequence[int | Sequence[int]] = (),
     suppress: Sequence[int] | np.ndarray = (),
 ) -> Beams:
-    """Keeps the `beams` best continuations at every step; a finished one keeps its place until better ones push it out.
+    """Keeps the `beams` best continuations at every step; a finished one stays until better ones replace it.
 
-    One beam is greedy choice; as many as there are continuations is exhaustive search.
+    One beam is greedy choice; as many beams as there are continuations make the search exhaustive.
 
     Args:
       beams: W; each kept continuation costs as much as a row of a batch.
@@ -98,9 +98,11 @@ def _search(params, request: Request, penalty, *, beams: int, cfg: ModelConfig, 
     hidden, cache = kept.prefill(params, request.tokens, request.lengths, cfg, shapes.length, shapes.cache_dtype)
     params = kept.prepare_decode_params(params, cfg, by_columns=shapes.by_columns)
     # All beams start as copies of the prompt; only the first counts until they differ.
-    cache = kept.Cache(_spread(cache.layers, rows, beams), jnp.repeat(cache.starts, beams), cache.steps)
+    layers = jax.tree.map(
+        lambda x: jnp.repeat(x.reshape(rows, -1, *x.shape[1:]), beams, axis=0).reshape(-1, *x.shape[1:]), cache.layers
+    )
     state = BeamState(
-        cache=cache,
+        cache=kept.Cache(layers, jnp.repeat(cache.starts, beams), cache.steps),
         number=jnp.zeros((), jnp.int32),
         tokens=jnp.full((rows, beams, shapes.buffer), -1, jnp.int32),
         lengths=jnp.zeros((rows, beams), jnp.int32),
@@ -110,15 +112,12 @@ def _search(params, request: Request, penalty, *, beams: int, cfg: ModelConfig, 
     logits = jnp.repeat(kept.logits(params, hidden), beams, axis=0)
     state = _extend(state, logits, request, penalty)
 
-    def more(state: BeamState):
-        return ~jnp.all(_done(state, request))
-
     def add(state: BeamState) -> BeamState:
         last = jax.lax.dynamic_index_in_dim(state.tokens, state.number - 1, axis=2, keepdims=False)
         hidden, cache = kept.step(params, jnp.maximum(last, 0).reshape(-1), cfg, state.cache)
         return _extend(state._replace(cache=cache), kept.logits(params, hidden), request, penalty)
 
-    state = jax.lax.while_loop(more, add, state)
+    state = jax.lax.while_loop(lambda state: ~jnp.all(_done(state, request)), add, state)
     scores = _score(state.log_probs, state.lengths, penalty)
     return state.tokens, state.lengths, state.log_probs, scores, state.stopped  # the fields of Beams
 
@@ -130,7 +129,7 @@ def _extend(state: BeamState, logits: Array, request: Request, penalty) -> BeamS
     done = _done(state, request)
     nats = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
     nats = jnp.where(request.allowed[None, :], nats, -jnp.inf).reshape(rows, beams, vocab)
-    # A finished beam is its own only candidate, written as token 0 with nothing added.
+    # The only candidate of a finished beam is itself, as token 0 with log-probability 0.
     stay = jnp.where(jnp.arange(vocab) == 0, 0.0, -jnp.inf)[None, None, :]
     log_probs = state.log_probs[:, :, None] + jnp.where(done[:, :, None], stay, nats)
     lengths = state.lengths + ~done
@@ -163,23 +162,14 @@ def _score(log_probs: Array, lengths: Array, penalty) -> Array:
 
 
 def _done(state: BeamState, request: Request) -> Array:
-    """[B, W] bool. All beams of a row that are not stopped are equally long."""
+    """[B, W] bool: stopped or at the limit. All beams of a row that are not stopped have the same length."""
     return state.stopped | (state.lengths >= request.limits[:, None])
 
 
 def _stops(tokens: Array, index: Array, request: Request) -> Array:
-    """[B, W] bool: do the tokens up to `index` end in a stop sequence?"""
+    """[B, W] bool: True if the tokens up to `index` end in a stop sequence."""
     if request.stop is None:
         return jnp.zeros(tokens.shape[:2], bool)
     longest = request.stop.shape[1]
     padded = jnp.pad(tokens, ((0, 0), (0, 0), (longest - 1, 0)), constant_values=-2)
     return ends_in(jax.lax.dynamic_slice_in_dim(padded, index, longest, axis=2), request.stop)
-
-
-def _spread(layers, rows: int, beams: int):
-    """Each row's memory, `beams` times."""
-
-    def spread(x: Array) -> Array:
-        return jnp.repeat(x.reshape(rows, -1, *x.shape[1:]), beams, axis=0).reshape(-1, *x.shape[1:])
-
-    return jax.tree.map(spread, layers)

@@ -1,7 +1,7 @@
-"""What a decoder remembers: the cache of each layer, filled by `prefill`, extended by `step`.
+"""The decoder's cache: filled by `prefill`, extended by `step`.
 
-What a layer keeps its sublayers say (`Sublayer.init_cache`): softmax attention, a ring of keys and values. Shapes never
-change, so neither does the work per token.
+Each sublayer decides what it keeps (`Sublayer.init_cache`); softmax attention keeps a ring of keys and values. Shapes
+never change, so every token costs the same work.
 
 >>> from jaxformer.specs import init_params
 >>> cfg = ModelConfig(num_layers=1, width=32, context_length=16, vocab_size=64)
@@ -31,12 +31,12 @@ from jaxformer.types import Array, Params
 
 
 class Cache(NamedTuple):
-    """What is remembered of a batch of sequences.
+    """The cache of a batch of sequences.
 
     Attributes:
-      layers: of each layer, the cache of each sublayer by name.
-      starts: [B] int32, tokens of each row's prompt.
-      steps: () int32, tokens each row was given since.
+      layers: for each layer, the cache of each sublayer by name.
+      starts: [B] int32, length of each row's prompt.
+      steps: () int32, how many tokens every row has got since then.
     """
 
     layers: list[dict[str, Any]]
@@ -51,10 +51,10 @@ def prefill(
 
     Args:
       params: as in `gpt.specs(cfg)`, or from `prepare_decode_params`.
-      tokens: [B, T] int, prompts padded on the right with anything.
-      lengths: [B] int, tokens of each prompt, 1 to T.
+      tokens: [B, T] int, prompts padded on the right with any ids.
+      lengths: [B] int, length of each prompt, 1 to T.
       cfg: the model.
-      length: most tokens that a sequence will have, prompt and new ones.
+      length: most tokens that a sequence will have, including its prompt.
       dtype: of the cache; None: the compute dtype. On CPU float32 is several times faster than bfloat16.
 
     Returns:
@@ -63,8 +63,7 @@ def prefill(
     lengths = jnp.asarray(lengths, jnp.int32)
     empty = init_cache(cfg, tokens.shape[0], length, cfg.dtype if dtype is None else dtype)
     positions = jnp.arange(tokens.shape[1])
-    decode = family_of(cfg).decode
-    x, layers = decode(_as_rows(params, tokens), tokens, cfg, empty, DecodeProgress(lengths), positions)
+    x, layers = family_of(cfg).decode(_as_rows(params, tokens), tokens, cfg, empty, DecodeProgress(lengths), positions)
     last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)[:, 0]
     return last, Cache(layers, lengths, jnp.zeros((), jnp.int32))
 
@@ -72,22 +71,21 @@ def prefill(
 def step(params: Params, tokens: Array, cfg: ModelConfig, cache: Cache) -> tuple[Array, Cache]:
     """Gives every row one more token; the same work at every position.
 
-    Without a window a cache for sequences of S tokens holds S - (prompt length) new ones; a further one replaces the
-    oldest token.
+    Without a window, a cache for sequences of S tokens has room for S - (prompt length) new ones; any further token
+    replaces the oldest.
 
     Args:
       params: as in `gpt.specs(cfg)`, or from `prepare_decode_params`.
       tokens: [B] int.
       cfg: the model.
-      cache: what came before.
+      cache: of the tokens before.
 
     Returns:
-      [B, D], the hidden states of these tokens, and the cache with them in it.
+      [B, D], the hidden states of these tokens, and the cache with them added.
     """
     progress = DecodeProgress(cache.starts, cache.steps)
     positions = (cache.starts + cache.steps)[:, None]
-    decode = family_of(cfg).decode
-    x, layers = decode(_as_rows(params, tokens), tokens[:, None], cfg, cache.layers, progress, positions)
+    x, layers = family_of(cfg).decode(_as_rows(params, tokens), tokens[:, None], cfg, cache.layers, progress, positions)
     return x[:, 0], Cache(layers, cache.starts, cache.steps + 1)
 
 
@@ -99,25 +97,25 @@ def logits(params: Params, hidden: Array) -> Array:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Columns:
-    """A matrix stored by columns: `array` [outputs, inputs] for a parameter of `shape`, inputs first."""
+    """A matrix stored by columns: `array` [outputs, inputs] of a parameter of `shape`, whose inputs come first."""
 
     array: Array
     shape: tuple[int, ...] = field(metadata={"static": True})
 
 
 def prepare_decode_params(params: Params, cfg: ModelConfig, *, by_columns: bool = False) -> Params:
-    """The parameters as `step` wants them in a loop: layers apart, matrices in the compute dtype.
+    """The parameters in the form that is fastest for `step`: layers apart, matrices in the compute dtype.
 
-    Done once before a loop, which would repeat it for every token. Costs a copy of all blocks.
+    Done once before a loop over tokens, which would otherwise repeat it for every token. Costs a copy of all blocks.
 
     Args:
       params: as in `gpt.specs(cfg)`.
       cfg: the model.
-      by_columns: store narrow matrices by columns. One bfloat16 row times a matrix stored by rows leaves every fast
-        path of XLA on CPU (1.5 against 44 GB/s measured); for more rows it is the other way round.
+      by_columns: store 16-bit matrices by columns. XLA's CPU backend has no fast path for one bfloat16 row times a
+        matrix stored by rows; for several rows it is the other way round.
 
     Returns:
-      A tree that everything in `decoding` for GPT takes in place of `params`, this function too.
+      A tree that every function here takes in place of `params`, including this one.
     """
     if isinstance(params["blocks"], list):
         return params
@@ -139,10 +137,10 @@ def prepare_decode_params(params: Params, cfg: ModelConfig, *, by_columns: bool 
 
 
 def _as_rows(params: Params, tokens: Array) -> Params:
-    """`params` with matrices stored by columns seen by rows again, inside the products that read them.
+    """`params` with matrices that are stored by columns transposed for the products that read them.
 
-    Tied to `tokens`, which change in every step: what depends on parameters alone XLA would compute before the loop,
-    and that is the matrix stored by rows.
+    The barrier ties them to `tokens`, which change in every step: otherwise XLA would transpose them before the loop
+    and store them by rows again.
     """
     columns, structure = jax.tree.flatten(params, is_leaf=lambda leaf: isinstance(leaf, Columns))
     arrays = [leaf.array for leaf in columns if isinstance(leaf, Columns)]

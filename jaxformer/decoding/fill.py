@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.config import Learned, ModelConfig
+from jaxformer.config import ModelConfig
 from jaxformer.decoding.request import Prompts, check_task, round_up, rows_of, token_ids
 from jaxformer.errors import ConfigError
 from jaxformer.functional.layers import unembed
@@ -58,7 +58,7 @@ def fill_mask(
       Filled, NumPy arrays.
 
     Raises:
-      ConfigError: one line: no mask; a row longer than the context of learned positions; a model that is no BERT.
+      ConfigError: no mask; a row longer than the context of learned positions; a model that is no BERT.
 
     >>> from jaxformer.specs import init_params
     >>> cfg = ModelConfig(family="bert", num_layers=1, width=32, context_length=16, vocab_size=64)
@@ -67,32 +67,21 @@ def fill_mask(
     >>> out.rows.tolist(), out.positions.tolist(), out.tokens.shape
     ([0, 1], [1, 0], (2, 5))
     """
-    check_task("fill_mask", cfg)
-    if cfg.vocab_size is None:
-        raise ConfigError("config.model.vocab_size: None; filling in masks needs the tokenizer's size")
-    if not 1 <= top_k <= cfg.vocab_size:
-        raise ConfigError(f"top_k: {top_k}; accepted: 1 to {cfg.vocab_size}")
-    ids, counts = rows_of(tokens, lengths, cfg.vocab_size)
-    longest = int(counts.max())
-    if isinstance(cfg.positions, Learned) and longest > cfg.context_length:
-        raise ConfigError(
-            f"text: {longest} tokens are more than config.model.context_length {cfg.context_length}, which learned "
-            f"positions cannot extend; accepted: at most {cfg.context_length}"
-        )
-    padded = min(round_up(longest), cfg.context_length) if isinstance(cfg.positions, Learned) else round_up(longest)
-    meant = np.arange(padded)[None, :] < counts[:, None]
-    ids = np.pad(ids[:, :longest], ((0, 0), (0, padded - longest)))
+    vocab_size = check_task("fill_mask", cfg)
+    if not 1 <= top_k <= vocab_size:
+        raise ConfigError(f"top_k: {top_k}; accepted: 1 to {vocab_size}")
+    ids, counts = rows_of("text", tokens, lengths, cfg)
+    meant = np.arange(ids.shape[1])[None, :] < counts[:, None]
     rows, positions = np.nonzero((ids == mask_id) & meant)
     if len(rows) == 0:
         raise ConfigError(f"tokens: no mask (id {mask_id}); accepted: at least one")
-    allowed = np.ones(cfg.vocab_size, bool)
-    allowed[token_ids("suppress", suppress, cfg.vocab_size)] = False
+    allowed = ~np.isin(np.arange(vocab_size), token_ids("suppress", suppress, vocab_size))
     if allowed.sum() < top_k:
         raise ConfigError(f"top_k: {top_k}; accepted: at most {allowed.sum()}, the tokens that are not suppressed")
     if token_types is not None:
-        types = np.asarray(token_types)
-        token_types = np.pad(types[:, :longest], ((0, 0), (0, padded - types[:, :longest].shape[1])))
-    # The number of masks is padded too: every new shape is a compilation.
+        types = np.asarray(token_types)[:, : counts.max()]
+        token_types = np.pad(types, ((0, 0), (0, ids.shape[1] - types.shape[1])))
+    # The number of masks is padded too, because every new shape is a compilation.
     room = round_up(len(rows))
     where = [np.pad(x, (0, room - len(x))).astype(np.int32) for x in (rows, positions)]
     found = jax.device_get(_fill(params, ids, meant, token_types, *where, allowed, cfg=cfg, top_k=top_k))

@@ -1,4 +1,4 @@
-"""Generating text: prompts are read in one pass, then one compiled loop adds a token to each row until all are done."""
+"""Generating text: one pass reads the prompts, then a compiled loop adds a token to each row until all are done."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -22,8 +22,8 @@ class Generated(NamedTuple):
     Attributes:
       tokens: [B, N] int32; -1 after a row's end. A stop sequence that ended a row is part of it.
       lengths: [B] int32, new tokens of each row.
-      log_probs: [B, N] float32, nats; of each token under the model itself, whatever it was chosen by; 0 after the end.
-      stopped: [B] bool, True if a stop sequence ended the row, False if it came to its limit.
+      log_probs: [B, N] float32, nats, of each token under the model itself, however it was chosen; 0 after the end.
+      stopped: [B] bool, True if a stop sequence ended the row, False if it reached its limit.
     """
 
     tokens: np.ndarray
@@ -60,11 +60,11 @@ def generate(
 ) -> Generated:
     """Continues each prompt; one compiled program from the prompts to the last token.
 
-    A row of a batch gets the tokens that its prompt gets alone with the same key. With learned positions a row ends
-    where the context does; every other position scheme goes on beyond it.
+    With the same key, a row gets the same tokens in a batch as alone. With learned positions a row ends where the
+    context does; every other position encoding goes on beyond it.
 
     Args:
-      params: as in `gpt.specs(cfg)`; or from `ready`, which spares every further call that work.
+      params: as in `gpt.specs(cfg)`; or from `prepare_decode_params`, so that not every call repeats that work.
       prompts: lists of token ids, one for each row, or [B, P] int padded on the right.
       cfg: the model.
       lengths: [B], tokens of each prompt when they are an array; None: P.
@@ -78,8 +78,8 @@ def generate(
       Generated, NumPy arrays; N is max_new_tokens, or less where the context of learned positions ends before.
 
     Raises:
-      ConfigError: one line: a prompt longer than the context of learned positions, empty, or with unknown ids; no key
-        to sample with; a model that is no GPT.
+      ConfigError: a prompt longer than the context of learned positions, empty, or with unknown ids; no key to sample
+        with; a model that is no GPT.
 
     >>> from jaxformer.models import gpt
     >>> from jaxformer.specs import init_params
@@ -111,10 +111,10 @@ def stream(
     suppress: Sequence[int] | np.ndarray = (),
     block: int = 8,
 ) -> Iterator[Generated]:
-    """As `generate`, and the same tokens, but handed over in blocks while the rest is still to come.
+    """The same tokens as `generate`, in blocks as they are computed.
 
     Args:
-      block: tokens computed in one call of the compiled program; the first token comes by itself.
+      block: tokens computed in one call of the compiled program; the first block is one token.
 
     Yields:
       Generated, the tokens of one block: N is at most `block`, `lengths` count the tokens in this block.
@@ -211,14 +211,11 @@ def _start(params, request: Request, rngs, sampling: SamplingParams, cfg, shapes
 def _advance(params, state: DecodeState, request: Request, rngs, sampling: SamplingParams, until, cfg) -> DecodeState:
     """Adds tokens until there are `until` of them or every row is done."""
 
-    def more(state: DecodeState):
-        return (state.cache.steps + 1 < until) & ~jnp.all(state.done)
-
     def add(state: DecodeState) -> DecodeState:
         hidden, cache = kept.step(params, state.last, cfg, state.cache)
         return _emit(state._replace(cache=cache), kept.logits(params, hidden), request, rngs, sampling)
 
-    return jax.lax.while_loop(more, add, state)
+    return jax.lax.while_loop(lambda state: (state.cache.steps + 1 < until) & ~jnp.all(state.done), add, state)
 
 
 _start_jit = jax.jit(_start, static_argnames=("cfg", "shapes"))
@@ -228,17 +225,17 @@ _start_jit = jax.jit(_start, static_argnames=("cfg", "shapes"))
 def _next_block(
     params, cache: kept.Cache, rest: DecodeState, request: Request, rngs, sampling: SamplingParams, until, *, cfg
 ) -> DecodeState:
-    """`_advance` that writes into the cache it is given; the rest is small, and the host may still be looking at it."""
+    """`_advance` that reuses the cache's memory, but not that of the small rest, which the host may still read."""
     return _advance(params, rest._replace(cache=cache), request, rngs, sampling, until, cfg)
 
 
 def _emit(
     state: DecodeState, logits: Array, request: Request, rngs: Array | None, sampling: SamplingParams
 ) -> DecodeState:
-    """Chooses the next token of each row from `logits` [B, V] and writes it down."""
+    """Chooses the next token of each row from `logits` [B, V] and stores it."""
     number = state.cache.steps  # of this token, from 0
     rows = jnp.arange(logits.shape[0])
-    # The stream of a row depends on its key and the number of the token alone, not on blocks or neighbours.
+    # A row's random bits depend only on its key and the number of the token, not on blocks or other rows.
     draws = None if rngs is None else jax.vmap(jax.random.fold_in, (0, None))(rngs, number)
     token = choose(jnp.where(request.allowed[None, :], logits, -jnp.inf), state.seen, sampling, draws)
     log_prob = logits[rows, token] - jax.nn.logsumexp(logits, axis=-1)

@@ -1,7 +1,7 @@
-"""What a caller asks of a decoder, checked on the host and brought into few static shapes.
+"""Requests to a decoder, checked on the host and padded to few static shapes.
 
-Every new shape is a compilation, so prompts, new tokens and stop sequences are padded up to few sizes; the numbers
-that say how much of it is meant are traced.
+Every new shape is a compilation, so prompts, new tokens and stop sequences are padded to one of few sizes; their actual
+lengths are traced.
 """
 
 from collections.abc import Sequence
@@ -67,45 +67,34 @@ def make_request(
     """Checks everything that can be wrong with a request; arguments as in `generate`.
 
     Raises:
-      ConfigError: one line each.
+      ConfigError: something is wrong.
     """
-    check_task("generate", cfg)
-    if cfg.vocab_size is None:
-        raise ConfigError("config.model.vocab_size: None; generating text needs the tokenizer's size")
+    vocab_size = check_task("generate", cfg)
     if max_new_tokens < 1:
         raise ConfigError(f"max_new_tokens: {max_new_tokens}; accepted: at least 1")
-    tokens, counts = rows_of(prompts, lengths, cfg.vocab_size)
-    longest = int(counts.max())
+    tokens, counts = rows_of("prompt", prompts, lengths, cfg)
     limits = np.full(counts.shape, max_new_tokens, np.int32)
     if isinstance(cfg.positions, Learned):
-        if longest > cfg.context_length:
-            raise ConfigError(
-                f"prompt: {longest} tokens are more than config.model.context_length {cfg.context_length}, which "
-                f"learned positions cannot extend; accepted: at most {cfg.context_length}"
-            )
         limits = np.minimum(limits, cfg.context_length - counts + 1).astype(np.int32)
-    padded = round_up(longest) if not isinstance(cfg.positions, Learned) else min(round_up(longest), cfg.context_length)
-    tokens = np.pad(tokens[:, :longest], ((0, 0), (0, padded - longest)))
     buffer = round_up(int(limits.max()))
-    allowed = np.ones(cfg.vocab_size, bool)
-    allowed[token_ids("suppress", suppress, cfg.vocab_size)] = False
+    allowed = ~np.isin(np.arange(vocab_size), token_ids("suppress", suppress, vocab_size))
     if not allowed.any():
         raise ConfigError("suppress: all tokens; accepted: at least one token left to generate")
     narrow_on_cpu = cfg.dtype == "bfloat16" and _platform(params) == "cpu"
     shapes = Shapes(
-        length=padded + buffer,
+        length=tokens.shape[1] + buffer,
         buffer=buffer,
         cache_dtype="float32" if narrow_on_cpu else cfg.dtype,
         by_columns=narrow_on_cpu and len(counts) == 1,
     )
-    return Request(tokens, counts, limits, allowed, _stop_table(stop, cfg.vocab_size)), shapes
+    return Request(tokens, counts, limits, allowed, _stop_table(stop, vocab_size)), shapes
 
 
-def check_task(task: str, cfg: ModelConfig) -> None:
-    """Refuses a task, "generate" or "fill_mask", that a model's family or its layers cannot do.
+def check_task(task: str, cfg: ModelConfig) -> int:
+    """Refuses a task, "generate" or "fill_mask", that a model cannot do. Returns the vocabulary size.
 
     Raises:
-      ConfigError: it cannot.
+      ConfigError: the model's family or one of its layers cannot do it, or the vocabulary size is not set.
     """
     what = {"generate": "generating text", "fill_mask": "filling in masks"}[task]
     if cfg.family not in (able := families_for(task)):
@@ -116,10 +105,18 @@ def check_task(task: str, cfg: ModelConfig) -> None:
         raise ConfigError(
             f"config.model.{kind}.kind: {getattr(cfg, kind).kind} has no cache for decoding; generating text needs one"
         )
+    if cfg.vocab_size is None:
+        raise ConfigError(f"config.model.vocab_size: None; {what} needs the tokenizer's size")
+    return cfg.vocab_size
 
 
-def rows_of(prompts: Any, lengths: Any, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Prompts as [B, P] int32 and their lengths [B] int32."""
+def rows_of(name: str, prompts: Any, lengths: Any, cfg: ModelConfig) -> tuple[np.ndarray, np.ndarray]:
+    """Prompts as [B, P] int32, padded to one of few lengths P, and their own lengths [B] int32.
+
+    Raises:
+      ConfigError: arguments that disagree, unknown ids, or a row (called `name`) beyond the context of learned
+        positions.
+    """
     if hasattr(prompts, "ndim"):
         tokens = np.asarray(prompts)
         if tokens.ndim != 2 or tokens.dtype.kind not in "iu":
@@ -140,11 +137,22 @@ def rows_of(prompts: Any, lengths: Any, vocab_size: int) -> tuple[np.ndarray, np
     if counts.min() < 1:
         raise ConfigError(f"prompts: row {counts.argmin()} is empty; accepted: at least one token (a document's first)")
     meant = np.arange(tokens.shape[1])[None, :] < counts[:, None]
-    token_ids("prompts", tokens[meant], vocab_size)
-    return np.where(meant, tokens, 0).astype(np.int32), counts.astype(np.int32)
+    token_ids("prompts", tokens[meant], cfg.vocab_size)
+    longest = int(counts.max())
+    padded = round_up(longest)
+    if isinstance(cfg.positions, Learned):
+        padded = min(padded, cfg.context_length)
+        if longest > cfg.context_length:
+            raise ConfigError(
+                f"{name}: {longest} tokens are more than config.model.context_length {cfg.context_length}, which "
+                f"learned positions cannot extend; accepted: at most {cfg.context_length}"
+            )
+    tokens = np.pad(np.where(meant, tokens, 0)[:, :longest], ((0, 0), (0, padded - longest)))
+    return tokens.astype(np.int32), counts.astype(np.int32)
 
 
 def token_ids(name: str, ids: Any, vocab_size: int) -> np.ndarray:
+    """Token ids as [N] int. Raises ConfigError: `name` has one outside the vocabulary."""
     ids = np.asarray(ids, int).reshape(-1)
     bad = ids[(ids < 0) | (ids >= vocab_size)]
     if len(bad):
@@ -167,7 +175,7 @@ def _stop_table(stop: Sequence[int | Sequence[int]], vocab_size: int) -> np.ndar
 
 
 def ends_in(recent: Array, stop: Array) -> Array:
-    """[...] bool: do the `recent` tokens, [..., m] int, end in one of the `stop` sequences of a request?"""
+    """[...] bool: True if the `recent` tokens, [..., m] int, end in one of the `stop` sequences of a request."""
     stop = jnp.reshape(stop, (1,) * (recent.ndim - 1) + stop.shape)
     return jnp.any(jnp.all((stop == recent[..., None, :]) | (stop == -1), axis=-1), axis=-1)
 

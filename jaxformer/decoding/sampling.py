@@ -1,9 +1,10 @@
 """From logits to the next token: repetition penalty, temperature, top-k, top-p, min-p, in this order.
 
-The filters are plain functions of arrays and numbers. None of them sorts: the threshold of top-k and of top-p is found
-bit by bit, which takes 32 passes whatever k, p and the vocabulary are, and leaves both free to be traced values.
+The filters are plain functions of arrays and numbers. None of them sorts: the thresholds of top-k and top-p are found
+bit by bit, in 32 passes for any k, p and vocabulary, and k and p may be traced.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,13 +17,23 @@ from jaxformer.types import Array
 
 
 class SamplingParams(NamedTuple):
-    """The settings of a `Sampling` that act, as numbers that may be traced. None: off; no temperature: greedy."""
+    """The settings of a `Sampling` that have an effect; they may be traced. None: off; no temperature: greedy."""
 
     temperature: float | Array | None
     top_k: int | Array | None
     top_p: float | Array | None
     min_p: float | Array | None
     repetition_penalty: float | Array | None
+
+
+# Field of `Sampling` -> the numbers it accepts, as a test and in words.
+_ACCEPTED: dict[str, tuple[Callable[[float], bool], str]] = {
+    "temperature": (lambda x: x == 0 or 1e-6 <= x < math.inf, "0 (greedy), or 1e-6 up"),
+    "top_k": (lambda x: 1 <= x < 2**31 and x == int(x), "a whole number, at least 1"),
+    "top_p": (lambda x: 0 < x <= 1, "above 0, up to 1"),
+    "min_p": (lambda x: 0 <= x <= 1, "0 to 1"),
+    "repetition_penalty": (lambda x: 0 < x < math.inf, "a finite number above 0"),
+}
 
 
 @dataclass(frozen=True)
@@ -32,7 +43,8 @@ class Sampling:
     Attributes:
       temperature: divides the logits; 0 takes the most probable token.
       top_k: only the k most probable tokens (ties with the k-th stay); None: all.
-      top_p: only the fewest most probable tokens whose probabilities, after top_k, reach p (ties stay); None: all.
+      top_p: only as many of the most probable tokens as it takes for their probabilities, after top_k, to reach p
+        (ties stay); None: all.
       min_p: only tokens at least min_p times as probable as the most probable one; None: all.
       repetition_penalty: 1 for none; see `penalize_repetition`.
 
@@ -52,27 +64,20 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self):
-        _check("temperature", self.temperature, lambda x: x == 0 or 1e-6 <= x < float("inf"), "0 (greedy), or 1e-6 up")
-        if self.top_k is not None:
-            _check("top_k", self.top_k, lambda x: x == int(x) and 1 <= x < 2**31, "a whole number, at least 1")
-        if self.top_p is not None:
-            _check("top_p", self.top_p, lambda x: 0 < x <= 1, "above 0, up to 1")
-        if self.min_p is not None:
-            _check("min_p", self.min_p, lambda x: 0 <= x <= 1, "0 to 1")
-        _check("repetition_penalty", self.repetition_penalty, lambda x: 0 < x < float("inf"), "a finite number above 0")
+        for name, (accepts, accepted) in _ACCEPTED.items():
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            off = value is None and getattr(Sampling, name) is None  # the default says whether None is accepted
+            if not (off or (number and accepts(value))):
+                raise ConfigError(f"sampling.{name}: {value}; accepted: {accepted}")
 
     def traced(self) -> SamplingParams:
-        """The settings that act. Greedy choice leaves out those that cannot change which token is the best."""
+        """The settings that have an effect; for greedy choice, without those that cannot change the best token."""
         penalty = None if self.repetition_penalty == 1 else float(self.repetition_penalty)
         if self.temperature == 0:
             return SamplingParams(None, None, None, None, penalty)
         top_k = None if self.top_k is None else int(self.top_k)
         return SamplingParams(float(self.temperature), top_k, self.top_p, self.min_p, penalty)
-
-
-def _check(name: str, value: float, accepts: Callable[[float], bool], accepted: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not accepts(value):
-        raise ConfigError(f"sampling.{name}: {value}; accepted: {accepted}")
 
 
 def penalize_repetition(logits: Array, seen: Array, penalty: float | Array) -> Array:
@@ -106,7 +111,7 @@ def keep_top_k(logits: Array, k: int | Array) -> Array:
 
 
 def keep_top_p(logits: Array, p: float | Array) -> Array:
-    """-inf for all but the fewest most probable tokens of `logits` [..., V] whose probabilities add up to `p` or more;
+    """-inf for all but the most probable tokens of `logits` [..., V], as many as it takes to reach probability `p`;
     those as probable as the last of them stay too.
 
     Source: Holtzman et al. 2020, section 3.1 (nucleus sampling).
@@ -140,14 +145,14 @@ def _ordered(x: Array) -> Array:
 
 
 def _largest(enough: Callable[[Array], Array], keys: Array) -> Array:
-    """The largest uint32 threshold [..., 1] for which `enough` still holds, within 0 and the largest key."""
+    """The largest uint32 threshold [..., 1] for which `enough` is True, and at most the largest key."""
 
     def add_bit(i, threshold):
         candidate = threshold | (jnp.uint32(1) << (31 - i).astype(jnp.uint32))
         return jnp.where(enough(candidate), candidate, threshold)
 
     found = jax.lax.fori_loop(0, 32, add_bit, jnp.zeros((*keys.shape[:-1], 1), jnp.uint32))
-    return jnp.minimum(found, jnp.max(keys, axis=-1, keepdims=True))  # never nothing, however small a p is
+    return jnp.minimum(found, jnp.max(keys, axis=-1, keepdims=True))  # at least one token stays, however small p is
 
 
 def filtered(logits: Array, seen: Array | None, sampling: SamplingParams) -> Array:
@@ -158,12 +163,10 @@ def filtered(logits: Array, seen: Array | None, sampling: SamplingParams) -> Arr
         logits = penalize_repetition(logits, seen, sampling.repetition_penalty)
     if sampling.temperature is not None:
         logits = (logits - jnp.max(logits, axis=-1, keepdims=True)) / sampling.temperature
-    if sampling.top_k is not None:
-        logits = keep_top_k(logits, sampling.top_k)
-    if sampling.top_p is not None:
-        logits = keep_top_p(logits, sampling.top_p)
-    if sampling.min_p is not None:
-        logits = keep_min_p(logits, sampling.min_p)
+    filters = (keep_top_k, sampling.top_k), (keep_top_p, sampling.top_p), (keep_min_p, sampling.min_p)
+    for keep, setting in filters:
+        if setting is not None:
+            logits = keep(logits, setting)
     return logits
 
 

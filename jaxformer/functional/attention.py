@@ -1,4 +1,4 @@
-"""attention(): the one front door. Describes the arguments, checks them, and picks an implementation."""
+"""attention(): checks the arguments and picks an implementation. All attention over whole rows goes through it."""
 
 import functools
 import logging
@@ -15,17 +15,17 @@ from jaxformer.kernels.attention import chunked, cudnn, ring, splash, xla
 from jaxformer.parallel import constraints, context
 from jaxformer.types import Array
 
-LOG = logging.getLogger(__name__)  # tells what "auto" is; `--log` of the programs shows it
+LOG = logging.getLogger(__name__)  # says what "auto" chose; `--log` of the programs shows it
 
 
 class Kernel(NamedTuple):
-    """A kernel of one platform, which refuses what it would not do exactly.
+    """A kernel that one platform has, and that refuses what it cannot do exactly.
 
     Attributes:
-      module: with its `attend` and `refusal`.
+      module: with its `attend` and `unsupported`.
       platform: as `choose` takes it.
       what: the platform in words.
-      least: tokens of a row from which "auto" takes it.
+      least: "auto" takes it for rows of at least so many tokens.
     """
 
     module: Any
@@ -38,10 +38,10 @@ KERNELS = {
     "splash": Kernel(splash, "tpu", "a TPU", 1024),
     "cudnn": Kernel(cudnn, "cuda", "an NVIDIA GPU of compute capability 8 or more", 512),
 }
-# name -> implementation; takes (query, key, value, mask, bias, **options) and honours all of them, or refuses.
+# name -> implementation: a function of (query, key, value, mask, bias, **options) that supports every option.
 EVERYWHERE: dict[str, Callable[..., Any]] = {"xla": xla.attend, "chunked": chunked.attend}
 IMPLEMENTATIONS = EVERYWHERE | {name: kernel.module.attend for name, kernel in KERNELS.items()}
-ANY = ", ".join(("auto", *EVERYWHERE))  # what does everything on every platform
+ANY = ", ".join(("auto", *EVERYWHERE))  # what supports everything on every platform
 
 
 def attention(
@@ -60,17 +60,17 @@ def attention(
 ) -> Array | tuple[Array, Array]:
     """Scaled dot-product attention: multi-head, grouped-query, multi-query and cross.
 
-    What the mask hides has no influence, whatever stands there. With "xla" and "chunked" a key, value or bias that is
-    NaN, infinite or huge changes no bit of the outputs and of the gradients by query of those queries that may not see
-    it; where no query may (padding, empty slots), of no output and no gradient, and its own gradients are exactly 0.
-    What is seen shows: a NaN, or a value beyond `nonfinite.largest` (2^62 for float32 and bfloat16), makes the
-    output of every query that may see it NaN. Not promised: a query that is not finite itself, or sees what is not, may
-    make the gradients by all keys and values of its row NaN, also by those it does not see, even if its own output is
-    not used; `jnp.nan_to_num` of such rows helps. "splash" and "cudnn" promise this for padding and empty slots alone.
+    What the mask hides has no influence, even if it is NaN, infinite or huge. With "xla" and "chunked", such a key,
+    value or bias changes no bit of the output, or of the gradient by query, of any query that may not see it. If no
+    query may see it (padding, empty slots), it changes no output and no gradient, and its own gradients are exactly 0.
+    Every query that may see a NaN, or a value beyond `nonfinite.largest` (2^62 for float32 and bfloat16), gets a NaN
+    output. Not promised: a query that is not finite, or sees something that is not, may make the gradients by all keys
+    and values of its row NaN, even of those it does not see and even if its own output is not used; apply
+    `jnp.nan_to_num` to such rows first. "splash" and "cudnn" promise this for padding and empty slots only.
 
-    Derivatives of both modes and of higher order go through "xla" and "chunked" (`jax.jvp`, `jax.hessian`, ...; the
-    loops of "chunked" can be differentiated once backwards: a second derivative is forward over reverse, as
-    `jax.hessian` does). "splash" and "cudnn" have `jax.grad` alone; for more say implementation="xla".
+    "xla" and "chunked" can be differentiated in both modes and repeatedly (`jax.jvp`, `jax.hessian`, ...); the loops of
+    "chunked" only once in reverse mode, so second derivatives are forward over reverse, as in `jax.hessian`. "splash"
+    and "cudnn" support only `jax.grad`; use implementation="xla" for more.
 
     Args:
       query: [B, T, H, K].
@@ -85,11 +85,10 @@ def attention(
       soft_cap: scores become soft_cap * tanh(scores / soft_cap); None: no cap.
       dropout_rate: share of the attention weights dropped; needs `rng` to act.
       rng: PRNG key of the dropout; None: no dropout.
-      implementation: "auto" (see `choose`; what it was is logged), or a name in `IMPLEMENTATIONS`. Where a mesh is in
-        use, "chunked" runs on each device's own rows and heads; where its `context` axis cuts the rows (`mask.parts`
-        > 1: all arrays are then [parts * B, T / parts, ...]) keys and values go round (`kernels.ring`); "xla" brings
-        them together. "splash" (TPUs) and "cudnn" (NVIDIA GPUs, 16-bit floats) refuse what they would not do
-        exactly: `refusal` in `kernels.splash` and `kernels.cudnn`.
+      implementation: "auto" (see `choose`; the choice is logged), or a name in `IMPLEMENTATIONS`. On a mesh, "chunked"
+        runs on each device's own rows and heads. With context parallelism (`mask.parts` > 1: all arrays are then
+        [parts * B, T / parts, ...]) "chunked" becomes ring attention, and "xla" gathers the whole rows. "splash" (TPUs)
+        and "cudnn" (NVIDIA GPUs, 16-bit floats) refuse what they cannot do exactly: see their `unsupported`.
       return_weights: also return the weights after softmax and dropout, [B, H, T, S] float32 (of whole rows).
 
     Returns:
@@ -107,18 +106,18 @@ def attention(
     >>> attention(x, x, x, masks.causal()).shape
     (1, 3, 2, 4)
     """
-    if mask is not None and not isinstance(mask, masks.Mask):
+    mask = masks.Mask() if mask is None else mask
+    if not isinstance(mask, masks.Mask):
         if getattr(mask, "dtype", None) != jnp.bool_:
             found = f"has dtype {mask.dtype}" if hasattr(mask, "dtype") else f"is a {type(mask).__name__}"
             raise TypeError(f"attention: mask {found}; accepted: an array of bool, or a Mask such as causal()")
         mask = masks.dense(mask)
     _check(query, key, value, mask, bias, soft_cap, dropout_rate)
-    number = 1 if mask is None else mask.parts
     if implementation == "auto":
-        refusals = {n: _refusal(n, query, key, value, mask, bias, soft_cap, dropout_rate, rng) for n in KERNELS}
+        refusals = {n: _unsupported(n, query, key, value, mask, bias, soft_cap, dropout_rate, rng) for n in KERNELS}
         able = [name for name, why in refusals.items() if why is None]
-        implementation = choose(query.shape[1], key.shape[1], number, able=able)
-        _tell(implementation, query, key, number, refusals)
+        implementation = choose(query.shape[1], key.shape[1], mask.parts, able=able)
+        _log_choice(implementation, query, key, mask.parts, refusals)
     if return_weights:
         implementation = "xla"
     if implementation not in IMPLEMENTATIONS:
@@ -126,16 +125,14 @@ def attention(
             f"attention: implementation {implementation!r}; accepted: auto, {', '.join(sorted(IMPLEMENTATIONS))}"
         )
     if implementation in KERNELS:
-        why = _refusal(implementation, query, key, value, mask, bias, soft_cap, dropout_rate, rng)
+        why = _unsupported(implementation, query, key, value, mask, bias, soft_cap, dropout_rate, rng)
         if why is not None:
             raise ValueError(f"attention: implementation {implementation!r} cannot do {why}; accepted there: {ANY}")
-    axes = constraints.mesh_axes()
     attend = IMPLEMENTATIONS[implementation]
-    if implementation == "chunked" and axes and number in (1, constraints.context_parts()):
+    if implementation == "chunked" and constraints.mesh_axes() and mask.parts in (1, constraints.context_parts()):
         attend = ring.attend
-    elif number > 1:
-        attend = functools.partial(_together, attend)
-    extra = {"return_weights": True} if return_weights else {}
+    elif mask.parts > 1:
+        attend = functools.partial(_gather_then_attend, attend)
     return attend(
         query,
         key,
@@ -146,31 +143,28 @@ def attention(
         soft_cap=soft_cap,
         dropout_rate=dropout_rate,
         rng=rng,
-        **extra,
+        **({"return_weights": True} if return_weights else {}),
     )
 
 
-def _together(attend: Callable[..., Any], query: Array, key: Array, value: Array, mask: masks.Mask, *rest, **options):
-    """Attention over whole rows for arrays that are folded: the parts of each row are brought together."""
-    fold = context.SequenceSharding(mask.parts)
-    query, key, value = (fold.unshard(x) for x in (query, key, value))
+def _gather_then_attend(attend: Callable[..., Any], query, key, value, mask: masks.Mask, *rest, **options):
+    """Attention over whole rows under context parallelism: the shards of each row are gathered first."""
+    sharding = context.SequenceSharding(mask.parts)
+    query, key, value = (sharding.unshard(x) for x in (query, key, value))
     out = attend(query, key, value, replace(mask, parts=1), *rest, **options)
-    if options.get("return_weights"):
-        return fold.shard(out[0]), out[1]
-    return fold.shard(out)
+    return (sharding.shard(out[0]), out[1]) if options.get("return_weights") else sharding.shard(out)
 
 
 def choose(queries: int, keys: int, number: int = 1, platform: str | None = None, able: Collection[str] = ()) -> str:
-    """What "auto" stands for.
+    """The implementation that "auto" stands for.
 
-    All of them honour everything that is asked of them, so only speed and memory decide. On CPU (two Zen 5 cores),
-    forward and backward, "chunked" takes 1.05 to 1.2 of the time of "xla" for one row of 1024 to 4096 causal tokens, up
-    to 1.35 for eight, but linear memory. A platform's own kernel, whose scores never leave the chip, comes first; not
-    measured here.
+    All of them compute the same, so only speed and memory decide: the platform's own kernel comes first, because its
+    scores never leave the chip; then "xla" for short rows and "chunked" for long ones, which on CPU is up to a third
+    slower but needs only linear memory (`experiments/LOG.md`).
 
     Args:
       queries, keys: T and S.
-      number: into how many parts rows are cut; more than one: "chunked".
+      number: shards of each row under context parallelism; more than one: "chunked".
       platform: that the program is for, "cpu", "cuda" or "tpu"; None: where it is traced.
       able: names of the platforms' kernels that can do it exactly.
     """
@@ -182,10 +176,8 @@ def choose(queries: int, keys: int, number: int = 1, platform: str | None = None
     return "chunked" if number > 1 or queries * keys >= limit * limit else "xla"
 
 
-def _tell(chosen: str, query: Array, key: Array, number: int, refusals: dict[str, str | None]) -> None:
-    """Logs what "auto" is, and why not the platform's own kernel."""
-    if not LOG.isEnabledFor(logging.INFO):
-        return
+def _log_choice(chosen: str, query: Array, key: Array, number: int, refusals: dict[str, str | None]) -> None:
+    """Logs what "auto" chose, and why not the platform's own kernel."""
     platform, (_, queries, heads, width) = _platform(), query.shape
     cut = f", rows in {number} parts" if number > 1 else ""
     why = [
@@ -198,7 +190,7 @@ def _tell(chosen: str, query: Array, key: Array, number: int, refusals: dict[str
 
 
 def unavailable(name: str) -> str | None:
-    """What a platform's kernel needs that is not here; None: nothing.
+    """The platform that a kernel needs, if this process does not run on it; otherwise None.
 
     >>> unavailable("chunked") is None, unavailable("splash")
     (True, 'a TPU')
@@ -208,21 +200,28 @@ def unavailable(name: str) -> str | None:
 
 
 def _platform() -> str:
-    """Of the first device; "cuda" only for GPUs that cuDNN's flash attention knows (compute capability 8 and above)."""
+    """Of the first device; "cuda" only for GPUs that cuDNN's flash attention supports (compute capability >= 8)."""
     platform = jax.default_backend()
     capability = str(getattr(jax.devices()[0], "compute_capability", "")).split(".")[0]
     return "cuda" if platform == "gpu" and capability.isdigit() and int(capability) >= 8 else platform
 
 
-def _refusal(name: str, query, key, value, mask, bias, soft_cap, dropout_rate, rng) -> str | None:
+def _unsupported(name: str, query, key, value, mask, bias, soft_cap, dropout_rate, rng) -> str | None:
     """Why a platform's kernel cannot do this exactly; None: it can."""
     if value.shape[3] != key.shape[3]:
         return "values of another width than keys"
     if not query.dtype == key.dtype == value.dtype:
         return "arrays of different dtypes"
-    dropout = rng is not None and dropout_rate > 0
-    options = {"bias": bias is not None, "dropout": dropout, "soft_cap": soft_cap is not None}
-    return KERNELS[name].module.unsupported(query.shape[1], key.shape[1], query.shape[3], query.dtype, mask, **options)
+    return KERNELS[name].module.unsupported(
+        query.shape[1],
+        key.shape[1],
+        query.shape[3],
+        query.dtype,
+        mask,
+        bias=bias is not None,
+        dropout=rng is not None and dropout_rate > 0,
+        soft_cap=soft_cap is not None,
+    )
 
 
 def _check(query, key, value, mask, bias, soft_cap, dropout_rate) -> None:
@@ -235,12 +234,11 @@ def _check(query, key, value, mask, bias, soft_cap, dropout_rate) -> None:
         raise ValueError(f"attention: query {query.shape} and key {key.shape} differ in batch or head width")
     if query.shape[2] % key.shape[2]:
         raise ValueError(f"attention: {query.shape[2]} query heads are not a multiple of {key.shape[2]} key heads")
-    number = 1 if mask is None else mask.parts
-    if number > 1 and (query.shape[0] % number or query.shape[1] != key.shape[1]):
-        raise ValueError(f"attention: query {query.shape} and key {key.shape} are not rows in {number} equal parts")
-    scores = (query.shape[0] // number, query.shape[2], number * query.shape[1], number * key.shape[1])
-    if mask is not None:
-        masks.check_shapes(mask, *scores)
+    parts = mask.parts
+    if parts > 1 and (query.shape[0] % parts or query.shape[1] != key.shape[1]):
+        raise ValueError(f"attention: query {query.shape} and key {key.shape} are not rows in {parts} equal parts")
+    scores = (query.shape[0] // parts, query.shape[2], parts * query.shape[1], parts * key.shape[1])
+    masks.check_shapes(mask, *scores)
     if bias is not None and not callable(bias):
         pairs = zip(bias.shape[::-1], scores[::-1], strict=False)
         if bias.ndim > 4 or any(size not in (1, full) for size, full in pairs):

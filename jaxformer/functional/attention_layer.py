@@ -1,8 +1,11 @@
 """Softmax attention as a sublayer: projections, rotary positions, attention, output projection; and its cache.
 
-In decoding a layer keeps a ring of S key/value slots: every row of a batch writes its i-th new token into slot
-i mod S, whatever the length of its prompt, which lies before that and ends in slot S - 1. So one step writes one slot,
-ragged prompts leave no padding between tokens, and a model with a window keeps a ring of window size.
+For decoding, each layer has a ring of S key/value slots: every row writes its i-th new token into slot i mod S. Its
+prompt, however long, ends in slot S - 1. So one step writes one slot, prompts of different lengths leave no padding
+between tokens, and a model with a window needs a ring of window size only.
+
+Position encodings enter here in two ways, both made once for all layers: `context.rotation` turns queries and keys,
+`context.bias` is added to the scores. `functional.positions` says how to add an encoding.
 """
 
 import math
@@ -14,7 +17,7 @@ import jax.numpy as jnp
 from jaxformer import masks
 from jaxformer.config import Execution, ModelConfig
 from jaxformer.functional import positions as pos
-from jaxformer.functional.attention import KERNELS, attention
+from jaxformer.functional.attention import attention
 from jaxformer.functional.layer import Context, Cost, DecodeProgress, Sublayer, shard_residual, weight_init
 from jaxformer.functional.layers import linear, rms_norm
 from jaxformer.kernels.attention.decode import attend_one
@@ -58,8 +61,8 @@ def apply(
 ) -> tuple[Array, LayerCache | None, dict[str, Array]]:
     """[B, T, D] -> [B, T, D]; see `layer.Sublayer`.
 
-    With `qk_norm` each head's queries and keys go through an RMS norm whose scale all heads share, so that scores
-    cannot grow with the weights: a run then bears a wider range of learning rates (Dehghani et al. 2023, section 2;
+    With `qk_norm` each head's queries and keys go through an RMS norm whose scale all heads share. Scores then cannot
+    grow with the weights, and training is stable over a wider range of learning rates (Dehghani et al. 2023, section 2;
     Wortsman et al. 2023, section 3.1.1).
     """
     query, key, value = (
@@ -73,14 +76,10 @@ def apply(
         query = pos.rotary(query, *context.rotation)
         key = pos.rotary(key, *context.rotation)
     cache, progress = context.cache, context.progress
-    implementation = context.execution.attention
     if progress is not None:
         cache = _write(cache, progress, key, value)
-        if implementation in KERNELS:  # which do not take any length
-            implementation = "auto"
-    out: Any
     if progress is not None and progress.steps is not None:
-        out = _attend_to_cache(query, cache, progress.starts, progress.steps, cfg, context.bias)
+        out: Any = _attend_to_cache(query, cache, progress.starts, progress.steps, cfg, context.bias)
     else:
         out = attention(
             query,
@@ -91,33 +90,30 @@ def apply(
             soft_cap=cfg.attention.soft_cap,
             dropout_rate=cfg.attention.dropout,
             rng=context.rng,
-            implementation=implementation,
+            implementation=context.execution.attention,
         )
-    w_out = params["w_out"]
-    flat = out.reshape(*out.shape[:2], -1)
-    out = linear(flat, w_out.reshape(-1, w_out.shape[-1]), params.get("b_out"))
+    out = linear(out.reshape(*out.shape[:2], -1), params["w_out"].reshape(-1, cfg.width), params.get("b_out"))
     return shard_residual(out), cache, {}
 
 
 def cost(cfg: ModelConfig, length: int, execution: Execution) -> Cost:
     """See `layer.Cost`. Scores count over the whole [T, T] square, or the window (Chowdhery et al. 2022, appendix B);
-    `saved_scores` only the blocks that `xla` keeps of a causal one."""
+    `saved_scores` counts only the blocks that `xla` keeps of a causal square."""
     d, h, g, k = cfg.width, cfg.attention.num_heads, cfg.attention.kv_heads, cfg.head_size
     window = cfg.attention.window
     keys = length if window is None else min(length, window if cfg.causal else 2 * window - 1)
-    kept = (length + 128) / 2 if cfg.causal else length
     return Cost(
         products=2 * d * k * (2 * h + 2 * g),
         scores=2 * 2 * h * k * keys,
         last=2 * d * k * h,
         saved=(h + 2 * g) * k,
-        saved_scores=2 * h * kept if execution.attention == "xla" else 0,
+        saved_scores=2 * h * ((length + 128) / 2 if cfg.causal else length) if execution.attention == "xla" else 0,
         ring=(g, 2 * k),
     )
 
 
 def init_cache(cfg: ModelConfig, rows: int, length: int, dtype: Any) -> LayerCache:
-    """An empty ring for sequences of `length` tokens: of so many slots, or of the window if that is less."""
+    """An empty ring for sequences of `length` tokens: that many slots, or the window's size if it is smaller."""
     slots = length if cfg.attention.window is None else min(cfg.attention.window, length)
     empty = jnp.zeros((rows * cfg.attention.kv_heads, slots, cfg.head_size), dtype)
     return LayerCache(empty, empty)
@@ -130,7 +126,7 @@ def slot_positions(starts: Array, steps: Array | int, slots: int) -> Array:
 
 
 def _write(cache: LayerCache, progress: DecodeProgress, key: Array, value: Array) -> LayerCache:
-    """The cache with new keys and values, [B, T, G, K], in it: all of a prompt, or one token."""
+    """The cache with new keys and values [B, T, G, K] added: those of a prompt, or of one token."""
     slots, dtype = cache.key.shape[1], cache.key.dtype
     new = (jnp.swapaxes(x, 1, 2).reshape(-1, x.shape[1], x.shape[3]) for x in (key, value))
     if progress.steps is not None:
@@ -138,7 +134,7 @@ def _write(cache: LayerCache, progress: DecodeProgress, key: Array, value: Array
         return LayerCache(
             *(jax.lax.dynamic_update_slice_in_dim(o, n.astype(dtype), slot, 1) for o, n in zip(cache, new, strict=True))
         )
-    # An empty slot holds a copy of the first token: finite, and never seen.
+    # Empty slots hold a copy of the first token, which is finite; the mask hides them.
     source = jnp.maximum(slot_positions(progress.starts, jnp.zeros((), jnp.int32), slots), 0)
     source = jnp.repeat(source, key.shape[2], axis=0)[:, :, None]
     return LayerCache(*(jnp.take_along_axis(x, source, axis=1).astype(dtype) for x in new))
@@ -147,14 +143,14 @@ def _write(cache: LayerCache, progress: DecodeProgress, key: Array, value: Array
 def _attend_to_cache(
     query: Array, cache: LayerCache, starts: Array, steps: Array, cfg: ModelConfig, bias: Any
 ) -> Array:
-    """Attention of one new token for each row, [B, 1, H, K], to the slots, its own among them."""
+    """Attention of one new token per row, [B, 1, H, K], to all slots including its own."""
     index = (starts + steps)[:, None]
-    # The ring holds what may be seen and no more, so the mask only has to leave out empty slots.
+    # All that the ring holds may be seen, so the mask only has to hide empty slots.
     places = slot_positions(starts, steps + 1, cache.key.shape[1])
     mask = masks.Mask(query_index=index, key_index=places)
     bias = bias(index, places) if callable(bias) else bias
-    scale, soft_cap = 1 / math.sqrt(cfg.head_size), cfg.attention.soft_cap
-    return attend_one(query, cache.key, cache.value, mask, bias, scale=scale, soft_cap=soft_cap)
+    options = {"scale": 1 / math.sqrt(cfg.head_size), "soft_cap": cfg.attention.soft_cap}
+    return attend_one(query, cache.key, cache.value, mask, bias, **options)
 
 
 SOFTMAX = Sublayer(specs, apply, cost, init_cache)

@@ -1,10 +1,9 @@
-"""block(): one Transformer layer in its three arrangements. stack(): all of them, by scan or unrolled.
+"""block(): one Transformer layer in its three arrangements. stack(): all layers, by scan or unrolled.
 
-Parameters are said in `block_specs`; `stack` wants them stacked on a leading layer axis (`specs.stack_specs`).
+`block_specs` declares the parameters; `stack` takes them stacked along a leading layer axis (`specs.stack_specs`).
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,11 +17,11 @@ from jaxformer.functional.sublayers import sublayers_of
 from jaxformer.parallel.constraints import constrain_params
 from jaxformer.types import Array, Params
 
-Terms = dict[str, Array]  # name -> sum over tokens and layers, a part of the objective
+Terms = dict[str, Array]  # name -> sum over tokens and layers, a term of the objective
 
 
 def block_specs(cfg: ModelConfig) -> dict[str, Any]:
-    """Parameters of one block: its sublayers, and a norm for each (one for all in a parallel block)."""
+    """Parameters of one block: its sublayers, and a norm for each (a parallel block has one norm for all)."""
     tree: dict[str, Any] = {}
     for number, (name, sublayer) in enumerate(sublayers_of(cfg).items()):
         tree[name] = sublayer.specs(cfg)
@@ -32,10 +31,13 @@ def block_specs(cfg: ModelConfig) -> dict[str, Any]:
 
 
 def rotation(cfg: ModelConfig, positions: Array) -> Rotation | None:
-    """The rotary angles of `positions` ([T] or [B, T] int), or None if the config's positions are not rotary."""
-    if not isinstance(cfg.positions, Rotary):
-        return None
+    """The rotary angles of `positions` ([T] or [B, T] int), or None if the config's positions are not rotary.
+
+    An encoding of your own that turns queries and keys goes here; see `functional.positions`.
+    """
     rotary = cfg.positions
+    if not isinstance(rotary, Rotary):
+        return None
     original = rotary.original_length or round(cfg.context_length / rotary.factor)
     frequencies, scale = pos.rotary_frequencies(cfg.head_size, rotary.base, rotary.scaling, rotary.factor, original)
     return Rotation(*pos.rotary_angles(positions, frequencies), scale)
@@ -44,7 +46,7 @@ def rotation(cfg: ModelConfig, positions: Array) -> Rotation | None:
 def block(
     params: Params, x: Array, cfg: ModelConfig, context: Context = NO_CONTEXT
 ) -> tuple[Array, dict[str, Any] | None, Terms]:
-    """One Transformer block; what lies between its sublayers is laid out as `constraints.ACTIVATION_RULES` says.
+    """One Transformer block; activations between its sublayers are sharded by `constraints.ACTIVATION_RULES`.
 
     pre_norm:  x + attention(norm(x)), then x + mlp(norm(x))         (Radford et al. 2019, section 2.3)
     post_norm: norm(x + attention(x)), then norm(x + mlp(x))         (Vaswani et al. 2017, section 3.1)
@@ -54,10 +56,10 @@ def block(
       params: as in `block_specs(cfg)`.
       x: [B, T, D].
       cfg: the model's config.
-      context: what its sublayers look at; its cache is that of each sublayer, by name, or None.
+      context: what its sublayers look at; its cache is a dict with the cache of each sublayer by name, or None.
 
     Returns:
-      [B, T, D], the cache with these tokens in it (None if none was given), and terms of the objective.
+      [B, T, D], the cache with these tokens added (None if none was given), and terms of the objective.
     """
     params = constrain_params(params, block_specs(cfg))
     sublayers = sublayers_of(cfg)
@@ -89,56 +91,46 @@ def block(
     return x, None if context.cache is None else caches, terms
 
 
-def _remat(function: Callable, policy: str, *, scanned: bool) -> Callable:
-    if policy == "none":
-        return function
-    keep = {"dots": jax.checkpoint_policies.save_only_these_names(PRODUCT), "full": None}[policy]
-    # Outside a loop XLA would find that what is computed again has been computed before, and keep it after all.
-    return jax.checkpoint(function, policy=keep, prevent_cse=not scanned)
-
-
 def stack(
     params: Params, x: Array, cfg: ModelConfig, context: Context = NO_CONTEXT
 ) -> tuple[Array, list[dict[str, Any]] | None, Terms]:
     """All blocks, one after another; by `lax.scan` (one compiled body) or unrolled (faster, slower to compile).
 
-    `execution.remat` says what the backward pass recomputes: "none" nothing, "dots" all but the products with
+    The backward pass recomputes what `execution.remat` says: "none" nothing, "dots" all but the products with
     weights, "full" everything between block inputs (Chen et al. 2016).
 
     Args:
       params: as in `stack_specs(block_specs(cfg), L)`, every leaf with a leading [L]; or a list of the L blocks'
-        parameters (`unstack`), which are then always unrolled.
+        parameters (`unstack`), which are always unrolled.
       x: [B, T, D].
       cfg: the model's config.
-      context: what its sublayers look at; its cache is a list with that of each block, or None. With a cache always
-        unrolled: a scan would copy every layer's cache at every step.
+      context: what the sublayers look at; its cache is a list with the cache of each block, or None. With a cache,
+        layers are always unrolled, because a scan would copy every layer's cache at every step.
 
     Returns:
       [B, T, D], the cache of each block (None if none was given), and terms of the objective.
     """
     execution, cache, rng = context.execution, context.cache, context.rng
-    if execution.layers == "scan" and cache is None and not isinstance(params, list):
+    scanned = execution.layers == "scan" and cache is None and not isinstance(params, list)
 
-        def layer(x, part):
-            number, layer_params = part
-            layer_rng = None if rng is None else jax.random.fold_in(rng, number)
-            x, _, terms = block(layer_params, x, cfg, context._replace(rng=layer_rng))
-            return x, terms
-
-        layers = (jnp.arange(cfg.num_layers), params)
-        x, terms = jax.lax.scan(_remat(layer, execution.remat, scanned=True), x, layers)
-        return x, None, jax.tree.map(jnp.sum, terms)
-
-    @functools.partial(_remat, policy=execution.remat, scanned=False)
-    def unrolled(x, number, layer_params, layer_cache):
+    def layer(x, part, layer_cache=None):
+        number, layer_params = part
         layer_rng = None if rng is None else jax.random.fold_in(rng, number)
-        return block(layer_params, x, cfg, context._replace(rng=layer_rng, cache=layer_cache))
+        x, layer_cache, terms = block(layer_params, x, cfg, context._replace(rng=layer_rng, cache=layer_cache))
+        return x, (layer_cache, terms)
 
-    if isinstance(x, jax.core.Tracer):  # traced and lowered once, not once for each layer; XLA puts it in place
-        unrolled = jax.jit(unrolled)
+    if execution.remat != "none":
+        keep = {"dots": jax.checkpoint_policies.save_only_these_names(PRODUCT), "full": None}[execution.remat]
+        # Outside a loop XLA would merge the recomputation with the first computation, and keep its result after all.
+        layer = jax.checkpoint(layer, policy=keep, prevent_cse=not scanned)
+    if scanned:
+        x, (_, terms) = jax.lax.scan(layer, x, (jnp.arange(cfg.num_layers), params))
+        return x, None, jax.tree.map(jnp.sum, terms)
+    if isinstance(x, jax.core.Tracer):  # traced and lowered once, not once for each layer; XLA inlines the calls
+        layer = jax.jit(layer)
     caches, terms = [], Terms()
     for number, layer_params in enumerate(params if isinstance(params, list) else unstack(params, cfg.num_layers)):
-        x, layer_cache, more = unrolled(x, number, layer_params, None if cache is None else cache[number])
+        x, (layer_cache, more) = layer(x, (number, layer_params), None if cache is None else cache[number])
         caches.append(layer_cache)
         terms = {name: value + terms.get(name, 0) for name, value in more.items()}
     return x, None if cache is None else caches, terms
@@ -152,7 +144,7 @@ def unstack(tree: Any, num_layers: int) -> list[Any]:
 
 
 def term_weights(cfg: ModelConfig, tokens: Array) -> Terms:
-    """The weights of the terms that the blocks add to the objective: tokens [B, T] times layers."""
+    """The weights of the terms that the blocks add to the objective: number of tokens [B, T] times layers."""
     names = [name for sublayer in sublayers_of(cfg).values() for name in sublayer.terms]
     return dict.fromkeys(names, jnp.asarray(tokens.size * cfg.num_layers, jnp.float32))
 

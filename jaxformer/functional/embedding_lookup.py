@@ -1,8 +1,7 @@
-"""Rows of a table that may be split over devices: the embedding's look-up and its gradient.
+"""Rows of a table that may be sharded over devices: the embedding's look-up and its gradient.
 
-Said as collectives. Left to XLA, a table that is also the output's (tied) was gathered whole, in float32, for the
-look-up, and its gradient, whole on every device, summed over all of them: with gpt2_124m on 64 TPU chips (data 8 x
-fsdp 8) more than half of what an update sent (`experiments/LOG.md`).
+Written with explicit collectives. XLA's own choice for a tied table was to gather all of it in float32, and to sum its
+whole gradient over all devices: more than half of the communication of an update (`experiments/LOG.md`).
 """
 
 import functools
@@ -21,14 +20,14 @@ _Axes = tuple[str, ...] | None
 
 
 def look_up(tokens: Array, table: Array, axis: str) -> Array:
-    """Rows of a table for tokens, positions or types; every device takes what its part of the table has.
+    """Rows of a table for tokens, positions or types; every device looks up the rows that its shard of the table has.
 
-    On a mesh the result is laid out as `constraints.ACTIVATION_RULES` says of "looked_up_rows" and "looked_up_width".
+    On a mesh the result is sharded as "looked_up_rows" and "looked_up_width" of `constraints.ACTIVATION_RULES`.
 
     Args:
       tokens: [B, T] int, below V.
-      table: [V, D], as `constraints.RULES` lays out (`axis`, "embed").
-      axis: logical axis of the table's rows, "vocab" say.
+      table: [V, D], with the logical axes (`axis`, "embed").
+      axis: logical axis of the table's rows, such as "vocab".
 
     Returns:
       [B, T, D] in the dtype of the table.
@@ -47,7 +46,7 @@ def look_up(tokens: Array, table: Array, axis: str) -> Array:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3))
 def _look_up(table: Array, tokens: Array, shape: tuple[int, int], over: tuple[_Axes, _Axes, _Axes]) -> Array:
-    """`shape` of the table, and the mesh axes that its rows, its width and the rows of tokens are split over."""
+    """`shape`: of the table. `over`: mesh axes that shard its rows, its width and the rows of tokens."""
     vocab, width, rows = over
 
     def local(part: Array, tokens: Array) -> Array:
@@ -56,8 +55,8 @@ def _look_up(table: Array, tokens: Array, shape: tuple[int, int], over: tuple[_A
         found = part.at[_places(tokens, len(part), vocab)].get(mode="fill", fill_value=0)
         return jax.lax.psum(found, vocab)
 
-    specs = (P(vocab, width), P(rows))
-    return jax.shard_map(local, in_specs=specs, out_specs=P(rows, None, width), check_vma=False)(table, tokens)
+    run = jax.shard_map(local, in_specs=(P(vocab, width), P(rows)), out_specs=P(rows, None, width), check_vma=False)
+    return run(table, tokens)
 
 
 def _forward(table, tokens, shape, over):
@@ -65,16 +64,16 @@ def _forward(table, tokens, shape, over):
 
 
 def _backward(shape, over, tokens, g):
-    vocab, width, rows = over
-    part = tuple(size // _devices(axes) for size, axes in zip(shape, over[:2], strict=True))
+    (vocab, width, rows), sizes = over, mesh_axes()
+    part = tuple(n // math.prod(sizes[axis] for axis in axes or ()) for n, axes in zip(shape, over[:2], strict=True))
 
     def local(g: Array, tokens: Array) -> Array:
         places = _places(tokens, part[0], vocab) if vocab else tokens
         summed = jnp.zeros(part, g.dtype).at[places].add(g, mode="drop")
         return jax.lax.psum(summed, rows) if rows else summed
 
-    specs = (P(rows, None, width), P(rows))
-    return jax.shard_map(local, in_specs=specs, out_specs=P(vocab, width), check_vma=False)(g, tokens), None
+    run = jax.shard_map(local, in_specs=(P(rows, None, width), P(rows)), out_specs=P(vocab, width), check_vma=False)
+    return run(g, tokens), None
 
 
 def _tangent(shape, over, tokens, changes):
@@ -84,12 +83,7 @@ def _tangent(shape, over, tokens, changes):
 derivatives.define(_look_up, _forward, _tangent, _backward)
 
 
-def _devices(axes: _Axes) -> int:
-    sizes = mesh_axes()
-    return math.prod(sizes[axis] for axis in axes or ())
-
-
 def _places(tokens: Array, size: int, vocab: tuple[str, ...]) -> Array:
-    """Where the tokens lie in this device's `size` rows of the table; beyond its end where they are another's."""
+    """Places of the tokens in this device's `size` rows of the table; beyond the end for rows of other devices."""
     places = tokens - jax.lax.axis_index(vocab) * size
     return jnp.where(places >= 0, places, size)

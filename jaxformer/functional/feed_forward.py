@@ -26,21 +26,19 @@ def specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
 
 def apply(params: Params, x: Array, cfg: ModelConfig, context: Context) -> tuple[Array, None, dict[str, Array]]:
     """[B, T, D] -> [B, T, D]; see `layer.Sublayer`."""
-    del context
     out = mlp(x, **params, activation=cfg.feed_forward.activation)
     return shard_residual(out) if x.ndim == 3 else out, None, {}
 
 
 def cost(cfg: ModelConfig, length: int, execution: Execution) -> Cost:
     """See `layer.Cost`."""
-    del length, execution
     d, f = cfg.width, cfg.feed_forward.hidden_width(cfg.width)
     matrices = 3 if cfg.feed_forward.gated else 2
     return Cost(products=2 * d * f * matrices, last=2 * d * f, saved=f * (matrices - 1))
 
 
 def init_cache(cfg: ModelConfig, rows: int, length: int, dtype: str) -> None:
-    """Nothing: a token is fed forward by itself."""
+    """Nothing: each token is treated alone."""
 
 
 DENSE = Sublayer(specs, apply, cost, init_cache)

@@ -1,7 +1,7 @@
 """What a Transformer layer is made of: the protocol of its sublayers, and what they share.
 
 A *sublayer* reads the residual stream and adds to it: attention, a feed-forward layer, or one of your own. `block`
-puts norms, dropout and the residual sum around it. The tables of `functional.sublayers` say which there are.
+puts norms, dropout and the residual sum around it. The tables in `functional.sublayers` list all kinds.
 """
 
 import math
@@ -29,9 +29,9 @@ class DecodeProgress(NamedTuple):
     """How far the sequences of a batch are, in decoding.
 
     Attributes:
-      starts: [B] int32, tokens of each row's prompt.
-      steps: () int32, how many tokens every row has been given since; None: these tokens are the prompts themselves,
-        [B, T] padded on the right, of which the first `starts` are meant.
+      starts: [B] int32, length of each row's prompt.
+      steps: () int32, how many tokens every row has got since then; None: the present tokens are the prompts
+        themselves, [B, T], of which the first `starts` count and the rest is padding.
     """
 
     starts: Array
@@ -42,13 +42,13 @@ class Context(NamedTuple):
     """What a sublayer may look at beside its input.
 
     Attributes:
-      mask: who sees whom among the T tokens; None: everybody sees everybody.
+      mask: which of the T tokens see which; None: all see all.
       rotation: rotary angles of the T positions, or None.
       bias: score bias (ALiBi, T5): an array [1 or B, H, T, T] or a function of (query index, key index); or None.
       rng: for dropout; None: nothing is dropped.
       execution: how it is computed, not what.
-      cache: in decoding, what this sublayer keeps of the tokens before: see `Sublayer.init_cache`. Otherwise None.
-      progress: in decoding, how far it is. Otherwise None.
+      cache: in decoding, what this sublayer keeps of earlier tokens, see `Sublayer.init_cache`; otherwise None.
+      progress: in decoding, how far it is; otherwise None.
     """
 
     mask: Mask | None = None
@@ -70,11 +70,11 @@ class Cost(NamedTuple):
       products: floating-point operations (a multiply-add being two) of products with weights, forward.
       scores: those of products of activations with each other, forward.
       last: those of `products` whose result is only added to the residual stream, so that no gradient needs it.
-      saved: numbers that products with weights leave for the backward pass, split over the mesh's tensor axis; the
-        output [D] is not among them.
-      saved_scores: numbers that `scores` leave where remat is none; split over the tensor axis.
-      ring: under context parallelism, (parts, numbers of each) that go once around the ring of devices; a tensor axis
-        splits the parts where it divides them.
+      saved: numbers that products with weights leave for the backward pass, without the output [D]; sharded over the
+        mesh's tensor axis.
+      saved_scores: numbers that `scores` leave without rematerialisation; sharded over the tensor axis.
+      ring: under context parallelism, (parts, numbers in each) that go once around the ring of devices; a tensor axis
+        shards the parts if it divides them.
     """
 
     products: float = 0.0
@@ -91,8 +91,8 @@ class Sublayer(NamedTuple):
     Attributes:
       specs: ``cfg -> {name: ParamSpec}``.
       apply: ``(params, x, cfg, context) -> (output, cache, terms)``: [B, T, D] -> [B, T, D], the cache with these
-        tokens in it (None where the context has none), and terms of the objective: name -> sum over the tokens, ()
-        float32, of what is to be minimised beside the loss, as a mean over tokens and layers.
+        tokens added (None if the context has none), and terms of the objective: name -> () float32, the sum over the
+        tokens of something to minimise beside the loss, as a mean over tokens and layers.
       cost: ``(cfg, length, execution) -> Cost`` of a token in rows of `length` tokens.
       init_cache: ``(cfg, rows, length, dtype) -> cache``: zeros in the shapes of what decoding keeps for sequences of
         at most `length` tokens: any tree of arrays whose first axis is a multiple of `rows`. None: no decoding.
@@ -135,10 +135,10 @@ def norm(params: Params, x: Array, cfg: ModelConfig) -> Array:
 
 
 def gather_sequence(x: Array) -> Array:
-    """What a sublayer reads: every token of the part of a row that lies on this device."""
+    """What a sublayer reads: every token of this device's part of the row."""
     return constrain(x, "rows", None, None)
 
 
 def shard_residual(x: Array) -> Array:
-    """What lies between sublayers, which `constraints.sequence_parallel` may split over the tensor axis by tokens."""
+    """The residual stream between sublayers; `constraints.sequence_parallel` shards its tokens over the tensor axis."""
     return constrain(x, "rows", "tokens", None)

@@ -1,6 +1,6 @@
 """Layers as plain functions of arrays and numbers: linear, norms, activations, MLP, dropout, embedding.
 
-The derivatives of linear, norms and MLP are written down, for `jax.grad` and `jax.jvp` alike (`kernels.derivatives`).
+Linear layers, norms and the MLP have custom derivatives, for both `jax.grad` and `jax.jvp` (`kernels.derivatives`).
 """
 
 import functools
@@ -16,7 +16,7 @@ from jaxformer.kernels.matmul import add_bias, matmul, matmul_of
 from jaxformer.kernels.rematerialize import rematerialize
 from jaxformer.types import Array
 
-# What checkpoint policies call the result of `linear`, whose product they cannot see into.
+# Name of the result of `linear` for checkpoint policies, which cannot see the product inside a custom derivative.
 PRODUCT = "linear_product"
 
 
@@ -39,7 +39,7 @@ def linear(x: Array, w: Array, b: Array | None = None) -> Array:
 
 
 def linear_of(function: Callable[..., Array], inputs: tuple[Array, ...], w: Array, b: Array | None = None) -> Array:
-    """linear(function(*inputs), w, b) that keeps the inputs alone for the backward pass, not what comes between.
+    """linear(function(*inputs), w, b) that keeps only the inputs for the backward pass, not the function's result.
 
     Args:
       function: elementwise.
@@ -61,12 +61,12 @@ def _finished(flat: Array, b: Array | None) -> Array:
 
 
 def _wide(x: Array) -> Array:
-    """`x` in float32, or as it is if wider: transcendental functions and statistics are not for bfloat16."""
+    """`x` in float32, or unchanged if wider: bfloat16 is too coarse for transcendental functions and statistics."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _align(parameter: Array, x: Array) -> Array:
-    """`parameter` with leading axes of size 1 up to the rank of `x`: broadcasting that is meant is written."""
+    """`parameter` with leading axes of size 1 up to the rank of `x`; implicit rank promotion may be an error."""
     return parameter.reshape((1,) * (x.ndim - parameter.ndim) + parameter.shape)
 
 
@@ -103,8 +103,7 @@ def rms_norm(x: Array, scale: Array, epsilon: float = 1e-5) -> Array:
 
 
 def _norm_rows(centre: bool, epsilon: float, x: Array, scale: Array, bias: Array | None) -> Array:
-    """Without a leading axis of one, which XLA's CPU backend would share out among its threads, and none of the rest:
-    the backward pass of [1, 1024, 768] took 4 to 6 times as long as that of [1024, 768]."""
+    """`_norm` without a leading axis of size 1: XLA's CPU backend would split only that axis among its threads."""
     if x.ndim > 2 and x.shape[0] == 1:
         return _norm_rows(centre, epsilon, x.reshape(x.shape[1:]), scale, bias).reshape(x.shape)
     return _norm(centre, epsilon, x, scale, bias)
@@ -112,8 +111,8 @@ def _norm_rows(centre: bool, epsilon: float, x: Array, scale: Array, bias: Array
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _norm(centre: bool, epsilon: float, x: Array, scale: Array, bias: Array | None) -> Array:
-    """Both norms. Written down, their gradient keeps x and a number or two of each token; differentiation keeps two or
-    three arrays like x, in float32."""
+    """Both norms. The custom gradient keeps x and one or two numbers per token; autodiff would keep two or three
+    float32 arrays like x."""
     return _norm_forward(centre, epsilon, x, scale, bias)[0]
 
 
@@ -128,10 +127,9 @@ def _norm_forward(centre, epsilon, x, scale, bias):
 
 
 def _norm_backward(centre, epsilon, saved, g):
-    del centre, epsilon
     x, scale, bias, mean, inverse = saved
     wide, g_wide = _wide(x), _wide(g)
-    # Of statistics made again: else XLA keeps the centred and the normed x, and each statistic at the size of x.
+    # Rematerialised, or XLA keeps the centred and the normed x, and each statistic broadcast to the size of x.
     remade = functools.partial(rematerialize, gradient=g_wide[..., :1], kept_bytes=wide.size * wide.dtype.itemsize)
     normed = (wide if mean is None else wide - remade(mean)) * remade(inverse)
     d_normed = g_wide * _align(scale, x)
@@ -145,7 +143,6 @@ def _norm_backward(centre, epsilon, saved, g):
 
 
 def _norm_tangent(centre, epsilon, saved, changes):
-    del epsilon
     x, scale, bias, mean, inverse = saved
     change, d_scale, d_bias = changes
     wide = _wide(change)
@@ -168,7 +165,7 @@ def relu(x: Array) -> Array:
 def gelu(x: Array) -> Array:
     """Exact GELU, x * Phi(x). Source: Hendrycks and Gimpel 2016, section 2.
 
-    Through erf itself: `jax.nn.gelu(approximate=False)` goes through erfc, which is several times slower on CPU.
+    With erf: `jax.nn.gelu(approximate=False)` uses erfc, which is several times slower on CPU.
     """
     wide = _wide(x)
     return (0.5 * wide * (1 + jax.lax.erf(wide * (1 / math.sqrt(2))))).astype(x.dtype)
@@ -186,7 +183,7 @@ def silu(x: Array) -> Array:
     return (wide * jax.nn.sigmoid(wide)).astype(x.dtype)
 
 
-# name -> (function, is it a gate). A gated MLP computes function(x w_gate) * (x w_up).
+# name -> (function, True if gated). A gated MLP computes function(x w_gate) * (x w_up).
 ACTIVATIONS = {
     "relu": (relu, False),
     "gelu": (gelu, False),

@@ -1,12 +1,13 @@
-"""Losses as (sum, weight), never a mean, and never the float32 logits of a whole batch.
+"""Losses as (sum, weight) instead of means, without ever holding the float32 logits of a whole batch.
 
-The vocabulary projection and the loss are computed together, a block of positions at a time. The gradient of a
+The vocabulary projection and the loss are computed together, one block of positions at a time. The gradient of a
 block's logits is known as soon as they are, so the backward pass is done in the same visit: three products of
-[tokens, D, V] in all, where a rematerialised block needs four, and no logits are kept.
+[tokens, D, V] in all, where rematerialisation needs four, and no logits are kept.
 """
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,13 +18,13 @@ from jaxformer.kernels.matmul import product, times_transpose, transposed_produc
 from jaxformer.parallel.constraints import batch_shards, constrain, reduce_scatter_sum
 from jaxformer.types import Array
 
-# Logits that exist at once when the caller does not say: 2**25 float32, 128 MiB.
+# Most logits at once if the caller does not say: 2**25 float32, 128 MiB.
 CHUNK_LOGITS = 2**25
 MIN_POSITIONS = 16
 
 
 class TokenLoss(NamedTuple):
-    """Sums over positions; divide by `weight` once, at the very end. Float32 or wider, nats.
+    """Sums over positions, in nats, float32 or wider; divide by `weight` once, at the very end.
 
     Attributes:
       total: scalar to minimise: cross-entropy with label smoothing, plus z-loss.
@@ -71,7 +72,7 @@ def cross_entropy(
 
 
 def _at(logits: Array, targets: Array) -> Array:
-    """logits[..., targets], by comparison: its gradient is a select that fuses, where a gather's is a scatter."""
+    """logits[..., targets] by comparison: its gradient is a select that fuses, and that of a gather is a scatter."""
     entries = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
     return jnp.sum(jnp.where(entries == targets[..., None], logits, 0), axis=-1)
 
@@ -93,9 +94,9 @@ def token_loss(
       hidden: [B, T, D].
       table: [V, D].
       targets: [B, T] int.
-      weights: [B, T] float; 0 leaves a position out, whose hidden state must be finite all the same. Only `hidden`,
-        `table` and `bias` receive gradients, from `total` alone; in forward mode too the metrics' tangents are 0, and
-        changes of the weights count for nothing.
+      weights: [B, T] float; 0 leaves a position out, but its hidden state must still be finite. Only `hidden`, `table`
+        and `bias` receive gradients, and only from `total`; in forward mode, too, the metrics' tangents are 0 and
+        tangents of the weights are ignored.
       bias: [V] or None.
       label_smoothing, z_loss: as in `cross_entropy`.
       chunk_tokens: tokens whose logits exist at once, rounded to whole columns of B; None: chosen from V.
@@ -115,62 +116,55 @@ def token_loss(
     per_chunk = max(1, min(positions, chunk_tokens // batch))
     chunks = math.ceil(positions / per_chunk)
     per_chunk = math.ceil(positions / chunks)
-    padding = ((0, 0), (0, chunks * per_chunk - positions))
-    hidden = jnp.pad(hidden, (*padding, (0, 0))) if padding[1][1] else hidden
-    targets = jnp.pad(targets, padding) if padding[1][1] else targets
-    padded = jnp.pad(weights, padding) if padding[1][1] else weights
+    padding = ((0, 0), (0, chunks * per_chunk - positions), (0, 0))
+    hidden, targets, padded = (
+        jnp.pad(x, padding[: x.ndim]) if padding[1][1] else x for x in (hidden, targets, weights)
+    )
     if bias is None:
         bias = jnp.zeros((table.shape[0],), weights.dtype)
     options = (label_smoothing, z_loss, chunks, per_chunk)
-    total, (nll_rows, correct_rows) = _projected(hidden, table, bias, targets, padded, options)
+    total, (nll_rows, correct_rows) = _projected((hidden, table, bias), targets, padded, options)
     weight_rows = jnp.sum(weights, axis=1)
     return TokenLoss(total, jnp.sum(weight_rows), nll_rows, correct_rows, weight_rows)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(5,))
-def _projected(hidden, table, bias, targets, weights, options):
-    """(total, (nll of each row, correct weight of each row)) over all chunks."""
-    return _visit(hidden, table, bias, targets, weights, options, gradients=False)[0]
-
-
-def _projected_forward(hidden, table, bias, targets, weights, options):
-    return _visit(hidden, table, bias, targets, weights, options, gradients=True)
-
-
-def _projected_backward(options, gradients, cotangents):
-    del options
-    scale = cotangents[0]  # the metrics pass no gradient
-    return *(g * scale.astype(g.dtype) for g in gradients), None, None
-
-
-def _projected_tangent(options, gradients, changes):
-    del options
-    return total_tangent(gradients, changes[:3], changes[4])
-
-
-derivatives.define(_projected, _projected_forward, _projected_tangent, _projected_backward, loops=True)
-
-
-def total_tangent(gradients: Any, changes: Any, weights_BT: Array) -> tuple[Array, tuple[Array, Array]]:
-    """The change of (total, metrics) by what `gradients` are of: none of the metrics, as they pass no gradient.
+def with_gradients(visit: Callable) -> Callable:
+    """A loss that can be differentiated, from a visit of all blocks that computes gradients along with the loss.
 
     Args:
-      gradients, changes: trees of arrays alike.
-      weights_BT: of the positions, for the shapes.
+      visit: (operands, targets [B, T], weights [B, T], options, gradients=bool) -> (total, (nll of each row, correct
+        weight of each row)), and if asked for the gradients of `total`, a tree like `operands`.
+
+    Returns:
+      (operands, targets, weights, options) -> (total, (nll of each row, correct weight of each row)). The operands
+      receive gradients, and only from `total`; the metrics pass none.
     """
-    dtype, rows = weights_BT.dtype, jnp.zeros(len(weights_BT), weights_BT.dtype)
-    products = jax.tree.map(lambda g, t: jnp.sum(g.astype(dtype) * t.astype(dtype)), gradients, changes)
-    return sum(jax.tree.leaves(products), jnp.zeros((), dtype)), (rows, rows)
+
+    @functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
+    def loss(operands, targets, weights, options):
+        return visit(operands, targets, weights, options, gradients=False)[0]
+
+    def backward(options, gradients, cotangents):
+        return jax.tree.map(lambda g: g * cotangents[0].astype(g.dtype), gradients), None, None
+
+    def tangent(options, gradients, changes):
+        operands, _, weights = changes
+        dtype, rows = weights.dtype, jnp.zeros(len(weights), weights.dtype)
+        products = jax.tree.map(lambda g, t: jnp.sum(g.astype(dtype) * t.astype(dtype)), gradients, operands)
+        return sum(jax.tree.leaves(products), jnp.zeros((), dtype)), (rows, rows)
+
+    derivatives.define(loss, functools.partial(visit, gradients=True), tangent, backward, loops=True)
+    return loss
 
 
 def block_loss(hidden_ND, compute_VD, bias_V, targets_Bt, weights_Bt, label_smoothing, z_loss, *, gradients, parts=1):
     """The loss of one block of positions, N = B * t, whose logits exist only here.
 
-    With `parts` > 1 the gradient of the table is [parts, V, D], to be added over the first axis at the very end.
+    With `parts` > 1 the gradient of the table is [parts, V, D], to be summed over the first axis at the very end.
 
     Returns:
-      (total, (nll of each row, correct weight of each row)), and (if asked, else None) the gradients of `total` by
-      hidden [N, D] in its own dtype, table and bias in the dtype of the weights.
+      (total, (nll of each row, correct weight of each row)), and (None unless asked for) the gradients of `total` by
+      hidden [N, D] in its own dtype, and by table and bias in the dtype of the weights.
     """
     accumulate, batch = weights_Bt.dtype, len(targets_Bt)
     targets_N, weights_N = targets_Bt.reshape(-1), weights_Bt.reshape(-1)
@@ -198,10 +192,10 @@ def block_loss(hidden_ND, compute_VD, bias_V, targets_Bt, weights_Bt, label_smoo
 
 
 def table_gradient(g_NV: Array, hidden_ND: Array, dtype, parts: int = 1) -> Array:
-    """g^T hidden, [V, D] in `dtype`; with `parts` > 1 a sum for each part of the rows, [parts, V, D].
+    """g^T hidden, [V, D] in `dtype`; with `parts` > 1 one sum for each shard of the rows, [parts, V, D].
 
-    Where rows are split over devices, each adds up its own over all blocks, and they are summed once: a sum in every
-    block would send the table as many times as there are blocks.
+    If rows are sharded, each device adds up its own sum over all blocks, and these are summed over devices once:
+    summing them in every block would send the table once per block.
     """
     if parts == 1:
         return transposed_product(g_NV, hidden_ND, dtype)
@@ -209,24 +203,23 @@ def table_gradient(g_NV: Array, hidden_ND: Array, dtype, parts: int = 1) -> Arra
     return constrain(jnp.einsum("RNV,RND->RVD", g, hidden, preferred_element_type=dtype), "rows", "vocab", None)
 
 
-def _visit(hidden_BTD, table_VD, bias_V, targets_BT, weights_BT, options, *, gradients):
-    """One pass over the chunks: the sums, and (if asked) the gradients of `total` by hidden, table and bias."""
+def _visit(operands, targets_BT, weights_BT, options, *, gradients):
+    """One pass over the chunks: the sums, and (if asked for) the gradients of `total` by hidden, table and bias."""
+    hidden_BTD, table_VD, bias_V = operands
     label_smoothing, z_loss, chunks, per_chunk = options
     batch, _, width = hidden_BTD.shape
     accumulate = weights_BT.dtype
-    # Whole along D before the blocks, or every one of them would gather it.
+    # Gathered along D before the loop, or every block would gather it.
     compute_VD = constrain(table_VD.astype(hidden_BTD.dtype), "vocab", None)
     parts = batch_shards(batch)
 
     def chunk(carry, part):
-        hidden_BtD, targets_Bt, weights_Bt = part
-        hidden_ND = hidden_BtD.reshape(-1, width)
+        hidden_BtD, *targets_and_weights = part
         sums, grads = block_loss(
-            hidden_ND,
+            hidden_BtD.reshape(-1, width),
             compute_VD,
             bias_V,
-            targets_Bt,
-            weights_Bt,
+            *targets_and_weights,
             label_smoothing,
             z_loss,
             gradients=gradients,
@@ -257,3 +250,6 @@ def _visit(hidden_BTD, table_VD, bias_V, targets_BT, weights_BT, options, *, gra
         d_hidden = jnp.moveaxis(d_hidden, 0, 1).reshape(hidden_BTD.shape)
     d_table = reduce_scatter_sum(carry[2], "vocab", "embed") if parts > 1 else carry[2]
     return carry[:2], (d_hidden, d_table.astype(table_VD.dtype), carry[3].astype(bias_V.dtype))
+
+
+_projected = with_gradients(_visit)

@@ -1,10 +1,9 @@
-"""The loss of a few selected positions, at a cost in proportion to them; the same numbers as `losses.token_loss`.
+"""The loss of a few selected positions at a proportional cost; the same numbers as `losses.token_loss`.
 
-A masked language model predicts about 15 % of the tokens of each row. Here every row's positions that count are brought
-to its front, and blocks of columns are visited only as far as the fullest row reaches.
+A masked language model predicts about 15 % of the tokens of each row. Here each row's selected positions are moved to
+its front, and only as many blocks of columns are visited as the row with the most of them needs.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,16 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxformer.functional.losses import CHUNK_LOGITS, MIN_POSITIONS, TokenLoss, block_loss, total_tangent
-from jaxformer.kernels import derivatives
+from jaxformer.functional.losses import CHUNK_LOGITS, MIN_POSITIONS, TokenLoss, block_loss, with_gradients
 from jaxformer.parallel.constraints import batch_shards, constrain, reduce_scatter_sum
 from jaxformer.types import Array, Params
 
-# Blocks a row is cut into: the more, the less is computed in vain, and the more often the table's gradient is added up
-# (and summed over devices, where rows are split over them).
-BLOCKS = 8
-# Tokens below which a block is not worth a visit of its own.
-LEAST_TOKENS = 128
+BLOCKS = 8  # per row; more would waste less computation but add up the table's gradient more often
+LEAST_TOKENS = 128  # per block; fewer are not worth a visit
 
 
 def masked_token_loss(
@@ -39,23 +34,23 @@ def masked_token_loss(
 ) -> TokenLoss:
     """`token_loss` of `transform(transform_params, hidden)`, for weights most of which are 0. Exact for any weights.
 
-    Positions move within their row only, so rows that are split over devices stay where they are. How many blocks of
-    columns are visited is the same for all rows: as many as the row with the most positions of weight != 0 needs.
+    Positions move only within their row, so sharded rows stay on their devices. The number of visited blocks is the
+    same for all rows.
 
     Args:
       hidden: [B, T, D].
       table: [V, D].
       targets: [B, T] int.
-      weights: [B, T] float; 0 leaves a position out, whose hidden state must be finite all the same.
+      weights: [B, T] float; 0 leaves a position out, but its hidden state must still be finite.
       bias: [V] or None.
-      transform: (transform_params, [N, D]) -> [N, D], each position on its own; None: the identity.
-      transform_params: what `transform` is given; closed-over arrays would receive no gradient.
+      transform: (transform_params, [N, D]) -> [N, D], each position by itself; None: the identity.
+      transform_params: the parameters of `transform`; closed-over arrays would receive no gradient.
       label_smoothing, z_loss: as in `cross_entropy`.
       chunk_tokens: most tokens whose logits exist at once, in whole columns of B; None: chosen from V.
 
     Returns:
-      TokenLoss of sums. `hidden`, `table`, `bias` and `transform_params` receive gradients, from `total` alone; in
-      forward mode too the metrics' tangents are 0, and changes of the weights count for nothing.
+      TokenLoss of sums. `hidden`, `table`, `bias` and `transform_params` receive gradients, and only from `total`; in
+      forward mode, too, the metrics' tangents are 0 and tangents of the weights are ignored.
 
     >>> h, e = jnp.ones((2, 3, 4)), jnp.zeros((5, 4))
     >>> out = masked_token_loss(h, e, jnp.zeros((2, 3), int), jnp.array([[0.0, 2.0, 0.0], [0.0, 0.0, 0.0]]))
@@ -78,47 +73,22 @@ def masked_token_loss(
 
 
 def _identity(params: Params, x: Array) -> Array:
-    del params
     return x
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
-def _projected(operands, targets, weights, options):
-    """(total, (nll of each row, correct weight of each row))."""
-    return _visit(operands, targets, weights, options, gradients=False)[0]
-
-
-def _projected_forward(operands, targets, weights, options):
-    return _visit(operands, targets, weights, options, gradients=True)
-
-
-def _projected_backward(options, gradients, cotangents):
-    del options
-    scale = cotangents[0]  # the metrics pass no gradient
-    return jax.tree.map(lambda g: g * scale.astype(g.dtype), gradients), None, None
-
-
-def _projected_tangent(options, gradients, changes):
-    del options
-    return total_tangent(gradients, changes[0], changes[2])
-
-
-derivatives.define(_projected, _projected_forward, _projected_tangent, _projected_backward, loops=True)
-
-
 def _visit(operands, targets_BT, weights_BT, options, *, gradients):
-    """The sums, and (if asked) the gradients of `total` by the operands."""
+    """The sums, and (if asked for) the gradients of `total` by the operands."""
     hidden_BTD, table_VD, bias_V, params = operands
     transform, label_smoothing, z_loss, per_chunk = options
     batch, positions, width = hidden_BTD.shape
     accumulate = weights_BT.dtype
-    # As in `losses`: the table whole along D before the blocks, its gradient added up on each device and summed once.
+    # As in `losses`: the table is gathered along D before the loop; its gradient is summed over devices once, after it.
     compute_VD = constrain(table_VD.astype(hidden_BTD.dtype), "vocab", None)
     parts = batch_shards(batch)
     left_out_BT = weights_BT == 0
     order_BT = jnp.argsort(left_out_BT, axis=1, stable=True)
     needed = jnp.max(jnp.sum(~left_out_BT, axis=1))
-    # Columns beyond the last stand for the last position once more, with weight 0.
+    # Columns beyond the end repeat the last position with weight 0.
     columns = math.ceil(positions / per_chunk) * per_chunk
     beyond = ((0, 0), (0, columns - positions))
     places_BT = jnp.pad(order_BT, beyond, mode="edge")
@@ -164,3 +134,6 @@ def _visit(operands, targets_BT, weights_BT, options, *, gradients):
         grads = (reduce_scatter_sum(grads[0], "vocab", "embed"), *grads[1:])
     d_table, d_bias, d_params = jax.tree.map(lambda g, x: g.astype(x.dtype), grads, (table_VD, bias_V, params))
     return sums, (d_hidden_BTD, d_table, d_bias, d_params)
+
+
+_projected = with_gradients(_visit)

@@ -1,6 +1,6 @@
-"""THE tables of sublayers: which kinds there are of those that mix tokens, and of those that take each by itself.
+"""THE tables of sublayers: the kinds that mix tokens, and the kinds that treat each token alone.
 
-A config file adds a kind of its own with two lines, a class of the config and an entry here:
+A config file adds a kind of its own with two lines, a config class and an entry here:
 
     class GatedConv(AttentionConfig, kind="gated_conv"): ...
     MIXERS["gated_conv"] = Sublayer(specs, apply, cost, init_cache)
@@ -25,5 +25,5 @@ def sublayers_of(cfg: ModelConfig) -> dict[str, Sublayer]:
 
 
 def costs_of(cfg: ModelConfig, length: int, execution: Execution) -> dict[str, Cost]:
-    """What each sublayer of a layer costs, by the same names, for one token of rows of `length`."""
+    """What each sublayer of a layer costs, by the same names, per token in rows of `length` tokens."""
     return {name: sublayer.cost(cfg, length, execution) for name, sublayer in sublayers_of(cfg).items()}

@@ -26,12 +26,15 @@ class _Rules(NamedTuple):
     backward: Callable[[Flat, Flat], list[Array | None]]  # None: zero
 
 
-def define(function: Any, forward: Callable, tangent: Callable, backward: Callable, *, loops: bool = False) -> None:
+def define(
+    function: Any, forward: Callable | None, tangent: Callable, backward: Callable, *, loops: bool = False
+) -> None:
     """Gives a function its derivatives.
 
     Args:
       function: a `jax.custom_jvp`; its outputs are floats. Its `nondiff_argnums` come first in the next functions.
-      forward: all of the function's arguments -> its result and what to save for the derivatives.
+      forward: all of the function's arguments -> its result and what to save for the derivatives. None: calls the
+        function, and saves the arguments that are not in `nondiff_argnums`.
       tangent: (*nondiff, saved, tangents of the other arguments) -> tangent of the result, in its dtypes. Tangents of
         non-floats are None. Should read only what `backward` reads of `saved`, or more would be kept in memory.
       backward: (*nondiff, saved, cotangent of the result) -> cotangents of the other arguments, None for zero.
@@ -47,7 +50,7 @@ def define(function: Any, forward: Callable, tangent: Callable, backward: Callab
             arguments = list(primals)
             for place, value in zip(places, static, strict=True):
                 arguments.insert(place, value)
-            return forward(*arguments)
+            return (function(*arguments), primals) if forward is None else forward(*arguments)
 
         out, saved = (_apart(saving) if loops else saving)(*primals)
         return out, _linear(
@@ -108,17 +111,14 @@ _LINEAR.multiple_results = True
 
 
 def _apply(*args, rules, count, avals):
-    del avals
     return rules.tangent(args[:count], args[count:])
 
 
 def _abstract(*args, rules, count, avals):
-    del args, rules, count
     return list(avals)
 
 
 def _transpose(cotangents, *args, rules, count, avals):
-    del avals
     grads = rules.backward(args[:count], [ad.instantiate_zeros(ct) for ct in cotangents])
     wanted = zip(grads, args[count:], strict=True)
     # Other inputs are known primals, which get no cotangent.

@@ -13,6 +13,7 @@ On CPU the straightforward code would be slow for four reasons:
 
 import functools
 import math
+import re
 from collections.abc import Callable
 
 import jax
@@ -35,13 +36,11 @@ def rounded_einsum(spec: str, a: Array, b: Array, dtype) -> Array:
 
     def on_cpu(a, b):
         wide = jnp.promote_types(dtype, jnp.float32)
-        inputs, out = spec.split("->")
-        left, right = inputs.split(",")
+        left, right, out = re.split(",|->", spec)
         batch = [x for x in left if x in right and x in out]
         if a.dtype.itemsize >= 4 or not batch:
             return _ordered(spec, a, b, wide).astype(dtype)
-        found = _ordered(f"o{left},{right}->o{out}", a[None], b, wide)
-        return found[0].astype(dtype)
+        return _ordered(f"o{left},{right}->o{out}", a[None], b, wide)[0].astype(dtype)
 
     if a.dtype.itemsize >= 4 and jnp.dtype(dtype).itemsize >= 4:
         return direct(a, b)
@@ -54,8 +53,7 @@ def _ordered(spec: str, a: Array, b: Array, dtype) -> Array:
     jnp.einsum always uses the other order, for which XLA's CPU backend transposes attention's scores and weights. No
     transpose is needed for a first operand that is contracted along its last axis, or a second along earlier ones.
     """
-    inputs, out = spec.split("->")
-    left, right = inputs.split(",")
+    left, right, out = re.split(",|->", spec)
     common = [x for x in left if x in right]
     batch, contracted = [x for x in common if x in out], [x for x in common if x not in out]
     sizes = dict(zip(left, a.shape, strict=True)) | dict(zip(right, b.shape, strict=True))
@@ -88,10 +86,8 @@ def _product_forward(spec, a, b, dtype):
 
 
 def _product_backward(spec, dtype, saved, g):
-    del dtype
     a, b = saved
-    inputs, out = spec.split("->")
-    left, right = inputs.split(",")
+    left, right, out = re.split(",|->", spec)
     g = g.astype(a.dtype)
     gradient_a = rounded_einsum(f"{out},{right}->{left}", g, b, a.dtype)
     return gradient_a, rounded_einsum(f"{left},{out}->{right}", a, g, b.dtype)
@@ -114,10 +110,6 @@ def matmul(x: Array, w: Array) -> Array:
     return rounded_einsum("ND,DF->NF", x, w.astype(x.dtype), x.dtype)
 
 
-def _matmul_forward(x, w):
-    return matmul(x, w), (x, w)
-
-
 def _matmul_backward(saved, g):
     x, w = saved
     return times_transpose(g, _weight_again(w, g), x.dtype), transposed_product(x, g, w.dtype)
@@ -128,7 +120,7 @@ def _matmul_tangent(saved, changes):
     return matmul(changes[0], w) + matmul(x, changes[1])
 
 
-derivatives.define(matmul, _matmul_forward, _matmul_tangent, _matmul_backward)
+derivatives.define(matmul, None, _matmul_tangent, _matmul_backward)
 
 
 def _weight_again(w: Array, g: Array) -> Array:
@@ -157,10 +149,6 @@ def _flat(x: Array) -> Array:
     return x.reshape(-1, x.shape[-1])
 
 
-def _matmul_of_forward(function, inputs, w):
-    return matmul_of(function, inputs, w), (inputs, w)
-
-
 def _matmul_of_backward(function, saved, g):
     inputs, w = saved
     d_hidden = times_transpose(g, _weight_again(w, g), g.dtype).reshape(inputs[0].shape)
@@ -174,7 +162,7 @@ def _matmul_of_tangent(function, saved, changes):
     return matmul(_flat(change), w) + matmul(_flat(hidden), changes[1])
 
 
-derivatives.define(matmul_of, _matmul_of_forward, _matmul_of_tangent, _matmul_of_backward)
+derivatives.define(matmul_of, None, _matmul_of_tangent, _matmul_of_backward)
 
 
 def transposed_product(x: Array, g: Array, dtype) -> Array:
@@ -259,7 +247,6 @@ def _add_bias_backward(b, g):
 
 
 def _add_bias_tangent(b, changes):
-    del b
     return add_bias(*changes)
 
 

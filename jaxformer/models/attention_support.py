@@ -1,4 +1,4 @@
-"""Which models the platforms' own attention kernels can run, and where: said before anything compiles."""
+"""Which models the platforms' own attention kernels can run, and where; checked before anything compiles."""
 
 from dataclasses import replace
 
@@ -22,14 +22,15 @@ def check_available(execution: Execution) -> None:
     jaxformer.errors.ConfigError: config.execution.attention: cudnn needs an NVIDIA GPU of compute capability 8 or \
 more, which is not here; accepted here: auto, xla, chunked
     """
-    name = execution.attention
-    what = unavailable(name)
+    what = unavailable(execution.attention)
     if what is not None:
-        raise ConfigError(f"config.execution.attention: {name} needs {what}, which is not here; accepted here: {ANY}")
+        raise ConfigError(
+            f"config.execution.attention: {execution.attention} needs {what}, which is not here; accepted here: {ANY}"
+        )
 
 
 def fallback_to_auto(execution: Execution) -> Execution:
-    """The same with "auto" for an attention kernel that is not here: what it computes is the same.
+    """The same with "auto" in place of an attention kernel that is not available here; the result is the same.
 
     >>> fallback_to_auto(Execution(attention="cudnn")).attention
     'auto'
@@ -38,10 +39,10 @@ def fallback_to_auto(execution: Execution) -> Execution:
 
 
 def check_mesh(execution: Execution, mesh: Mesh) -> None:
-    """Refuses a platform's attention kernel where rows are cut into parts, which none of them knows.
+    """Refuses a platform's attention kernel with context parallelism, which none of them supports.
 
     Raises:
-      ConfigError: that is asked for.
+      ConfigError: both are asked for.
     """
     if execution.attention in KERNELS and mesh.shape["context"] > 1:
         raise ConfigError(

@@ -49,72 +49,61 @@ def hidden_sharded(
     rng: Array | None = None,
     execution: Execution = DEFAULT_EXECUTION,
 ) -> tuple[Array, SequenceSharding, Terms]:
-    """`hidden`, with rows cut into parts as the context axis of the mesh in use cuts them.
+    """`hidden`, with rows sharded over the context axis of the mesh in use.
 
     Args:
       params: as in `specs(cfg)`.
       tokens: [B, T] int.
       cfg: the model.
       positions: [B, T] int, position in the document; None: 0, 1, 2, ...
-      segments: [B, T] int, document of each token (padding a number of its own); None: one document per row.
+      segments: [B, T] int, document of each token (padding has its own number); None: one document per row.
       token_types: [B, T] int, sentence A or B; None: all 0.
-      rng: dropout; None: nothing is dropped.
+      rng: for dropout; None: nothing is dropped.
       execution: how it is computed, not what.
 
     Returns:
-      [parts * B, T / parts, D] in the compute dtype; how rows are cut ([B, T, D] where the mesh has no context axis);
-      and the terms that the blocks add to the objective.
+      [parts * B, T / parts, D] in the compute dtype ([B, T, D] without a context axis); how rows are sharded; and the
+      terms that the blocks add to the objective.
     """
     sharding, mask, tokens, positions = embedding.shard_rows(tokens, positions, segments, cfg)
     embed_rng, blocks_rng = (None, None) if rng is None else jax.random.split(rng)
-    x = _embedded(params, tokens, positions, cfg, embed_rng, sharding.shard(token_types))
-    context = Context(
-        mask=mask,
-        rotation=rotation(cfg, positions),
-        bias=embedding.score_bias(params["embedding"], cfg, mask),
-        rng=blocks_rng,
-        execution=execution,
-    )
-    x, _, terms = stack(params["blocks"], x, cfg, context)
-    return _normed(params, x, cfg), sharding, terms
+    context = Context(mask, rng=blocks_rng, execution=execution)
+    x, _, terms = _run(params, tokens, positions, cfg, context, embed_rng, sharding.shard(token_types))
+    return x, sharding, terms
 
 
 def decode(
     params: Params, tokens: Array, cfg: ModelConfig, cache: list[Any], progress: DecodeProgress, positions: Array
 ) -> tuple[Array, list[Any]]:
-    """Hidden states of some more tokens, given the cache of those before; what `decoding` is made of.
+    """Hidden states of more tokens, given the cache of earlier ones; the basis of `decoding`.
 
     Args:
       params, cfg: a causal model; params["blocks"] stacked or a list (see `stack`).
       tokens: [B, T] int, the new tokens: prompts padded on the right, or one token of each row.
-      cache: of `block.init_cache`, or what the last call returned.
-      progress: which of the two it is.
+      cache: from `block.init_cache`, or what the last call returned.
+      progress: how far the sequences are, and so which of the two it is.
       positions: [T] or [B, T] int, of the new tokens.
 
     Returns:
-      [B, T, D] hidden states after the final norm, and the cache with the new tokens in it.
+      [B, T, D] hidden states after the final norm, and the cache with the new tokens added.
     """
-    x = _embedded(params, tokens, positions, cfg, None, None)
-    context = Context(
-        mask=Mask(causal=True, window=cfg.attention.window),
-        rotation=rotation(cfg, positions),
-        bias=embedding.score_bias(params["embedding"], cfg),
-        cache=cache,
-        progress=progress,
-    )
-    x, cache, _ = stack(params["blocks"], x, cfg, context)
-    return _normed(params, x, cfg), cache
+    context = Context(Mask(causal=True, window=cfg.attention.window), cache=cache, progress=progress)
+    x, cache, _ = _run(params, tokens, positions, cfg, context)
+    return x, cache
 
 
-def _embedded(params: Params, tokens, positions, cfg: ModelConfig, rng: Array | None, types: Array | None) -> Array:
+def _run(
+    params: Params, tokens, positions, cfg: ModelConfig, context: Context, rng: Array | None = None, types=None
+) -> tuple[Array, Any, Terms]:
+    """From tokens through all blocks and the final norm. `rng`: for the dropout of embeddings."""
     x = embedding.embed(params["embedding"], tokens, positions, cfg, types)
     if "embedding_norm" in params:  # Devlin et al. 2019 drop after the norm
         x = norm(params["embedding_norm"], x, cfg)
-    return dropout(x, cfg.dropout, rng)
-
-
-def _normed(params: Params, x: Array, cfg: ModelConfig) -> Array:
-    return norm(params["final_norm"], x, cfg) if "final_norm" in params else x
+    x = dropout(x, cfg.dropout, rng)
+    bias = embedding.score_bias(params["embedding"], cfg, context.mask)
+    context = context._replace(rotation=rotation(cfg, positions), bias=bias)
+    x, cache, terms = stack(params["blocks"], x, cfg, context)
+    return norm(params["final_norm"], x, cfg) if "final_norm" in params else x, cache, terms
 
 
 def token_metrics(out: TokenLoss, sharding: SequenceSharding) -> Sums:

@@ -1,7 +1,7 @@
-"""BERT: a bidirectional Transformer that restores masked tokens; optionally, whether two spans belong together.
+"""BERT: a bidirectional Transformer that restores masked tokens and may predict whether two spans belong together.
 
-Source: Devlin et al. 2019, sections 3 and A.2. Norm after the summed embeddings and post-norm blocks as published;
-any other arrangement a `ModelConfig` can say works as well.
+Source: Devlin et al. 2019, sections 3 and A.2. A norm follows the summed embeddings, as published; blocks are as the
+`ModelConfig` says, post-norm in the paper.
 
 >>> import jax
 >>> from jaxformer.specs import init_params
@@ -40,7 +40,7 @@ def specs(cfg: ModelConfig) -> dict[str, Any]:
     tree["head"] = {**dense, "norm": norm_specs(cfg), "bias": bias}
     if not cfg.tie_embeddings:
         tree["head"]["table"] = embedding.output_table_spec(cfg)
-    if final_norm is not None:  # after the head: a Flax shell's initial values go by the order
+    if final_norm is not None:  # after the head, because a Flax module's initial values depend on the order
         tree["final_norm"] = final_norm
     if cfg.next_sentence:
         tree["pooler"] = dense
@@ -71,7 +71,7 @@ def apply(params: Params, tokens: Array, cfg: ModelConfig, **fields) -> Array:
 
 
 def next_sentence_logits(params: Params, x: Array) -> Array:
-    """[B, 2] logits (follows, random) from the hidden states [B, T, D], by way of the pooled first token."""
+    """[B, 2] logits (follows, random) from the pooled first token of the hidden states [B, T, D]."""
     pooled = jnp.tanh(layers.linear(x[:, 0], params["pooler"]["w"], params["pooler"]["b"]))
     out = layers.linear(pooled, params["next_sentence"]["w"], params["next_sentence"]["b"])
     return out.astype(jnp.promote_types(x.dtype, jnp.float32))
@@ -86,11 +86,10 @@ def loss(
     execution: Execution = DEFAULT_EXECUTION,
     frozen: Any = None,
 ) -> tuple[Sums, Sums]:
-    """(objective, metrics) of a batch; see `types.Model`. With next-sentence labels their loss is a second term.
+    """(objective, metrics) of a batch; see `types.Model`. With next-sentence labels, their loss is a second term.
 
     The masked-token head runs on the selected positions (weight > 0) and few others, see `masked_token_loss`.
     """
-    del frozen
     inputs = batch.inputs or {}
     x, sharding, terms = hidden_sharded(
         params,
@@ -117,14 +116,15 @@ def loss(
     metrics = token_metrics(out, sharding)
     labels = inputs.get("pair_labels")
     if cfg.next_sentence and labels is not None:
-        # The first rows are the first parts of all rows.
+        # If rows are sharded, the first shards of all rows come first; they hold the first tokens.
         logits = next_sentence_logits(params, x[: batch.tokens.shape[0]])
         each, _ = cross_entropy(logits, labels)
         there = (labels >= 0).astype(each.dtype)  # -1: a row without a label
         objective["next_sentence"] = (jnp.sum(each * there), jnp.sum(there))
-        metrics["next_sentence_loss"] = (each * there, there)
-        right = (jnp.argmax(logits, axis=-1) == labels).astype(each.dtype)
-        metrics["next_sentence_accuracy"] = (right, there)
+        metrics |= {
+            "next_sentence_loss": (each * there, there),
+            "next_sentence_accuracy": ((jnp.argmax(logits, axis=-1) == labels).astype(each.dtype), there),
+        }
     return objective, metrics
 
 

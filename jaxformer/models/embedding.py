@@ -1,4 +1,7 @@
-"""What GPT and BERT share below the first block: token, position and type embeddings, and score biases."""
+"""What GPT and BERT share below the first block: token, position and type embeddings, and score biases.
+
+`functional.positions` says how to add a position encoding.
+"""
 
 import functools
 import math
@@ -14,7 +17,7 @@ from jaxformer.functional.embedding_lookup import look_up
 from jaxformer.kernels.attention.xla import Bias
 from jaxformer.parallel import context
 from jaxformer.parallel.constraints import constrain
-from jaxformer.specs import Initializer, ParamSpec, normal
+from jaxformer.specs import ParamSpec, normal
 from jaxformer.types import Array, Params
 
 T5_BUCKETS = 32
@@ -24,16 +27,11 @@ def vocab(cfg: ModelConfig) -> int:
     """The vocabulary size.
 
     Raises:
-      ValueError: if the config leaves it open; the data's tokenizer fills it in before a model is built.
+      ValueError: the config leaves it open; it has to be set from the data's tokenizer first.
     """
     if cfg.vocab_size is None:
         raise ValueError("ModelConfig.vocab_size is None; set it, or let the tokenizer set it")
     return cfg.vocab_size
-
-
-def table_init(cfg: ModelConfig) -> Initializer:
-    """Initialiser of the [V, D] tables: 0.02 for "gpt2", else D ** -0.5, so that tied logits start at unit size."""
-    return normal(0.02 if cfg.initializer == "gpt2" else 1 / math.sqrt(cfg.width))
 
 
 def specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
@@ -49,13 +47,15 @@ def specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
     return tree
 
 
-def _table(cfg: ModelConfig, size: int, axis: str) -> ParamSpec:
-    return ParamSpec((size, cfg.width), (axis, "embed"), table_init(cfg), "input")
+def _table(cfg: ModelConfig, size: int, axis: str, role: str = "input") -> ParamSpec:
+    """A table [size, D]; normal(0.02) for "gpt2", else normal(D ** -0.5), so that tied logits start at unit size."""
+    scale = 0.02 if cfg.initializer == "gpt2" else 1 / math.sqrt(cfg.width)
+    return ParamSpec((size, cfg.width), (axis, "embed"), normal(scale), role)
 
 
 def output_table_spec(cfg: ModelConfig) -> ParamSpec:
-    """The [V, D] table that turns hidden states into logits, where it is not the embedding's."""
-    return ParamSpec((vocab(cfg), cfg.width), ("vocab", "embed"), table_init(cfg), "output")
+    """The [V, D] table that turns hidden states into logits, if it is not the embedding's."""
+    return _table(cfg, vocab(cfg), "vocab", "output")
 
 
 def embed(
@@ -81,39 +81,27 @@ def embed(
     if isinstance(cfg.positions, Learned):
         x = x + _learned(params["positions"], positions, x)
     elif isinstance(cfg.positions, Sinusoidal):
-        # Source: Vaswani et al. 2017, section 3.4: the table is scaled up so that positions do not drown it.
+        # Vaswani et al. 2017, section 3.4: the token embeddings are scaled up so that positions do not dominate.
         x = x * math.sqrt(cfg.width) + jnp.broadcast_to(pos.sinusoidal(positions, cfg.width), x.shape)
     if cfg.token_types:
         x = x + look_up(jnp.zeros_like(tokens) if types is None else types, params["types"], "types")
-    # Every device looks up its part of the width for the rows of its group, then rows and widths change places.
+    # Every device looks up its part of the width for the rows of its group; then rows are sharded instead of the width.
     x = constrain(x.astype(cfg.dtype), "looked_up_rows", None, "looked_up_width")
     return constrain(x, "rows", None, None)
 
 
 def _learned(table: Array, positions: Array, x: Array) -> Array:
-    """The learned positions of `x`, [B, T, D], laid out like it."""
+    """The learned position embeddings for `x`, [B, T, D], sharded like it."""
     if positions.ndim == 2:
         return look_up(positions, table, "positions")
     of_a_row = constrain(pos.learned(table, positions), None, "looked_up_width")
     return constrain(jnp.broadcast_to(of_a_row, x.shape), "looked_up_rows", None, "looked_up_width")
 
 
-def row_positions(tokens: Array, cfg: ModelConfig) -> Array:
-    """Positions 0, 1, 2, ... of a row that is one document, [T].
-
-    Raises:
-      ValueError: the row is longer than a learned table reaches.
-    """
-    length = tokens.shape[1]
-    if isinstance(cfg.positions, Learned) and length > cfg.context_length:
-        raise ValueError(f"{length} tokens are more than the {cfg.context_length} positions of model.context_length")
-    return jnp.arange(length)
-
-
 def shard_rows(
     tokens: Array, positions: Array | None, segments: Array | None, cfg: ModelConfig
 ) -> tuple[context.SequenceSharding, masks.Mask, Array, Array]:
-    """Rows as the mesh in use cuts them, and who sees whom.
+    """Rows sharded over the context axis of the mesh in use, and the mask.
 
     Args:
       tokens: [B, T] int.
@@ -121,11 +109,15 @@ def shard_rows(
       cfg: the model.
 
     Returns:
-      The cut; the mask (causal and window by the config, segments); tokens and positions, folded (positions are [T]
-      if they were None and rows are not cut).
+      How rows are sharded; the mask (causality and window of the config, segments); tokens and positions, sharded
+      (positions are [T] if they were None and rows are whole).
+
+    Raises:
+      ValueError: no positions are given, and rows are longer than the learned table.
     """
-    # A causal window is about the same work in every part, and a plain order is what lets the round end early.
-    cut = context.sequence_sharding(tokens.shape[1], zigzag=cfg.causal and cfg.attention.window is None)
+    # With a window, shards in the plain order have about equal work, and the ring can stop early.
+    length, longest = tokens.shape[1], cfg.context_length
+    cut = context.sequence_sharding(length, zigzag=cfg.causal and cfg.attention.window is None)
     index = None if cut.order is None else jnp.asarray(cut.order)
     mask = masks.Mask(
         causal=cfg.causal, window=cfg.attention.window, query_index=index, key_index=index, parts=cut.parts
@@ -133,35 +125,31 @@ def shard_rows(
     if segments is not None:
         mask = mask & masks.segments(cut.arrange(segments))
     if positions is None:
-        positions = row_positions(tokens, cfg)
-        if cut.parts == 1:
-            return cut, mask, tokens, positions
-        positions = jnp.broadcast_to(positions, tokens.shape)
+        if isinstance(cfg.positions, Learned) and length > longest:
+            raise ValueError(f"{length} tokens are more than the {longest} positions of model.context_length")
+        positions = jnp.arange(length)
+        positions = positions if cut.parts == 1 else jnp.broadcast_to(positions, tokens.shape)
     return cut, mask, cut.shard(tokens), cut.shard(positions)
 
 
-def score_bias(params: Params, cfg: ModelConfig, mask: masks.Mask | None = None) -> Bias | None:
+def score_bias(params: Params, cfg: ModelConfig, mask: masks.Mask) -> Bias | None:
     """The score bias of ALiBi or T5 positions as a function of (query place, key place), or None.
 
-    `mask` gives the indices in the row where rows are cut into parts and tokens do not stand in their order.
+    `mask` has the tokens' indices in the row if sharding has changed their order.
     """
     if isinstance(cfg.positions, Alibi):
         bias = Partial(functools.partial(pos.alibi, num_heads=cfg.attention.num_heads))
     elif isinstance(cfg.positions, T5):
-        bias = Partial(functools.partial(_t5_bias, not cfg.causal), params["t5"])
+        bias = Partial(functools.partial(pos.t5_bias, bidirectional=not cfg.causal), params["t5"])
     else:
         return None
-    if mask is None or mask.key_index is None:
+    if mask.key_index is None:
         return bias
     return Partial(_at_places, bias, mask.query_index, mask.key_index)
-
-
-def _t5_bias(bidirectional: bool, table: Array, query_index: Array, key_index: Array) -> Array:
-    return pos.t5_bias(table, query_index, key_index, bidirectional=bidirectional)
 
 
 def _at_places(
     bias: Callable[..., Array], query_index: Array, key_index: Array, query_place: Array, key_place: Array
 ) -> Array:
-    """The bias of tokens that stand elsewhere than in the row; of a place beyond the end, in the last block: any."""
+    """The bias of tokens whose index in the row is not their place. Places beyond the end, in padding, get any bias."""
     return bias(jnp.take(query_index, query_place, mode="clip"), jnp.take(key_index, key_place, mode="clip"))

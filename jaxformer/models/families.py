@@ -1,4 +1,4 @@
-"""THE table of families of models, and what training and the programs ask of one.
+"""THE table of families of models, and what training and the programs need of each.
 
 A config file adds a family of its own with one line, `FAMILIES["mine"] = Family(...)`.
 """
@@ -17,7 +17,6 @@ from jaxformer.types import Array, Batch, Sums
 
 def token_batch_spec(cfg: ModelConfig, data: DataConfig, rows: int) -> Batch:
     """The batch of families that read nothing but tokens; see `Family.batch_spec`."""
-    del data
     ids = jax.ShapeDtypeStruct((rows, cfg.context_length), jnp.int32)
     return Batch(ids, ids, jax.ShapeDtypeStruct(ids.shape, jnp.float32), ids, ids)
 
@@ -31,7 +30,7 @@ def bert_batch_spec(cfg: ModelConfig, data: DataConfig, rows: int) -> Batch:
 
 
 def no_frozen(cfg: ModelConfig) -> None:
-    """For families whose loss sees nothing but its parameters."""
+    """For families whose loss reads nothing but its trained parameters."""
 
 
 class Family(NamedTuple):
@@ -49,7 +48,7 @@ class Family(NamedTuple):
       tasks: which programs can use it: "generate" (through `decode`, with the head of `gpt.output_table`), "fill_mask"
         (with BERT's heads).
       decode: as `backbone.decode`.
-      frozen: ``cfg -> tree of ParamSpec`` that the loss sees and nobody updates; or None.
+      frozen: ``cfg -> tree of ParamSpec`` of arrays that the loss reads and nobody updates, or None.
     """
 
     traits: FamilyTraits
@@ -64,14 +63,13 @@ class Family(NamedTuple):
     frozen: Callable[[ModelConfig], Any] = no_frozen
 
 
-GPT = Family(
-    registry.FAMILIES["gpt"], gpt.specs, gpt.apply, gpt.loss, gpt.weights, tasks=("generate",),
-)  # fmt: skip
-BERT = Family(
-    registry.FAMILIES["bert"], bert.specs, bert.apply, bert.loss, bert.weights, bert_batch_spec, bert.head_flops,
-    tasks=("fill_mask",),
-)  # fmt: skip
-FAMILIES: Registry[Family] = Registry("model.family", registry.FAMILIES, {"gpt": GPT, "bert": BERT})
+FAMILIES: Registry[Family] = Registry("model.family", registry.FAMILIES, {
+    "gpt": Family(registry.FAMILIES["gpt"], gpt.specs, gpt.apply, gpt.loss, gpt.weights, tasks=("generate",)),
+    "bert": Family(
+        registry.FAMILIES["bert"], bert.specs, bert.apply, bert.loss, bert.weights, bert_batch_spec, bert.head_flops,
+        tasks=("fill_mask",),
+    ),
+})  # fmt: skip
 
 
 def families_for(task: str) -> list[str]:
@@ -80,5 +78,5 @@ def families_for(task: str) -> list[str]:
 
 
 def family_of(cfg: ModelConfig) -> Family:
-    """The family of a model. Raises ConfigError: the config names one that has no entry."""
+    """The family of a model. Raises ConfigError: there is no such family."""
     return FAMILIES[cfg.family]

@@ -1,9 +1,9 @@
 """The one place that counts parameters and floating-point operations.
 
-Parameters are counted under each published convention, operations exactly: two per multiply-add of every matrix
-product, attention scores and values included, over the whole [T, T] square as Chowdhery et al. count it (an
-implementation may skip the masked half, which makes it faster, not the model smaller). A head that is needed at a share
-of the positions only, as BERT's at the masked ones, counts by that share: the objective asks no more of anybody.
+Parameters are counted by each published convention. Operations are counted exactly: two per multiply-add of every
+matrix product, attention included, over the whole [T, T] square as in Chowdhery et al. (an implementation that skips
+the masked half is faster, but the model is not smaller). A head that is needed at only a share of the positions, like
+BERT's at the masked ones, counts by that share.
 
 >>> from jaxformer.config import ModelConfig, Softmax
 >>> gpt2 = ModelConfig(num_layers=12, width=768, attention=Softmax(12), context_length=1024, vocab_size=50257)
@@ -46,8 +46,8 @@ class Flops(NamedTuple):
       projections: products with weights in the layers that mix tokens (query, key, value, output), forward.
       attention: products of activations there (scores, weighted values), forward.
       mlp: feed-forward layers, forward.
-      head: of the family (vocabulary projection, and BERT's transform) at the positions that need it, forward.
-      remat: what the backward pass computes a second time under the config's policy.
+      head: the family's head (vocabulary projection, and BERT's transform) at the positions that need it, forward.
+      remat: what the backward pass recomputes under the config's policy.
     """
 
     projections: float
@@ -63,7 +63,7 @@ class Flops(NamedTuple):
 
     @property
     def training(self) -> float:
-        """Forward and backward; the backward pass is two products for each of the forward's. Without `remat`."""
+        """Forward and backward, without `remat`; the backward pass has two products for each of the forward's."""
         return 3 * self.forward
 
 
@@ -78,14 +78,14 @@ def count_parameters(cfg: ModelConfig) -> ParameterCount:
 def flops_per_token(
     cfg: ModelConfig, context_length: int | None = None, head_fraction: float = 1.0, remat_policy: str = "none"
 ) -> Flops:
-    """Operations per token of a row, from what each sublayer says it costs.
+    """Operations per token of a row, from each sublayer's `cost`.
 
     Args:
       cfg: the model, its vocabulary size filled in.
       context_length: tokens of a row; None: the model's. A window limits the keys that count.
       head_fraction: share of the positions whose logits are needed: 1 for next tokens, `mask_rate` for masked ones
-        (the expected share; what is computed is rounded up to whole blocks, see `functional.masked_loss`).
-      remat_policy: what the backward pass computes again, as `execution.remat`.
+        (the expected share; the computation is rounded up to whole blocks, see `functional.masked_loss`).
+      remat_policy: what the backward pass recomputes, as in `execution.remat`.
 
     Returns:
       Flops per token.
@@ -96,8 +96,8 @@ def flops_per_token(
     costs = costs_of(cfg, length, Execution())
     mixer, feed_forward = costs["attention"], costs["mlp"]
     scores = layers * sum(cost.scores for cost in costs.values())
-    # "dots" keeps every product with a weight and recomputes the others, attention's. "full" recomputes the block but
-    # for the products that only feed the residual sum, which no gradient needs; a norm after the sum needs it.
+    # "dots" keeps every product with weights and recomputes the others, those of attention. "full" recomputes the block
+    # without the products that are only added to the residual stream, which no gradient needs but a norm after the sum.
     last = {
         "post_norm": 0, "pre_norm": feed_forward.last, "parallel": sum(cost.last for cost in costs.values()),
     }[cfg.block]  # fmt: skip
@@ -112,10 +112,10 @@ def flops_per_token(
 
 
 def training_flops(cfg: ModelConfig, data: DataConfig) -> float:
-    """Operations per token of a row, forward and backward; the head's count where the objective needs its logits."""
+    """Operations per token of a row, forward and backward; the head counts where the objective needs its logits."""
     return flops_per_token(cfg, head_fraction=OBJECTIVES[data.objective].share(data)).training
 
 
 def six_n(cfg: ModelConfig) -> float:
-    """The rule of thumb of 6 operations per token and parameter, all counted; beside the exact count, never for it."""
+    """The rule of thumb of 6 operations per token and parameter (all of them), to show beside the exact count."""
     return 6.0 * count_parameters(cfg).total

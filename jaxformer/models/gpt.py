@@ -35,8 +35,8 @@ def output_table(params: Params) -> Array:
 def apply(params: Params, tokens: Array, cfg: ModelConfig, **fields) -> Array:
     """Logits of the next token, [B, T, V] float32. Arguments as in `backbone.hidden`.
 
-    `jax.jvp` and `jax.hessian` go through this and through `loss`, with `execution.attention` "xla" or "chunked": the
-    kernels that "auto" takes on TPUs and GPUs have `jax.grad` alone.
+    `jax.jvp` and `jax.hessian` of this and of `loss` need `execution.attention` "xla" or "chunked"; the kernels that
+    "auto" takes on TPUs and GPUs support only `jax.grad`.
     """
     return unembed(hidden(params, tokens, cfg, **fields), output_table(params))
 
@@ -51,7 +51,6 @@ def loss(
     frozen: Any = None,
 ) -> tuple[Sums, Sums]:
     """(objective, metrics) of a batch; see `types.Model`."""
-    del frozen
     x, sharding, terms = hidden_sharded(
         params, batch.tokens, cfg, positions=batch.positions, segments=batch.segments, rng=rng, execution=execution
     )

@@ -1,10 +1,10 @@
-"""Two tables from logical axes to mesh axes, of parameters and of activations, and what pins a layout inside jit.
+"""Two tables from logical axes to mesh axes, of parameters and of activations, and sharding constraints inside jit.
 
-Functions say where an activation may be split by the names of its axes (`constrain`); without a mesh that does nothing.
+Functions name the axes along which an activation may be sharded (`constrain`); without a mesh that does nothing.
 
-Without a pin XLA is free to hand the layout of the weights on to the activations: an embedding table split along D by
-`fsdp` gave activations split along D with every row on every device, and with them the products, collectives and memory
-of no data parallelism at all (measured; `jaxformer plan` shows it).
+Without constraints XLA may shard activations like the weights: an embedding table sharded along D by `fsdp` gives
+activations sharded along D with every row on every device, and so no data parallelism at all
+(`jaxformer plan` shows it).
 """
 
 import math
@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 from jaxformer.specs import is_spec
 from jaxformer.types import Array
 
-# THE rule table of parameters: logical axis -> the mesh axes it is split over. None: never split.
+# THE rule table of parameters: logical axis -> the mesh axes that shard it. None: never sharded.
 RULES: dict[str, tuple[str, ...] | None] = {
     "vocab": ("tensor",),
     "embed": ("fsdp",),
@@ -34,12 +34,12 @@ RULES: dict[str, tuple[str, ...] | None] = {
     "types": None,
     "norm": None,
 }
-# THE rule table of activations: axis -> the mesh axes it is split over, as far as there are such.
+# THE rule table of activations: axis -> the mesh axes that shard it, if the mesh has them.
 ACTIVATION_RULES: dict[str, tuple[str, ...]] = {
     "batch_rows": ("data", "fsdp"),  # of a batch
     "parts": ("context",),  # of a row, see `parallel.context`
     "rows": ("context", "data", "fsdp"),  # as a model sees them: the parts of all rows, one after the other
-    "looked_up_rows": ("context", "data"),  # where the embedding table's parts are looked up: rows move to its width
+    "looked_up_rows": ("context", "data"),  # in the embedding's look-up, where `fsdp` shards the width instead of rows
     "looked_up_width": ("fsdp",),
     "tokens": (),  # of a row, between the layers; see `sequence_parallel`
     "heads": ("tensor",),
@@ -53,10 +53,10 @@ _sequence_parallel: ContextVar[bool] = ContextVar("sequence_parallel", default=F
 
 @contextmanager
 def sequence_parallel(on: bool):
-    """While entered (as a program is traced), what lies between the layers is split over the tensor axis by tokens.
+    """Sequence parallelism for programs traced inside: the tensor axis shards the tokens of the residual stream.
 
-    Norms, residual sums and dropout are then done once and not by every device of the axis, and each all-reduce becomes
-    a reduce-scatter and an all-gather. Source: Korthikanti et al. 2022, section 4.2.2 (sequence parallelism).
+    Norms, residual sums and dropout are then done once instead of by every device of the axis, and each all-reduce
+    becomes a reduce-scatter and an all-gather. Source: Korthikanti et al. 2022, section 4.2.2.
     """
     token = _sequence_parallel.set(on)
     try:
@@ -66,7 +66,7 @@ def sequence_parallel(on: bool):
 
 
 def mesh_axes() -> dict[str, int]:
-    """Those axes of the mesh in use that the tables know, XLA splits and have more than one device, and their sizes."""
+    """Sizes of the axes of the mesh in use that the tables name, XLA shards and have more than one device."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return {}
@@ -75,10 +75,10 @@ def mesh_axes() -> dict[str, int]:
 
 
 def constrain(x: Array, *axes: str | None) -> Array:
-    """`x` laid out by logical axis names, inside jit; None: not split.
+    """`x` sharded by logical axis names, inside jit; None: not sharded.
 
-    Does nothing where no mesh is set or all its axes have size 1, so that a program for one device is the one without.
-    A dimension that does not divide stays whole.
+    Does nothing without a mesh or if all its axes have size 1, so a program for one device has no constraints. A
+    dimension that does not divide stays whole.
 
     Args:
       x: the activation.
@@ -93,9 +93,9 @@ def constrain(x: Array, *axes: str | None) -> Array:
 
 
 def constrain_params(params: Any, specs: Any) -> Any:
-    """Parameters, and by it their gradients, laid out by RULES: inside a loop over layers XLA would otherwise add up a
-    layer's whole gradient on every device, where each needs its part only. `specs` is a tree like `params`, but for
-    the kind of its mappings."""
+    """Parameters, and so their gradients, sharded by RULES: inside a loop over layers XLA would otherwise sum a layer's
+    whole gradient on every device, although each needs only its shard. `specs` is a tree like `params`; only the types
+    of its mappings may differ."""
     if not mesh_axes():
         return params
     leaves, structure = jax.tree.flatten(params)
@@ -104,9 +104,8 @@ def constrain_params(params: Any, specs: Any) -> Any:
 
 
 def _constrain_matrix(x: Array, axes: tuple[str | None, ...]) -> Array:
-    """A parameter pinned; where heads do not fill a TPU's lanes, as the matrix that products see, heads and their width
-    one axis: of a gradient of [D, H, 64] libtpu's compiler makes an all-reduce, of one of [D, H * 64] a reduce-scatter.
-    With heads of 128 it does of either, and fills the matrix up first."""
+    """A parameter sharded by RULES. Heads that do not fill a TPU's lanes are merged with their width for this: libtpu
+    makes an all-reduce of a gradient [D, H, 64], but a reduce-scatter of [D, H * 64]. Wider heads need no merging."""
     width = axes.index("head_width") if "head_width" in axes else 0
     if width == 0 or x.shape[width] % LANES == 0:
         return _constrain(x, axes, RULES)
@@ -123,16 +122,16 @@ def _constrain(x: Array, axes: tuple[str | None, ...], rules: Mapping[str, tuple
 def entries(
     shape: Sequence[int], axes: Sequence[str | None], rules: Any, sizes: Mapping[str, int] | None = None
 ) -> list[tuple[str, ...] | None]:
-    """THE algorithm from logical axes to mesh axes: those that each dimension is split over, None: not split.
+    """THE algorithm from logical axes to mesh axes: for each dimension the mesh axes that shard it; None: not sharded.
 
     A mesh axis is used once per array, by the first dimension that asks for it and divides. A dimension that does not
-    divide over all that it asks for stays whole.
+    divide over all the axes that it asks for stays whole.
 
     Args:
       shape: of the array.
       axes: its logical axes.
       rules: logical axis -> mesh axes.
-      sizes: of the mesh axes that there are; None: those in use.
+      sizes: of the mesh axes that exist; None: those of the mesh in use.
     """
     sizes, used = mesh_axes() if sizes is None else sizes, set[str]()
     out: list[tuple[str, ...] | None] = []
@@ -145,15 +144,15 @@ def entries(
 
 
 def splits(size: int, axes: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """Those of `axes` that a dimension is split over: the ones there are, if it divides over all of them, else none."""
+    """The mesh axes that shard a dimension: those of `axes` that exist, or none if it does not divide over them all."""
     there = tuple(axis for axis in axes if axis in sizes)
     return there if size % math.prod(sizes[axis] for axis in there) == 0 else ()
 
 
 def reduce_scatter_sum(x: Array, *axes: str | None) -> Array:
-    """The sum over the first axis of [R, ...], R = `batch_shards`, laid out by RULES.
+    """The sum over the first axis of [R, ...], R = `batch_shards`, sharded by RULES.
 
-    Said as collectives, because of a plain sum XLA makes an all-reduce of the whole where each device needs a part.
+    With explicit collectives, because XLA makes an all-reduce of a plain sum although each device needs only a shard.
     """
     rows = tuple(a for a in ACTIVATION_RULES["rows"] if a in mesh_axes())
     into = tuple(entries(x.shape[1:], axes, RULES))
@@ -171,7 +170,7 @@ def reduce_scatter_sum(x: Array, *axes: str | None) -> Array:
 
 
 def _scatter(x: Array, axis: str, dimension: int) -> Array:
-    """The sum over a mesh axis, each device's part along `dimension`."""
+    """The sum over a mesh axis, of which each device gets its shard along `dimension`."""
 
     def direct(x: Array) -> Array:
         return jax.lax.psum_scatter(x, axis, scatter_dimension=dimension, tiled=True)
@@ -182,10 +181,10 @@ def _scatter(x: Array, axis: str, dimension: int) -> Array:
 
 
 def scatter_by_rows(x: Array, axis: str) -> Array:
-    """The sum of [V, D] over a mesh axis of n devices, columns scattered, by way of rows: [V, D / n]; inside shard_map.
+    """The sum of [V, D] over a mesh axis of n devices, columns scattered: [V, D / n]. Inside shard_map.
 
-    libtpu's compiler makes an all-reduce, twice the bytes, of a reduce-scatter whose parts are no multiples of LANES.
-    Rows can be filled up to one; what then goes round once more, for columns, is an n-th.
+    libtpu makes an all-reduce, twice the bytes, of a reduce-scatter into shards that are no multiples of LANES. So the
+    rows, which can be padded, are scattered instead; an all-to-all of these shards then gives the columns.
     """
     rows = x.shape[0]
     fill = -rows % (LANES * jax.lax.axis_size(axis))
@@ -194,12 +193,11 @@ def scatter_by_rows(x: Array, axis: str) -> Array:
 
 
 def context_parts() -> int:
-    """Into how many parts the mesh that is set cuts rows; 1: not at all."""
-    sizes = mesh_axes()
-    return math.prod(sizes.get(axis, 1) for axis in ACTIVATION_RULES["parts"])
+    """The number of shards of each row in the mesh in use; 1: rows are whole."""
+    return math.prod(mesh_axes().get(axis, 1) for axis in ACTIVATION_RULES["parts"])
 
 
 def batch_shards(rows: int) -> int:
-    """Into how many parts the mesh that is set splits the rows of a batch; 1 where `rows` do not divide."""
+    """The number of shards that the mesh in use divides the rows of a batch into; 1 if `rows` do not divide."""
     sizes = mesh_axes()
     return math.prod(sizes[axis] for axis in splits(rows, ACTIVATION_RULES["rows"], sizes))

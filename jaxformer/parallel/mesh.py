@@ -1,4 +1,4 @@
-"""Where arrays live: one mesh, one table from logical axes to mesh axes, and the shardings that follow from them.
+"""The device mesh, and the shardings of parameters and batches that follow from it and the rule tables.
 
 >>> mesh = make_mesh(MeshConfig(), devices=jax.devices()[:1])
 >>> dict(mesh.shape)
@@ -27,9 +27,9 @@ from jaxformer.specs import ParamSpec, is_spec
 # Slowest links first: neighbours along the last axis are neighbours in the machine.
 AXES = ("data", "fsdp", "context", "tensor")
 
-# Arrays up to this many numbers stay whole where a dimension does not divide; above it that is an error.
+# Arrays of up to this many numbers stay whole if a dimension does not divide; for larger ones that is an error.
 LARGE = 2**20
-# Fewer key/value heads than devices is usual (multi-query): then every device keeps them all, whatever the size.
+# Fewer key/value heads than devices are usual (multi-query); then every device keeps all of them, whatever their size.
 MAY_REPLICATE = frozenset({"kv_heads"})
 
 
@@ -64,10 +64,10 @@ def make_mesh(mesh: MeshConfig, devices: Sequence[jax.Device] | None = None) -> 
 
 
 def across_slices(shape: Sequence[int], slices: int) -> tuple[int, ...]:
-    """How many slices (joined by slow links) lie along each axis of a mesh: the first axes take what they can.
+    """How many slices (joined by slow links) lie along each axis of a mesh: the first axes take as many as they can.
 
     Raises:
-      ConfigError: the slow links would lie inside a context or tensor axis, which talk in every layer.
+      ConfigError: the slow links would lie inside a context or tensor axis, which communicate in every layer.
 
     >>> across_slices((4, 8, 1, 2), 8)
     (4, 2, 1, 1)
@@ -89,7 +89,7 @@ def partition(shape: Sequence[int], axes: Sequence[str | None], mesh: Mesh, name
     """The PartitionSpec of one array by the rule table, see `constraints.entries`; mesh axes of size 1 are left out.
 
     Raises:
-      ConfigError: `axes` holds a name the table lacks, or the array is large and would stay whole along a mesh axis.
+      ConfigError: the table lacks a name in `axes`, or the array is large and would stay whole along a mesh axis.
     """
     wanted = [_rule(axis, name) for axis in axes]
     found = entries(shape, axes, RULES, {axis: size for axis, size in mesh.shape.items() if size > 1})
@@ -118,9 +118,9 @@ def param_shardings(specs: Any, mesh: Mesh) -> Any:
 
 
 def batch_sharding(mesh: Mesh, leading: int = 0) -> NamedSharding:
-    """Rows over all data-parallel devices; `leading` unsplit dimensions stand before the rows.
+    """Rows over all data-parallel devices, after `leading` dimensions that are not sharded.
 
-    Rows are whole on all devices of the `context` axis: they are but integers, and the models cut them into parts.
+    Rows are whole on all devices of the `context` axis, because integers are small; the models shard them.
     """
     return NamedSharding(mesh, P(*[None] * leading, ACTIVATION_RULES["batch_rows"]))
 
@@ -131,7 +131,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def check_context(length: int, mesh: Mesh) -> None:
-    """Raises ConfigError if rows of `length` tokens cannot be cut into two pieces for each part of the context axis."""
+    """Raises ConfigError if rows of `length` tokens do not divide into two pieces per device of the context axis."""
     parts = mesh.shape["context"]
     if parts > 1 and length % (2 * parts):
         raise ConfigError(
@@ -152,12 +152,12 @@ def check_batch(rows: int, micro_batches: int, mesh: Mesh) -> None:
 
 
 def batch_shards(mesh: Mesh) -> int:
-    """Into how many parts the rows of a batch are split."""
+    """The number of shards of the rows of a batch."""
     return math.prod(mesh.shape[a] for a in ACTIVATION_RULES["batch_rows"])
 
 
 def host_rows(rows: int, mesh: Mesh) -> np.ndarray:
-    """Which of the `rows` global rows of a batch this process must bring, ascending; all of them on one host."""
+    """Which of the `rows` global rows of a batch this process has to provide, ascending; on one host, all of them."""
     local = batch_sharding(mesh).addressable_devices_indices_map((rows,))
     return np.unique(np.concatenate([np.arange(rows)[index] for index in local.values() if index is not None]))
 

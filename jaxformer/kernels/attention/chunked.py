@@ -22,7 +22,7 @@ def attend(
     query: Array,
     key: Array,
     value: Array,
-    mask: Mask | None,
+    mask: Mask,
     bias: Bias | None,
     *,
     scale: float,
@@ -33,7 +33,7 @@ def attend(
     """Attention as `functional.attention.attention` documents it; arguments are already checked there."""
     function, constants = tiles.constants_of(bias, query, key)
     options, inputs = tiles.pad_to_tiles(
-        query, key, value, Mask() if mask is None else mask, function, constants,
+        query, key, value, mask, function, constants,
         scale=scale, soft_cap=soft_cap, dropout_rate=dropout_rate, rng=rng,
     )  # fmt: skip
     return _attend(options, *inputs)[:, : query.shape[1]]
@@ -71,12 +71,8 @@ def _backward(o: TileOptions, saved, g_out):
 
 def _tangent(o: TileOptions, saved, changes):
     """Forward mode, by differentiating `_forward`."""
-    arrays, *_ = saved
-
-    def out(*floats):
-        return _forward(o, *floats, *arrays[4:])[0]
-
-    return jax.jvp(out, arrays[:4], changes[:4])[1]
+    arrays = saved[0]
+    return jax.jvp(lambda *floats: _forward(o, *floats, *arrays[4:])[0], arrays[:4], changes[:4])[1]
 
 
 derivatives.define(_attend, _forward, _tangent, _backward, loops=True)

@@ -25,14 +25,14 @@ DTYPES = (jnp.float16, jnp.bfloat16)
 
 
 def unsupported(
-    length: int, keys: int, head_width: int, dtype: Any, mask: Mask | None, *, bias: bool, dropout: bool, soft_cap: bool
+    length: int, keys: int, head_width: int, dtype: Any, mask: Mask, *, bias: bool, dropout: bool, soft_cap: bool
 ) -> str | None:
     """Why the kernel cannot do it exactly; None: it can. Arguments as for `splash.unsupported`.
 
     >>> options = {"bias": False, "dropout": False, "soft_cap": False}
     >>> unsupported(1024, 1024, 64, jnp.bfloat16, Mask(causal=True), **options) is None
     True
-    >>> unsupported(1024, 1024, 64, jnp.float32, None, **options)
+    >>> unsupported(1024, 1024, 64, jnp.float32, Mask(), **options)
     'float32 (float16 and bfloat16)'
     """
     if jnp.dtype(dtype) not in [jnp.dtype(x) for x in DTYPES]:
@@ -41,7 +41,7 @@ def unsupported(
         return f"heads {head_width} wide (multiples of 8 up to 128)"
     if bias or dropout or soft_cap:
         return "a bias" if bias else "dropout" if dropout else "a soft cap"
-    if mask is not None and (length % 2 or keys % 2):
+    if mask.hides and (length % 2 or keys % 2):
         return "a mask over an odd number of tokens"
     return shard_specs.unsupported_mask(mask, ())
 
@@ -50,7 +50,7 @@ def attend(
     query: Array,
     key: Array,
     value: Array,
-    mask: Mask | None,
+    mask: Mask,
     bias: Bias | None,
     *,
     scale: float,
@@ -59,7 +59,6 @@ def attend(
     rng: Array | None,
 ) -> Array:
     """Attention as `functional.attention.attention` documents it, on the current mesh; check `unsupported` first."""
-    mask = Mask() if mask is None else mask
     # The kernel numbers positions from the first key, like masks without indices.
     inside = mask.causal and mask.query_index is None and mask.key_index is None and query.shape[1] == key.shape[1]
     pairs, seen = _pairs(mask, inside, query.shape[1], key.shape[1])
@@ -74,13 +73,10 @@ def attend(
 
     run = local
     if sizes:
-        rows = constraints.splits(query.shape[0], constraints.ACTIVATION_RULES["batch_rows"], sizes) or None
-        heads = heads or None
-        array = P(rows, None, heads)
-        some = None
+        rows, some = constraints.splits(query.shape[0], constraints.ACTIVATION_RULES["batch_rows"], sizes), None
         if pairs is not None:
-            some = P(rows if len(pairs) > 1 else None, heads if pairs.shape[1] > 1 else None)
-        run = jax.shard_map(local, in_specs=(array, array, array, some), out_specs=array, check_vma=False)
+            some = P(rows or None if len(pairs) > 1 else None, heads or None if pairs.shape[1] > 1 else None)
+        run = shard_specs.on_devices(local, rows, heads, some)
     out = run(query, key, value, pairs)
     return out if seen is None else jnp.where(jnp.moveaxis(seen, 1, 2)[..., None], out, 0)
 

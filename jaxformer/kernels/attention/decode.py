@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer.kernels.attention.xla import Bias
+from jaxformer.kernels.attention.xla_vjp import rank4
 from jaxformer.masks import Mask, expand
 from jaxformer.types import Array
 
@@ -46,10 +47,10 @@ def attend_one(
         scores_BHTS = soft_cap * jnp.tanh(scores_BHTS / soft_cap)
     if bias is not None:
         assert not callable(bias), "attend_one: bias is a function; accepted: an array"
-        scores_BHTS = scores_BHTS + bias.reshape((1,) * (4 - bias.ndim) + bias.shape).astype(accumulate)
+        scores_BHTS = scores_BHTS + rank4(bias).astype(accumulate)
     allowed = expand(mask, 1, slots)
     if allowed is not None:
-        scores_BHTS = jnp.where(allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape), scores_BHTS, -jnp.inf)
+        scores_BHTS = jnp.where(rank4(allowed), scores_BHTS, -jnp.inf)
     weights_NRS = jax.nn.softmax(scores_BHTS, axis=-1).reshape(scores_NRS.shape).astype(value.dtype)
     out_NRK = jnp.einsum("NRS,NSK->NRK", weights_NRS, value, preferred_element_type=accumulate)
     return out_NRK.reshape(query.shape).astype(query.dtype)

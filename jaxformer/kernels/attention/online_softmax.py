@@ -9,15 +9,14 @@ Source: Rabe and Staats 2021, section 3; Dao et al. 2022, algorithms 1 and 4.
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxformer.kernels.attention.nonfinite import only_seen
-from jaxformer.kernels.attention.tiles import TiledInputs, TileOptions
-from jaxformer.kernels.attention.xla_vjp import head_product, rows
+from jaxformer.kernels.attention.tiles import TiledInputs, TileOptions, cut, cut_mask
+from jaxformer.kernels.attention.xla_vjp import head_product, rank4, rows
 from jaxformer.kernels.matmul import transposed_products
 from jaxformer.masks import Mask, expand
 from jaxformer.types import Array
@@ -35,30 +34,12 @@ class Gradients(NamedTuple):
     bias: tuple[Array, ...]
 
 
-def _cut(x: Array | None, axis: int, start: Array, size: int) -> Array | None:
-    if x is None or x.shape[axis] == 1:
-        return x
-    return jax.lax.dynamic_slice_in_dim(x, start, size, axis % x.ndim)
-
-
 def _allowed(o: TileOptions, mask: Mask, i: Array, j: Array) -> Array:
     """Which pairs of query block i and key block j the mask allows, broadcastable to [B, H, t, s]."""
-    q, k = i * o.query_block, j * o.key_block
-    dense = mask.dense
-    if dense is not None:
-        dense = _cut(_cut(dense, 2, q, o.query_block), 3, k, o.key_block)
-    block = replace(
-        mask,
-        keys=_cut(mask.keys, -1, k, o.key_block),
-        query_segments=_cut(mask.query_segments, -1, q, o.query_block),
-        key_segments=_cut(mask.key_segments, -1, k, o.key_block),
-        query_index=_cut(mask.query_index, -1, q, o.query_block),
-        key_index=_cut(mask.key_index, -1, k, o.key_block),
-        dense=dense,
-    )
-    allowed = expand(block, o.query_block, o.key_block)
+    sizes = o.query_block, o.key_block
+    allowed = expand(cut_mask(mask, (i * o.query_block, j * o.key_block), sizes), *sizes)
     assert allowed is not None  # the key index is always explicit
-    return allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape)
+    return rank4(allowed)
 
 
 def _bounds(o: TileOptions, i: Array, key_blocks: int) -> tuple[Array, Array]:
@@ -79,9 +60,8 @@ def _bias_block(o: TileOptions, bias: tuple[Array, ...], i: Array, j: Array, sha
         q = i * o.query_block + jnp.arange(o.query_block)
         found = o.bias(q, j * o.key_block + jnp.arange(o.key_block), *bias)
     else:
-        found = _cut(_cut(bias[0], 2, i * o.query_block, o.query_block), 3, j * o.key_block, o.key_block)
-    found = found.reshape((1,) * (4 - found.ndim) + found.shape)
-    return jnp.broadcast_to(found[..., : shape[3]], shape)
+        found = cut(cut(bias[0], 2, i * o.query_block, o.query_block), 3, j * o.key_block, o.key_block)
+    return jnp.broadcast_to(rank4(found)[..., : shape[3]], shape)
 
 
 def _scores(
@@ -136,9 +116,7 @@ def _each_block(o: TileOptions, x: TiledInputs, i: Array, part: Callable, add: C
     open_before = o.mask_is_positional and o.window is None and (at_end or not o.causal)
 
     def key_block(j, carry):
-        if open_before:
-            return add(carry, part(carry, j, whole, None), j)
-        allowed = _allowed(o, x.mask, i, j)
+        allowed = None if open_before else _allowed(o, x.mask, i, j)
 
         def visit(carry):
             return add(carry, part(carry, j, whole, allowed), j)
@@ -223,7 +201,7 @@ def gradients(
 
     def query_block(grads, i):
         query, g = _queries(o, x.query, i), rows(_queries(o, g_out, i))
-        row, log = (_cut(a, 2, i * o.query_block, o.query_block)[..., None] for a in (passed, log_sum))
+        row, log = (cut(a, 2, i * o.query_block, o.query_block)[..., None] for a in (passed, log_sum))
 
         def part(_, j, size, allowed):
             key, value = _keys(o, x.key, j, size), rows(_keys(o, x.value, j, size))
@@ -255,8 +233,9 @@ def gradients(
         whole = jax.lax.dynamic_update_slice_in_dim(grads.query, one.query, i * o.query_block, 3)
         return one._replace(query=whole), None
 
-    start = zeros(x) if start is None else start
-    return jax.lax.scan(query_block, start, jnp.arange(x.query.shape[3] // o.query_block))[0]
+    return jax.lax.scan(
+        query_block, zeros(x) if start is None else start, jnp.arange(x.query.shape[3] // o.query_block)
+    )[0]
 
 
 def zeros(x: TiledInputs) -> Gradients:

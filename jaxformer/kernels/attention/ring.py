@@ -23,6 +23,7 @@ from jaxformer.kernels import derivatives
 from jaxformer.kernels.attention import ring_local as part
 from jaxformer.kernels.attention import shard_specs
 from jaxformer.kernels.attention.xla import Bias
+from jaxformer.kernels.attention.xla_vjp import rank4
 from jaxformer.masks import Mask
 from jaxformer.parallel import constraints
 from jaxformer.types import Array
@@ -32,7 +33,7 @@ def attend(
     query: Array,
     key: Array,
     value: Array,
-    mask: Mask | None,
+    mask: Mask,
     bias: Bias | None,
     *,
     scale: float,
@@ -44,44 +45,37 @@ def attend(
 
     Each device draws its own dropout, so the result depends on the mesh.
     """
-    mask = Mask() if mask is None else mask
     sizes, parts = constraints.mesh_axes(), mask.parts
     key, value, heads = shard_specs.head_axes(query, key, value, sizes)
+    rows = constraints.splits(query.shape[0] // parts, constraints.ACTIVATION_RULES["batch_rows"], sizes)
+    shards = ((part.AXIS,) if parts > 1 else ()) + rows
     options = part.RingOptions(
         scale=scale,
         soft_cap=soft_cap,
         dropout_rate=0.0 if rng is None else dropout_rate,
         parts=parts,
-        rows=constraints.splits(query.shape[0] // parts, constraints.ACTIVATION_RULES["batch_rows"], sizes),
+        rows=rows,
         heads=heads,
         indexed=mask.query_index is not None or mask.key_index is not None,
     )
-    return _on_devices(options, query, key, value, mask, bias, rng)
-
-
-def _on_devices(o: part.RingOptions, query, key, value, mask: Mask, bias: Bias | None, rng: Array | None) -> Array:
-    """Runs `_attend_here` on every device with its shard of each array."""
-    token = P(((part.AXIS,) if o.parts > 1 else ()) + o.rows or None, None, o.heads or None)
-
     # A Partial passes a function's arrays as arguments: shard_map cannot close over arrays of another mesh.
     bias = Partial(bias) if callable(bias) and not isinstance(bias, Partial) else bias
 
     def local(query, key, value, mask, bias, rng):
         if rng is not None:
-            for axis in part.used_axes(o):
+            for axis in shards + heads:
                 rng = jax.random.fold_in(rng, jax.lax.axis_index(axis))
-        return _attend_here(o, query, key, value, mask, bias, rng)
+        return _attend_here(options, query, key, value, mask, bias, rng)
 
     whole = (None if x is None else P() for x in (bias, rng))
-    specs = (token, token, token, shard_specs.mask_specs(mask, o.rows), *whole)
-    on_devices = jax.shard_map(local, in_specs=specs, out_specs=token, check_vma=False)
-    return on_devices(query, key, value, mask, bias, rng)
+    run = shard_specs.on_devices(local, shards, heads, shard_specs.mask_specs(mask, rows), *whole)
+    return run(query, key, value, mask, bias, rng)
 
 
 def _attend_here(o: part.RingOptions, query, key, value, mask: Mask, bias: Bias | None, rng: Array | None) -> Array:
     """One device's attention, with the bias's arrays as explicit arguments so that they can have gradients."""
     if bias is not None and not callable(bias):
-        bias = Partial(_taken, bias.reshape((1,) * (4 - bias.ndim) + bias.shape))
+        bias = Partial(_taken, rank4(bias))
     leaves, structure = jax.tree.flatten(bias)
     floats = tuple(bool(jnp.issubdtype(leaf.dtype, jnp.floating)) for leaf in leaves)
     function = None if bias is None else functools.partial(_call, structure, floats)
@@ -122,12 +116,8 @@ def _backward(o: part.RingOptions, bias_function, saved, g_out):
 
 def _tangent(o: part.RingOptions, bias_function, saved, changes):
     """Forward mode, by differentiating `_forward`."""
-    arrays, *_ = saved
-
-    def out(*floats):
-        return _forward(o, bias_function, *floats, *arrays[4:])[0]
-
-    return jax.jvp(out, arrays[:4], changes[:4])[1]
+    arrays = saved[0]
+    return jax.jvp(lambda *floats: _forward(o, bias_function, *floats, *arrays[4:])[0], arrays[:4], changes[:4])[1]
 
 
 derivatives.define(_attend, _forward, _tangent, _backward, loops=True)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer.kernels.attention import online_softmax, tiles
-from jaxformer.kernels.attention.xla_vjp import heads_first
+from jaxformer.kernels.attention.xla_vjp import heads_first, rank4
 from jaxformer.kernels.rematerialize import rematerialize
 from jaxformer.masks import Mask
 from jaxformer.parallel.constraints import ACTIVATION_RULES
@@ -42,11 +42,6 @@ class RingOperands(NamedTuple):
     fixed: tuple[Array, ...]  # and its other arrays
     mask: Mask
     rng: Array | None
-
-
-def used_axes(o: RingOptions) -> tuple[str, ...]:
-    """Mesh axes whose devices do different work."""
-    return ((AXIS,) if o.parts > 1 else ()) + o.rows + o.heads
 
 
 def offsets_to_visit(o: RingOptions, mask: Mask, length: int) -> range:
@@ -96,11 +91,6 @@ def piece_length(o: RingOptions, length: int) -> int:
     return next(length // n for n in range(PIECES, 0, -1) if n == 1 or length % (n * tiles.KEY_BLOCK) == 0)
 
 
-def _pieces(o: RingOptions, length: int) -> Array:
-    """The first key of each piece, within its shard."""
-    return jnp.arange(0, length, piece_length(o, length))
-
-
 def _piece(o: RingOptions, x: RingOperands, first: Array | int) -> tuple[Array, Array]:
     """This device's piece of keys and values that starts at `first`."""
     size = piece_length(o, x.key.shape[1])
@@ -122,27 +112,13 @@ def _problem(
     length, mask = x.query.shape[1], x.mask
     own = jax.lax.axis_index(AXIS) if o.parts > 1 else jnp.zeros((), jnp.int32)
     if mask.dense is not None:
-        dense = mask.dense.reshape((1,) * (4 - mask.dense.ndim) + mask.dense.shape)
-        mask = replace(mask, dense=_own_rows_and_heads(o, dense, x))
+        mask = replace(mask, dense=_own_rows_and_heads(o, rank4(mask.dense), x))
     if o.parts > 1:
-        queries, keys = (own * length, length), (first_key, key.shape[1])
-
-        def cut(field: Array | None, tokens: tuple[Array | int, int], axis: int = -1) -> Array | None:
-            return field if field is None or field.shape[axis] == 1 else _cut(field, *tokens, axis % field.ndim)
-
-        def index(field: Array | None, tokens: tuple[Array | int, int]) -> Array | None:
-            return tokens[0] + jnp.arange(tokens[1]) if field is None else cut(field, tokens)
-
-        mask = replace(
-            mask,
-            keys=cut(mask.keys, keys),
-            query_segments=cut(mask.query_segments, queries),
-            key_segments=cut(mask.key_segments, keys),
-            query_index=index(mask.query_index, queries),
-            key_index=index(mask.key_index, keys),
-            dense=cut(cut(mask.dense, queries, -2), keys),
-            parts=1,
-        )
+        starts, sizes = (own * length, first_key), (length, key.shape[1])
+        mask = replace(tiles.cut_mask(mask, starts, sizes), parts=1)
+        for name, start, size in zip(("query_index", "key_index"), starts, sizes, strict=True):
+            if getattr(mask, name) is None:
+                mask = replace(mask, **{name: start + jnp.arange(size)})
     rng = None if x.rng is None else jax.random.fold_in(x.rng, first_key)
     return tiles.pad_to_tiles(
         x.query, key, value, mask, _bias_of_parts(o, bias, x, own * length, first_key), x.bias,
@@ -157,7 +133,7 @@ def _bias_of_parts(o: RingOptions, function: Callable | None, x: RingOperands, f
 
     def bias(query_place: Array, key_place: Array, *constants: Array) -> Array:
         found = function(x.fixed, first_query + query_place, first_key + key_place, *constants)
-        return _own_rows_and_heads(o, found.reshape((1,) * (4 - found.ndim) + found.shape), x)
+        return _own_rows_and_heads(o, rank4(found), x)
 
     return bias
 
@@ -192,7 +168,9 @@ def visit_all(o: RingOptions, bias, x: RingOperands) -> tuple[Array, Array]:
 
         return _around(o, offsets, (_piece(o, x, first), ()), carry, visit)[0], None
 
-    carry, _ = jax.lax.scan(piece, online_softmax.nothing(at_first, query.shape[3]), _pieces(o, length))
+    carry, _ = jax.lax.scan(
+        piece, online_softmax.nothing(at_first, query.shape[3]), jnp.arange(0, length, piece_length(o, length))
+    )
     out, log_sum = online_softmax.finish(carry, x.value.dtype)
     return out[:, :length], log_sum
 
@@ -228,7 +206,8 @@ def gradients(o: RingOptions, bias, x: RingOperands, passed: Array, log_sum: Arr
         lambda a: rematerialize(a, passed.ravel()[0]),
         (online_softmax.zeros(at_first), jnp.zeros_like(x.key), jnp.zeros_like(x.value)),
     )
-    carry, _ = jax.lax.scan(piece, ((zeros.query, zeros.bias), d_key, d_value), _pieces(o, length))
-    (d_query, d_bias), d_key, d_value = carry
+    ((d_query, d_bias), d_key, d_value), _ = jax.lax.scan(
+        piece, ((zeros.query, zeros.bias), d_key, d_value), jnp.arange(0, length, piece_length(o, length))
+    )
     d_query = o.scale * d_query.transpose(0, 3, 1, 2, 4)[:, :length].reshape(x.query.shape)
     return d_query, d_key, d_value, d_bias

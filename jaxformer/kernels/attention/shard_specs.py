@@ -1,9 +1,11 @@
 """Sharding specs of attention's arrays, for implementations that run on each device under shard_map."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
@@ -30,14 +32,16 @@ def head_axes(query: Array, key: Array, value: Array, sizes: Mapping[str, int]) 
     return key, value, heads
 
 
-def unsupported_mask(mask: Mask | None, fields: Iterable[str]) -> str | None:
+def on_devices(function: Callable, rows: tuple[str, ...], heads: tuple[str, ...], *specs: Any) -> Callable:
+    """function(query, key, value, *others) on every device, with its rows and heads. `specs`: of the others."""
+    array = P(rows or None, None, heads or None)
+    return jax.shard_map(function, in_specs=(array, array, array, *specs), out_specs=array, check_vma=False)
+
+
+def unsupported_mask(mask: Mask, fields: Iterable[str]) -> str | None:
     """Why a kernel without these mask fields and without context parallelism cannot apply a mask; None: it can."""
-    if mask is None:
-        return None
-    for name in fields:
-        if getattr(mask, name) is not None:
-            return f"a mask with {name}"
-    return "context parallelism" if mask.parts > 1 else None
+    found = [name for name in fields if getattr(mask, name) is not None]
+    return f"a mask with {found[0]}" if found else "context parallelism" if mask.parts > 1 else None
 
 
 def mask_specs(mask: Mask, rows: tuple[str, ...]) -> Mask:
@@ -49,5 +53,5 @@ def mask_specs(mask: Mask, rows: tuple[str, ...]) -> Mask:
             return None
         return P(rows or None) if field.ndim > least and field.shape[0] > 1 else P()
 
-    dense = None if mask.dense is None else P()
-    return replace(mask, dense=dense, **{name: of_rows(getattr(mask, name), least) for name, least in _ROWS.items()})
+    fields = {name: of_rows(getattr(mask, name), least) for name, least in _ROWS.items()}
+    return replace(mask, dense=None if mask.dense is None else P(), **fields)

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 
 from jaxformer.kernels.attention import shard_specs
 from jaxformer.kernels.attention.nonfinite import without_padding
@@ -27,7 +26,7 @@ _HIDDEN = -1e30  # if the log of the sum is below this, all scores are masked
 
 
 def unsupported(
-    length: int, keys: int, head_width: int, dtype: Any, mask: Mask | None, *, bias: bool, dropout: bool, soft_cap: bool
+    length: int, keys: int, head_width: int, dtype: Any, mask: Mask, *, bias: bool, dropout: bool, soft_cap: bool
 ) -> str | None:
     """Why the kernel cannot do it exactly; None: it can.
 
@@ -35,16 +34,15 @@ def unsupported(
       length, keys: T and S.
       head_width: K of queries, keys and values.
       dtype: of all three.
-      mask: its description; None: every key.
-      bias, dropout, soft_cap: True if there is one.
+      mask: its description.
+      bias, dropout, soft_cap: True if there is one. The kernel supports a soft cap.
 
     >>> options = {"bias": False, "dropout": False, "soft_cap": False}
     >>> unsupported(1024, 1024, 128, jnp.bfloat16, Mask(causal=True), **options) is None
     True
-    >>> unsupported(1000, 1000, 128, jnp.bfloat16, None, **options)
+    >>> unsupported(1000, 1000, 128, jnp.bfloat16, Mask(), **options)
     'rows of 1000 tokens (multiples of 128)'
     """
-    del soft_cap  # the kernel has one
     if length != keys:
         return "different numbers of queries and keys"
     if length % LANES:
@@ -80,7 +78,7 @@ def attend(
     query: Array,
     key: Array,
     value: Array,
-    mask: Mask | None,
+    mask: Mask,
     bias: Bias | None,
     *,
     scale: float,
@@ -89,7 +87,6 @@ def attend(
     rng: Array | None,
 ) -> Array:
     """Attention as `functional.attention.attention` documents it, on the current mesh; check `unsupported` first."""
-    mask = Mask() if mask is None else mask
     sizes = constraints.mesh_axes()
     rows = constraints.splits(query.shape[0], constraints.ACTIVATION_RULES["batch_rows"], sizes)
     key, value = without_padding(mask, key, value)
@@ -104,9 +101,7 @@ def attend(
         mask = replace(mask, key_segments=None)
     if not sizes:
         return local(query, key, value, mask)
-    array = P(rows or None, None, heads or None)
-    specs = (array, array, array, shard_specs.mask_specs(mask, rows))
-    return jax.shard_map(local, in_specs=specs, out_specs=array, check_vma=False)(query, key, value, mask)
+    return shard_specs.on_devices(local, rows, heads, shard_specs.mask_specs(mask, rows))(query, key, value, mask)
 
 
 def _attend_here(query: Array, key: Array, value: Array, mask: Mask, soft_cap: float | None) -> Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxformer.kernels.attention.nonfinite import marked, usable_key, usable_value
 from jaxformer.kernels.attention.xla import Bias
-from jaxformer.kernels.attention.xla_vjp import heads_first
+from jaxformer.kernels.attention.xla_vjp import heads_first, rank4
 from jaxformer.masks import Mask
 from jaxformer.types import Array
 
@@ -17,6 +17,8 @@ from jaxformer.types import Array
 QUERY_BLOCK = 256
 KEY_BLOCK = 512
 PAIR = 64 * 2**20  # bytes
+# Fields of a mask whose last axis is over queries (0) or keys (1).
+_SIDES = {"keys": 1, "query_segments": 0, "key_segments": 1, "query_index": 0, "key_index": 1}
 
 
 class TileOptions(NamedTuple):
@@ -118,7 +120,7 @@ def constants_of(bias: Bias | None, query: Array, key: Array) -> tuple[Callable 
     if callable(bias):
         function, found = jax.closure_convert(bias, *map(jnp.arange, sizes(query, key)))
         return function, tuple(found)
-    return None, () if bias is None else (bias.reshape((1,) * (4 - bias.ndim) + bias.shape),)
+    return None, () if bias is None else (rank4(bias),)
 
 
 def _inside(bias: Callable[..., Array], queries: int, keys: int) -> Callable[..., Array]:
@@ -127,33 +129,45 @@ def _inside(bias: Callable[..., Array], queries: int, keys: int) -> Callable[...
     return lambda q, k, *constants: bias(jnp.minimum(q, queries - 1), jnp.minimum(k, keys - 1), *constants)
 
 
-def _pad(x: Array, axis: int, amount: int, value: Any = 0) -> Array:
-    """`x` with `amount` more entries at the end of an axis; an axis of size 1 broadcasts and stays."""
+def _pad(x: Array, axis: int, amount: int) -> Array:
+    """`x` with `amount` zeros at the end of an axis; an axis of size 1 broadcasts and stays."""
     if amount == 0 or x.shape[axis] == 1:
         return x
-    return jnp.pad(x, [(0, amount if i == axis % x.ndim else 0) for i in range(x.ndim)], constant_values=value)
+    return jnp.pad(x, [(0, amount if i == axis % x.ndim else 0) for i in range(x.ndim)])
 
 
 def _padded(mask: Mask, queries: int, keys: int, to_query: int, to_key: int) -> Mask:
     """The mask padded to whole blocks, with explicit indices."""
     query_index = jnp.arange(queries) if mask.query_index is None else mask.query_index
     key_index = jnp.arange(keys) if mask.key_index is None else mask.key_index
-
-    def padded(x, axis, amount, value=0):
-        return None if x is None else _pad(x, axis, amount, value)
-
-    dense = mask.dense
-    if dense is not None:
-        dense = dense.reshape((1,) * (4 - dense.ndim) + dense.shape)
-        dense = _pad(_pad(dense, 2, to_query, False), 3, to_key, False)
     if key_index.shape[-1] == 1 and keys > 1:
         key_index = jnp.broadcast_to(key_index, (*key_index.shape[:-1], keys))
-    return replace(
-        mask,
-        keys=padded(mask.keys, -1, to_key, False),
-        query_segments=padded(mask.query_segments, -1, to_query),
-        key_segments=padded(mask.key_segments, -1, to_key),
-        query_index=padded(query_index, -1, to_query),
-        key_index=jnp.pad(key_index, [(0, 0)] * (key_index.ndim - 1) + [(0, to_key)], constant_values=-1),
-        dense=dense,
+    key_index = jnp.pad(key_index, [(0, 0)] * (key_index.ndim - 1) + [(0, to_key)], constant_values=-1)
+    dense = None if mask.dense is None else rank4(mask.dense)
+    amounts = to_query, to_key
+    mask = _along_tokens(
+        replace(mask, query_index=query_index, key_index=None, dense=dense),
+        lambda x, axis, side: _pad(x, axis, amounts[side]),
     )
+    return replace(mask, key_index=key_index)
+
+
+def _along_tokens(mask: Mask, function: Callable[[Array, int, int], Array]) -> Mask:
+    """The mask with function(field, axis, side) for each axis of its fields over queries (side 0) or keys (side 1)."""
+    fields = {}
+    if mask.dense is not None:
+        fields["dense"] = function(function(mask.dense, -2, 0), -1, 1)
+    for name, side in _SIDES.items():
+        if getattr(mask, name) is not None:
+            fields[name] = function(getattr(mask, name), -1, side)
+    return replace(mask, **fields)
+
+
+def cut_mask(mask: Mask, starts: tuple[Any, Any], sizes: tuple[int, int]) -> Mask:
+    """The mask of some queries and keys: the first of each, which may be traced, and how many."""
+    return _along_tokens(mask, lambda x, axis, side: cut(x, axis, starts[side], sizes[side]))
+
+
+def cut(x: Array, axis: int, start: Array | int, size: int) -> Array:
+    """A slice along an axis, which may be traced; an axis of size 1 broadcasts and stays."""
+    return x if x.shape[axis] == 1 else jax.lax.dynamic_slice_in_dim(x, start, size, axis % x.ndim)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxformer.kernels.attention import xla_vjp
 from jaxformer.kernels.attention.nonfinite import marks, usable_key, usable_value
-from jaxformer.kernels.attention.xla_vjp import softmax
+from jaxformer.kernels.attention.xla_vjp import rank4, softmax
 from jaxformer.kernels.matmul import product
 from jaxformer.masks import Mask, crop, expand
 from jaxformer.types import Array
@@ -28,7 +28,7 @@ def attend(
     query: Array,
     key: Array,
     value: Array,
-    mask: Mask | None,
+    mask: Mask,
     bias: Bias | None,
     *,
     scale: float,
@@ -41,7 +41,7 @@ def attend(
     options = {"scale": scale, "soft_cap": soft_cap, "dropout_rate": dropout_rate}
     queries, keys = query.shape[1], key.shape[1]
     spans = [((0, queries), (0, keys))]
-    if mask is not None and mask.causal and mask.query_index is None and mask.key_index is None and queries == keys:
+    if mask.causal and mask.query_index is None and mask.key_index is None and queries == keys:
         spans = causal_spans(queries, mask.window)
     plain = soft_cap is None and (rng is None or dropout_rate == 0.0)
     if return_weights or (len(spans) == 1 and not plain):
@@ -52,23 +52,22 @@ def attend(
         allowed, biases = [], []
         for rows, columns in parts:
             sizes = rows.stop - rows.start, columns.stop - columns.start
-            allowed.append(expand(None if mask is None else crop(mask, queries, keys, rows, columns), *sizes))
+            allowed.append(expand(crop(mask, queries, keys, rows, columns), *sizes))
             cropped = _crop_bias(bias, rows, columns)
             biases.append(cropped(*map(jnp.arange, sizes)) if callable(cropped) else cropped)
         return xla_vjp.attend(query, key, value, tuple(spans), allowed, biases, scale)
-    outs = []
-    for number, (rows, columns) in enumerate(parts):
-        outs.append(
-            _attend_block(
-                query[:, rows],
-                key[:, columns],
-                value[:, columns],
-                crop(mask, queries, keys, rows, columns),
-                _crop_bias(bias, rows, columns),
-                None if rng is None else jax.random.fold_in(rng, number),
-                **options,
-            )
+    outs = [
+        _attend_block(
+            query[:, rows],
+            key[:, columns],
+            value[:, columns],
+            crop(mask, queries, keys, rows, columns),
+            _crop_bias(bias, rows, columns),
+            None if rng is None else jax.random.fold_in(rng, number),
+            **options,
         )
+        for number, (rows, columns) in enumerate(parts)
+    ]
     return jnp.concatenate(outs, axis=1)
 
 
@@ -102,7 +101,7 @@ def _attend_block(
     accumulate = jnp.promote_types(query.dtype, jnp.float32)
     allowed = expand(mask, queries, keys)
     if allowed is not None:
-        allowed, marks_BGS = _rank4(allowed), jnp.swapaxes(marks(key, value), 1, 2).astype(accumulate)
+        allowed, marks_BGS = rank4(allowed), jnp.swapaxes(marks(key, value), 1, 2).astype(accumulate)
         marks_BHTS = jnp.repeat(marks_BGS, per_group, axis=1)[:, :, None]
         key, value = usable_key(key), usable_value(value)
     q_BTGRK = (query * jnp.asarray(scale, query.dtype)).reshape(batch, queries, groups, per_group, width)
@@ -114,7 +113,7 @@ def _attend_block(
         scores_BHTS = soft_cap * jnp.tanh(scores_BHTS / soft_cap)
     if bias is not None:
         bias = bias(jnp.arange(queries), jnp.arange(keys)) if callable(bias) else bias
-        scores_BHTS = scores_BHTS + _rank4(bias).astype(accumulate)
+        scores_BHTS = scores_BHTS + rank4(bias).astype(accumulate)
     if allowed is not None:
         scores_BHTS = jnp.where(allowed, scores_BHTS + marks_BHTS, -jnp.inf)
     weights_BHTS = softmax(scores_BHTS)
@@ -125,7 +124,3 @@ def _attend_block(
     out_BTGRK = product("BGRTS,BSGK->BTGRK", weights_BGRTS, value, value.dtype)
     out_BTHK = out_BTGRK.reshape(batch, queries, heads, value.shape[-1])
     return (out_BTHK, weights_BHTS) if return_weights else out_BTHK
-
-
-def _rank4(x: Array) -> Array:
-    return x.reshape((1,) * (4 - x.ndim) + x.shape)

@@ -57,11 +57,16 @@ def heads_first(x: Array, groups: int) -> Array:
     return x.reshape(*x.shape[:2], groups, -1, x.shape[-1]).transpose(0, 2, 3, 1, 4)
 
 
+def rank4(x: Array) -> Array:
+    """`x` with leading axes of size 1: what broadcasts to [B, H, T, S] as an array of four axes."""
+    return x.reshape((1,) * (4 - x.ndim) + x.shape)
+
+
 def _split_heads(x: Array | None, groups: int, per_group: int) -> Array | None:
     """An array that broadcasts to [B, H, t, s] -> one that broadcasts to [B, G, R, t, s]."""
     if x is None:
         return None
-    x = x.reshape((1,) * (4 - x.ndim) + x.shape)
+    x = rank4(x)
     heads = (1, 1) if x.shape[1] == 1 else (groups, per_group)
     return x.reshape(x.shape[0], *heads, *x.shape[2:])
 
@@ -110,7 +115,6 @@ def head_product(spec: str, a: Array, b: Array, dtype) -> Array:
 def _scores(dtype, query: Array, seen_key: Array, key: Array) -> Array:
     """Products of queries with marked keys (`nonfinite.marked`). The derivative, needed only for second derivatives of
     attention, uses the finite keys instead, because 0 times a NaN mark would be NaN."""
-    del key
     return head_product("GTK,GSK->GTS", query, seen_key, dtype)
 
 
@@ -122,7 +126,6 @@ def _scores_jvp(dtype, primals, tangents):
 
 
 def _backward(spans, masked, saved, g_out):
-    del masked
     query, key, value, biases, kept = saved
     wide = jnp.promote_types(query.dtype, jnp.float32)
     d_query, d_biases = [], []
@@ -142,9 +145,9 @@ def _backward(spans, masked, saved, g_out):
         d_key = d_key.at[..., start:stop].add(transposed_products(q, d_scores, wide))
         d_value = d_value.at[..., start:stop].add(transposed_products(g, weights, wide))
     # A barrier, because with one block XLA would fold the transpose into the product, which is slow.
-    turned = jax.lax.optimization_barrier((d_key, d_value))
     d_key, d_value = (
-        d.astype(x.dtype).swapaxes(-2, -1).reshape(x.shape) for d, x in zip(turned, (key, value), strict=True)
+        d.astype(x.dtype).swapaxes(-2, -1).reshape(x.shape)
+        for d, x in zip(jax.lax.optimization_barrier((d_key, d_value)), (key, value), strict=True)
     )
     return jnp.concatenate(d_query, axis=3), d_key, d_value, tuple(d_biases), None
 
@@ -152,7 +155,6 @@ def _backward(spans, masked, saved, g_out):
 @jax.custom_jvp
 def _seen_changes(x: Array, weights: Array) -> Array:
     """`x`, with a derivative of 0 where the weights are 0: a huge masked key would make second derivatives infinite."""
-    del weights
     return x
 
 
@@ -163,7 +165,6 @@ def _seen_changes_jvp(primals, tangents):
 
 
 def _tangent(spans, masked, saved, changes):
-    del masked
     query, key, value, biases, kept = saved
     d_query, d_key, d_value, d_biases, _ = changes
     wide = jnp.promote_types(query.dtype, jnp.float32)
