@@ -21,8 +21,8 @@ from jaxformer.config import Config, from_mapping
 from jaxformer.errors import ConfigError
 from jaxformer.models.flops import count_parameters
 from jaxformer.plan import topology
-from jaxformer.plan.hardware import CHIPS
 from jaxformer.runs.command_line import file_path, load_file, parser
+from jaxformer.runtime.hardware import CHIPS
 from jaxformer.runtime.program import program
 from jaxformer.scaling import plotting
 

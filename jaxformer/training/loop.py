@@ -6,10 +6,11 @@ started again executes the very dispatches of one that was not, and ends in the 
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +25,15 @@ from jaxformer.runtime.host_memory import settle_heap
 from jaxformer.specs import count_non_embedding, count_params
 from jaxformer.training import metrics
 from jaxformer.training.checkpoint.manager import Checkpoints
-from jaxformer.training.evaluate import SPLIT, EvalBatches, TrainBatches, evaluate, evaluations_before, stops_early
+from jaxformer.training.evaluate import (
+    SPLIT,
+    EvalBatches,
+    TrainBatches,
+    evaluate,
+    evaluations_before,
+    read_ahead,
+    stops_early,
+)
 from jaxformer.training.interrupt import StopSignal
 from jaxformer.training.optim import make_optimizer
 from jaxformer.training.progress import Progress
@@ -140,13 +149,13 @@ def train(
             workdir / "records.jsonl",
             every=config.train.log_every_steps,
             total=config.train.steps,
+            tokens_per_step=config.train.global_batch_size * batch.tokens.shape[-1],
             max_bad_steps=config.train.max_bad_steps,
             progress=progress,
             mesh=mesh,
             flops_per_token=flops_per_token,
             tensorboard=str(workdir / "tensorboard") if config.tensorboard else None,
         )
-        reporter.tokens_per_step = config.train.global_batch_size * batch.tokens.shape[-1]
         stack.callback(reporter.close)
         watchdog = stack.enter_context(coordination.Watchdog(config.distributed.stall_timeout_seconds))
         run = _Run(config, steps, batches, eval_batches, checkpoints, reporter, stop, watchdog, bytes_per_token)
@@ -160,8 +169,9 @@ def train(
         try:
             status, step, state = run.go(step, state, dict(coordination.broadcast_from_0(losses, "the records")))
         except BaseException:
-            # What was already being written is worth keeping, and its failure must not hide this one.
-            stack.callback(_quietly, lambda: checkpoints.close(failed=True))
+            # A save that has begun is worth finishing, and its failure must not hide this one.
+            with suppress(Exception):
+                checkpoints.close(failed=True)
             raise
         stack.callback(checkpoints.close)
         if status == "interrupted":
@@ -203,18 +213,16 @@ class _Run:
         self.checkpoints, self.reporter, self.stop = checkpoints, reporter, stop
         self.watchdog, self.bytes_per_token = watchdog, bytes_per_token
         self.feed = ThreadPoolExecutor(1, thread_name_prefix="batches")
-        self.coming: Future | None = None
         self.pending: tuple[int, int, StepMetrics] | None = None
 
     def go(self, step: int, state: TrainState, losses: dict[int, float]) -> tuple[Any, int, TrainState]:
         """Runs to the end, an early stop or a signal; the state is then being saved."""
         cfg = self.config.train
-        self.fetch(step)
         if 0 < step < cfg.steps and step % cfg.eval_every_steps == 0 and step not in losses:
             losses[step] = self.evaluate(step, state)["loss"]  # a signal came between its chunk and its evaluation
         saved = time.monotonic()
         stopping, _ = self.asked(step, saved)  # a signal may have come while XLA compiled
-        status = "finished"
+        status, chunks = "finished", self.chunks(step)
         while step < cfg.steps:
             if stops_early(list(losses.values()), cfg.early_stop_evals):
                 status = "stopped_early"
@@ -222,9 +230,8 @@ class _Run:
             if stopping or (self.stop.requested is not None and jax.process_count() == 1):
                 status = "interrupted"
                 break
-            chunk, number = self.coming.result()  # type: ignore[union-attr]
+            chunk, number = next(chunks)
             count = int(number)
-            self.fetch(step + count)
             state, new = self.steps.train(state, chunk, number)
             self.report()  # of the chunk before, while this one runs
             self.pending = (step, count, new)
@@ -247,14 +254,16 @@ class _Run:
             self.checkpoints.save(step, state)
         return status, step, state
 
-    def fetch(self, step: int) -> None:
-        """Begins to bring the chunk after `step` to the devices."""
-        count = next_boundary(step, self.config) - step
-        self.coming = None
-        if count > 0:
-            self.coming = self.feed.submit(
-                lambda: self.steps.place_chunk([self.batches[i] for i in range(step, step + count)])
-            )
+    def chunks(self, step: int) -> Iterator[tuple[Batch, np.int32]]:
+        """The chunks after `step`, each brought to the devices while the one before is used."""
+        ends = [step]
+        while ends[-1] < self.config.train.steps:
+            ends.append(next_boundary(ends[-1], self.config))
+
+        def place(interval: tuple[int, int]) -> tuple[Batch, np.int32]:
+            return self.steps.place_chunk([self.batches[i] for i in range(*interval)])
+
+        return read_ahead(self.feed, place, pairwise(ends))
 
     def report(self) -> None:
         """Hands the newest chunk's metrics on, waiting for it."""
@@ -294,8 +303,3 @@ class _Run:
 
             flags = multihost_utils.process_allgather(flags).any(axis=0)
         return bool(flags[0]), bool(flags[1])
-
-
-def _quietly(action: Callable[[], None]) -> None:
-    with suppress(Exception):
-        action()

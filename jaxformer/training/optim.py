@@ -98,17 +98,14 @@ def make_schedule(cfg: OptimizerConfig, steps: int, hyperparameters: TracedHyper
     def schedule(step: Array | int) -> Array:
         step = jnp.asarray(step, jnp.float32)
         done = jnp.clip((step - warmup) / jnp.maximum(1, end - warmup), 0, 1)
-        if cfg.schedule == "cosine":
-            rate = floor + (peak - floor) * 0.5 * (1 + jnp.cos(jnp.pi * done))
-        elif cfg.schedule == "linear":
-            rate = peak + (floor - peak) * done
-        elif cfg.schedule == "inverse_sqrt":
-            first = jnp.maximum(warmup, 1)
-            rate = jnp.maximum(peak * jnp.sqrt(first / jnp.maximum(step, first)), floor)
-        elif cfg.schedule == "constant":
-            rate = jnp.asarray(peak, jnp.float32)
-        else:
-            rate = peak + (floor - peak) * jnp.clip((step - (end - decay)) / decay, 0, 1)
+        first = jnp.maximum(warmup, 1)
+        rate = {
+            "cosine": lambda: floor + (peak - floor) * 0.5 * (1 + jnp.cos(jnp.pi * done)),
+            "linear": lambda: peak + (floor - peak) * done,
+            "inverse_sqrt": lambda: jnp.maximum(peak * jnp.sqrt(first / jnp.maximum(step, first)), floor),
+            "constant": lambda: jnp.asarray(peak, jnp.float32),
+            "wsd": lambda: peak + (floor - peak) * jnp.clip((step - (end - decay)) / decay, 0, 1),
+        }[cfg.schedule]()
         return jnp.where(step < warmup, peak * (step + 1) / (warmup + 1), rate)
 
     return schedule
@@ -164,10 +161,8 @@ def _add_decayed_weights(decay: Any, specs: Any) -> optax.GradientTransformation
 
 
 def _scale_by_rates(specs: Any) -> optax.GradientTransformation:
-    def scaled(spec: ParamSpec, update: Array) -> Array:
-        return update if spec.rate == 1 else update * spec.rate
-
-    return optax.stateless(lambda updates, _: jax.tree.map(scaled, specs, updates, is_leaf=is_spec))
+    rates = jax.tree.map(lambda spec: spec.rate, specs, is_leaf=is_spec)
+    return optax.stateless(lambda updates, _: jax.tree.map(lambda u, r: u if r == 1 else u * r, updates, rates))
 
 
 def skip_nonfinite(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -213,7 +208,6 @@ def scale_by_adam(beta1: float, beta2: float, epsilon: Any) -> optax.GradientTra
         return jax.lax.cond(finite, moments, lambda grads, mu, nu, scale: (mu, nu), grads, mu, nu, scale)
 
     def update(grads, state, params=None, *, scale=1.0, finite=True):
-        del params
         operands = (jnp.asarray(finite), grads, state.mu, state.nu, jnp.asarray(scale))
         mu, nu = jax.lax.platform_dependent(*operands, cpu=in_place, default=chosen)
         count = jnp.where(finite, optax.safe_increment(state.count), state.count)
@@ -254,22 +248,16 @@ def _muon(cfg: OptimizerConfig, specs: Any) -> optax.GradientTransformation:
     # optax.partition hides the other group's leaves as MaskedNode; the dimension tree must have the same holes.
     dimensions = jax.tree.map(lambda s: muon_dimensions(s) or optax.MaskedNode(), specs, is_leaf=is_spec)
 
-    def is_dimensions(x: Any) -> bool:
-        return isinstance(x, MuonDimensionNumbers)
-
     def like_adamw(update: Array, dims: MuonDimensionNumbers) -> Array:
         sides = [math.prod(update.shape[i] for i in axes) for axes in dims]  # type: ignore[union-attr]
         return update * (MUON_RMS * math.sqrt(max(sides)))
-
-    def rescale(updates: Any, params: Any) -> Any:
-        del params
-        return jax.tree.map(like_adamw, updates, dimensions, is_leaf=is_dimensions)
 
     # A function, because a tree of tuples given directly would be taken for a tree of parameters.
     muon = optax.contrib.scale_by_muon(
         beta=cfg.beta1, eps=cfg.epsilon, weight_dimension_numbers=lambda updates: dimensions
     )
-    rules = {"muon": optax.chain(muon, optax.stateless(rescale))}
+    rescale = optax.stateless(lambda updates, _: jax.tree.map(like_adamw, updates, dimensions))
+    rules = {"muon": optax.chain(muon, rescale)}
     for spec in jax.tree.leaves(specs, is_leaf=is_spec):
         rules.setdefault(label(spec), optax.scale_by_adam(cfg.beta1, cfg.beta2, cfg.epsilon * spec.epsilon))
     return optax.partition(rules, labels)

@@ -127,8 +127,9 @@ def train_step(
       The state after, and the step's metrics.
     """
     rng = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
-    compute = functools.partial(gradients, model=model, micro_batches=micro_batches)
-    loss, grads, sums, weights = compute(state.params, batch, rng, state.frozen)
+    loss, grads, sums, weights = gradients(
+        state.params, batch, rng, state.frozen, model=model, micro_batches=micro_batches
+    )
     scale, norm = clip(grads, clip_norm)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     if max_bad_steps is not None:
@@ -154,15 +155,13 @@ def train_step(
 
     skipped = state.skipped + jnp.where(finite, 0, 1)
     bad_steps = jnp.where(finite, 0, state.bad_steps + 1)
-    after = TrainState(
+    after = state._replace(
         step=state.step + 1,
         params=keep(params, state.params),
         opt_state=opt_state,
         ema=keep(ema, state.ema),
-        rng=state.rng,
         bad_steps=bad_steps,
         skipped=skipped,
-        frozen=state.frozen,
     )
     return after, StepMetrics(loss, norm, schedule(made), bad_steps, skipped, sums, weights)
 
@@ -200,8 +199,7 @@ def eval_step(params: Params, batch: Batch, frozen: Any = None, *, model: Model)
       name -> (sum, weight), each [B] float32 where the model reports rows (so that a standard error over rows can
       be computed), else [1]: the batch is then one unit.
     """
-    _, metrics = model.loss(params, batch, None, frozen)
-    return jax.tree.map(lambda x: jnp.atleast_1d(x).astype(jnp.float32), metrics)
+    return jax.tree.map(lambda x: jnp.atleast_1d(x).astype(jnp.float32), model.loss(params, batch, None, frozen)[1])
 
 
 class CompiledSteps(NamedTuple):
@@ -246,7 +244,6 @@ def compile_steps(
         clip_norm=cfg.optimizer.clip_norm,
         ema_decay=cfg.optimizer.ema_decay,
     )
-    capacity = cfg.execution.steps_per_dispatch
     return CompiledSteps(
         init=lambda: states.init_state(model, optimizer, cfg.seed, mesh, ema=ema),
         train=jax.jit(
@@ -256,7 +253,7 @@ def compile_steps(
             donate_argnums=0,
         ),
         evaluate=compile_eval(model, mesh),
-        place_chunk=functools.partial(place_chunk, mesh=mesh, capacity=capacity),
+        place_chunk=functools.partial(place_chunk, mesh=mesh, capacity=cfg.execution.steps_per_dispatch),
         device_put_batch=functools.partial(device_put_batch, mesh=mesh),
         abstract_state=abstract,
     )
@@ -280,25 +277,25 @@ def compile_ahead(steps: CompiledSteps, mesh: Mesh, batch: Batch, held_out: Batc
       mesh: the run's.
       batch, held_out: any host-local batch for training, and for evaluation; all others have their shapes.
     """
-    chunk, count = steps.place_chunk([batch])
-    weights, frozen = states.averaged(steps.abstract_state), steps.abstract_state.frozen
+    state = steps.abstract_state
 
     def compiled(program: Any, *args: Any) -> Any:
         with jax.set_mesh(mesh):  # which is a setting of each thread
             return program.lower(*args).compile()
 
     with ThreadPoolExecutor(1) as other:
-        evaluate = other.submit(compiled, steps.evaluate, weights, steps.device_put_batch(held_out), frozen)
-        train = compiled(steps.train, steps.abstract_state, chunk, np.int32(count))
+        put = steps.device_put_batch(held_out)
+        evaluate = other.submit(compiled, steps.evaluate, states.averaged(state), put, state.frozen)
+        train = compiled(steps.train, state, *steps.place_chunk([batch]))
     return steps._replace(train=one_at_a_time(train), evaluate=evaluate.result())
 
 
 def compile_eval(model: Model, mesh: Mesh) -> Callable[[Params, Batch, Any], Sums]:
     """`eval_step` jitted on `mesh`: (params, batch on the devices, frozen) -> Sums per row, whole on every host."""
-    frozen = None if model.frozen is None else param_shardings(model.frozen, mesh)
+    params, frozen = (param_shardings(specs, mesh) for specs in (model.specs, model.frozen))
     return jax.jit(
         functools.partial(eval_step, model=model),
-        in_shardings=(param_shardings(model.specs, mesh), batch_sharding(mesh), frozen),
+        in_shardings=(params, batch_sharding(mesh), frozen),
         out_shardings=replicated(mesh),
     )
 
