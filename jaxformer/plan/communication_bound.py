@@ -70,9 +70,7 @@ def _parameter(add: Any, name: str, spec: ParamSpec, config: Config, mesh: Any, 
     parts, micro = sizes.get("fsdp", 1) if "fsdp" in used else 1, config.execution.gradient_accumulation_steps
     share = (parts - 1) / parts
     whole = share * numbers * _compute_bytes(config)
-    summed = share * numbers * GRADIENT_BYTES
-    if not spec.trained:
-        summed = 0.0
+    summed = int(spec.trained) * share * numbers * GRADIENT_BYTES
     if spec.num_stacked:
         add(("fsdp",), micro * (2 * whole + summed))
     elif spec.role == "input" and not ("vocab" in spec.axes and config.model.tie_embeddings):

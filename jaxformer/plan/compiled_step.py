@@ -60,10 +60,9 @@ def target_config(config: Config, topology: Topology, mesh: Mesh) -> Config:
     if execution.attention == "cudnn":
         raise ConfigError(f"config.execution.attention: cudnn cannot be planned without a GPU; accepted here: {ANY}")
     if model.vocab_size is None:
-        if config.data.tokenizer != "bpe":
-            model = replace(model, vocab_size=-(-300 // 64) * 64)  # bytes and specials; characters are not many more
-        else:
-            model = replace(model, vocab_size=-(-config.data.tokenizer_vocab // 64) * 64)
+        # About 300 bytes and specials; characters are not many more.
+        entries = config.data.tokenizer_vocab if config.data.tokenizer == "bpe" else 300
+        model = replace(model, vocab_size=-(-entries // 64) * 64)
     if execution.attention == "auto":
         parts = mesh.shape["context"]
         length = model.context_length // parts
@@ -107,10 +106,25 @@ def compile_step(config: Config, topology: Topology) -> CompiledStep:
             needed = re.search(r"\(([\d.]+)([KMGT])\) exceeds available HBM", str(error))
             if needed is None:
                 raise
-            amount = float(needed[1]) * 2.0 ** {"K": 10, "M": 20, "G": 30, "T": 40}[needed[2]]
             return CompiledStep(
-                config, model, mesh, steps.abstract_state, "", None, amount, time.perf_counter() - began
+                config,
+                model,
+                mesh,
+                steps.abstract_state,
+                "",
+                memory=None,
+                needed=float(needed[1]) * 2.0 ** {"K": 10, "M": 20, "G": 30, "T": 40}[needed[2]],
+                seconds=time.perf_counter() - began,
             )
     seconds = time.perf_counter() - began
-    text, memory = compiled.as_text(), compiled.memory_analysis()
-    return CompiledStep(config, model, mesh, steps.abstract_state, text, memory, None, seconds, compiled)
+    return CompiledStep(
+        config,
+        model,
+        mesh,
+        steps.abstract_state,
+        compiled.as_text(),
+        memory=compiled.memory_analysis(),
+        needed=None,
+        seconds=seconds,
+        compiled=compiled,
+    )

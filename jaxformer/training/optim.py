@@ -98,11 +98,15 @@ def make_schedule(cfg: OptimizerConfig, steps: int, hyperparameters: TracedHyper
     def schedule(step: Array | int) -> Array:
         step = jnp.asarray(step, jnp.float32)
         done = jnp.clip((step - warmup) / jnp.maximum(1, end - warmup), 0, 1)
-        first = jnp.maximum(warmup, 1)
+
+        def inverse_sqrt() -> Array:
+            first = jnp.maximum(warmup, 1)
+            return jnp.maximum(peak * jnp.sqrt(first / jnp.maximum(step, first)), floor)
+
         rate = {
             "cosine": lambda: floor + (peak - floor) * 0.5 * (1 + jnp.cos(jnp.pi * done)),
             "linear": lambda: peak + (floor - peak) * done,
-            "inverse_sqrt": lambda: jnp.maximum(peak * jnp.sqrt(first / jnp.maximum(step, first)), floor),
+            "inverse_sqrt": inverse_sqrt,
             "constant": lambda: jnp.asarray(peak, jnp.float32),
             "wsd": lambda: peak + (floor - peak) * jnp.clip((step - (end - decay)) / decay, 0, 1),
         }[cfg.schedule]()
