@@ -131,8 +131,8 @@ def state_memory(step: CompiledStep) -> dict[str, Any]:
 def saved_activations(step: CompiledStep) -> int:
     """Bytes of activations that the blocks keep for the backward pass of one micro-batch, on one device.
 
-    "full" keeps what enters a block; "dots" also the products with weights; "none" about all that is computed, which
-    is estimated as the products, the attention weights (where attention keeps them) and two norms.
+    "full" keeps a block's input; "dots" also the products with weights; "none" about everything that is computed,
+    estimated as the products twice, the attention weights (where attention keeps them) and two norms.
     """
     model, execution, sizes = step.config.model, step.config.execution, dict(step.mesh.shape)
     each = 2 if model.dtype == "bfloat16" else 4

@@ -1,8 +1,8 @@
-"""The loop: it only schedules. What a step is, what is saved and what is told is said elsewhere.
+"""The training loop. It only schedules; steps, checkpoints and records are made elsewhere.
 
-Updates are dispatched in chunks. Where chunks end is a function of the configuration and the step alone
-(`next_boundary`), and evaluations, saves and stops happen only there. So a run that was killed at any moment and
-started again executes the very dispatches of one that was not, and ends in the same bits.
+Updates are dispatched in chunks. Where chunks end depends on the configuration and the step alone (`next_boundary`),
+and evaluations, saves and stops happen only there. So a run that was killed at any moment and started again executes
+the same dispatches as one that was not, and ends bit for bit the same.
 """
 
 import time
@@ -104,11 +104,11 @@ def train(
       config: train, optimizer, checkpoint, seed and tensorboard are read here.
       workdir: exists.
       mesh: of `parallel.mesh.make_mesh`.
-      flops_per_token: forward and backward, for the utilisation and the final record.
+      flops_per_token: forward and backward, for the MFU and the final record.
       bytes_per_token: bytes of the held-out split / tokens predicted in it; None: no bits per byte.
-      final_fields: more fields for the final record, and better ones for `params_non_embedding`.
+      final_fields: for the final record; they replace the loop's of the same name.
       fingerprint: of the run, kept in every checkpoint and compared when one is read; "" compares nothing.
-      also_of_this_run: other fingerprints that its checkpoints may carry.
+      also_of_this_run: other accepted fingerprints of its checkpoints.
       resume_command: printed when a signal ends the run.
       log: prints a line.
       bar: a progress bar (True), plain lines (False), or a bar where stderr is a terminal (None).
@@ -132,7 +132,7 @@ def train(
         checkpoints.start()
         batch, held_out = batches[0], eval_batches[0]
         helper = stack.enter_context(ThreadPoolExecutor(1))
-        # While XLA compiles the step, the state is made: compiling that, too, takes seconds.
+        # In parallel with the initialization, whose compilation takes seconds too.
         finished = checkpoints.steps()[-1:] == [config.train.steps]
         programs = None if finished else helper.submit(compile_ahead, steps, mesh, batch, held_out)
         restored = checkpoints.restore(steps.abstract_state)
@@ -162,10 +162,10 @@ def train(
         stack.callback(run.feed.shutdown, wait=True, cancel_futures=True)
         if restored is not None:
             progress.line(f"going on from step {step}")
-        path, chief = workdir / "records.jsonl", jax.process_index() == 0  # the others may not see yet what it mended
-        losses = list(evaluations_before(path, step, fingerprint).items()) if chief else []
-        whose = {"fingerprint": fingerprint} if fingerprint else {}
-        reporter.event(step, "started" if restored is None else "resumed", **whose)
+        path, first = workdir / "records.jsonl", jax.process_index() == 0  # others may not see its repairs yet
+        losses = list(evaluations_before(path, step, fingerprint).items()) if first else []
+        event = "started" if restored is None else "resumed"
+        reporter.event(step, event, **({"fingerprint": fingerprint} if fingerprint else {}))
         try:
             status, step, state = run.go(step, state, dict(coordination.broadcast_from_0(losses, "the records")))
         except BaseException:
@@ -187,10 +187,18 @@ def train(
             reporter.event(step, "stopped_early")
             progress.line(f"stopped at step {step}: no better evaluation in {config.train.early_stop_evals}")
         tokens = step * reporter.tokens_per_step
-        counts = {"params": count_params(model.specs), "params_non_embedding": count_non_embedding(model.specs)}
-        flops = None if flops_per_token is None else flops_per_token * tokens
-        final = {"kind": "final", "step": step, "tokens": tokens, **values, **counts, "flops": flops}
-        reporter.write({**final, "status": status, "split": SPLIT, **(final_fields or {})})
+        final = {
+            "kind": "final",
+            "step": step,
+            "tokens": tokens,
+            **values,
+            "params": count_params(model.specs),
+            "params_non_embedding": count_non_embedding(model.specs),
+            "flops": None if flops_per_token is None else flops_per_token * tokens,
+            "status": status,
+            "split": SPLIT,
+        }
+        reporter.write(final | dict(final_fields or {}))
         return Result(status, step, state, values, time.perf_counter() - began)
 
 
@@ -266,7 +274,7 @@ class _Run:
         return read_ahead(self.feed, place, pairwise(ends))
 
     def report(self) -> None:
-        """Hands the newest chunk's metrics on, waiting for it."""
+        """Waits for the newest chunk and reports its metrics."""
         if self.pending is not None:
             start, count, found = self.pending
             self.pending = None
@@ -298,7 +306,7 @@ class _Run:
             self.stop.requested is not None,
             minutes is not None and time.monotonic() - saved >= 60 * minutes,
         ])  # fmt: skip
-        if jax.process_count() > 1:  # asked at every boundary: who takes a machine away gives it seconds
+        if jax.process_count() > 1:  # at every boundary: a machine that is preempted has only seconds left
             from jax.experimental import multihost_utils
 
             flags = multihost_utils.process_allgather(flags).any(axis=0)

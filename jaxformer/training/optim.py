@@ -1,8 +1,8 @@
-"""The update rules and their schedules, from optax, made equal in meaning.
+"""Update rules and learning-rate schedules from optax, with hyperparameters that mean the same in every rule.
 
-Under every rule ``learning_rate`` is the scheduled step size of an update of about unit size, weight decay is
-decoupled and multiplied by it. Which parameters decay, and what their rate, decay and epsilon are multiplied by, says
-their `ParamSpec`. Clipping is `clip`, outside the optimizer, because the train step needs the norm anyway.
+``learning_rate`` is the scheduled step size of an update of about unit size; weight decay is decoupled and multiplied
+by it. A parameter's `ParamSpec` says whether it decays and what multiplies its rate, decay and epsilon. Clipping is
+`clip`, outside the optimizer, because the train step needs the norm anyway.
 
 >>> schedule = make_schedule(OptimizerConfig(learning_rate=1.0, warmup_steps=3, schedule="linear"), steps=13)
 >>> [round(float(schedule(step)), 3) for step in (0, 1, 2, 3, 8, 13)]
@@ -73,10 +73,10 @@ def make_schedule(cfg: OptimizerConfig, steps: int, hyperparameters: TracedHyper
 
     Linear warm-up to `learning_rate`, which update number `warmup_steps` (from 0) is the first to use; then
 
-      cosine, linear   down to the floor, `final_fraction * learning_rate`, at `steps`
-      inverse_sqrt     learning_rate * sqrt(warmup_steps / step), never under the floor
+      cosine, linear   down to the final rate, `final_fraction * learning_rate`, at `steps`
+      inverse_sqrt     learning_rate * sqrt(warmup_steps / step), never below the final rate
       constant         stays
-      wsd              stays, then falls linearly to the floor over the last `decay_steps`
+      wsd              stays, then falls linearly to the final rate over the last `decay_steps`
 
     Args:
       cfg: the schedule's kind, and its numbers where `hyperparameters` are not given.
@@ -93,7 +93,7 @@ def make_schedule(cfg: OptimizerConfig, steps: int, hyperparameters: TracedHyper
         hyperparameters.steps,
         hyperparameters.decay_steps,
     )
-    floor = peak * hyperparameters.final_fraction
+    final = peak * hyperparameters.final_fraction
 
     def schedule(step: Array | int) -> Array:
         step = jnp.asarray(step, jnp.float32)
@@ -101,14 +101,14 @@ def make_schedule(cfg: OptimizerConfig, steps: int, hyperparameters: TracedHyper
 
         def inverse_sqrt() -> Array:
             first = jnp.maximum(warmup, 1)
-            return jnp.maximum(peak * jnp.sqrt(first / jnp.maximum(step, first)), floor)
+            return jnp.maximum(peak * jnp.sqrt(first / jnp.maximum(step, first)), final)
 
         rate = {
-            "cosine": lambda: floor + (peak - floor) * 0.5 * (1 + jnp.cos(jnp.pi * done)),
-            "linear": lambda: peak + (floor - peak) * done,
+            "cosine": lambda: final + (peak - final) * 0.5 * (1 + jnp.cos(jnp.pi * done)),
+            "linear": lambda: peak + (final - peak) * done,
             "inverse_sqrt": inverse_sqrt,
             "constant": lambda: jnp.asarray(peak, jnp.float32),
-            "wsd": lambda: peak + (floor - peak) * jnp.clip((step - (end - decay)) / decay, 0, 1),
+            "wsd": lambda: peak + (final - peak) * jnp.clip((step - (end - decay)) / decay, 0, 1),
         }[cfg.schedule]()
         return jnp.where(step < warmup, peak * (step + 1) / (warmup + 1), rate)
 
@@ -170,10 +170,10 @@ def _scale_by_rates(specs: Any) -> optax.GradientTransformation:
 
 
 def skip_nonfinite(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """`inner` as `train_step` wants an optimizer: its `update` takes two arguments more.
+    """`inner` with two more arguments of `update`, which `train_step` gives.
 
-      scale     what the gradients are multiplied by first
-      finite    where it is false the state stays as it is
+      scale     multiplies the gradients first
+      finite    if false, the state stays as it is
 
     >>> sgd = skip_nonfinite(optax.trace(0.9))
     >>> state = sgd.init(jnp.zeros(2))
@@ -189,16 +189,15 @@ def skip_nonfinite(inner: optax.GradientTransformation) -> optax.GradientTransfo
 
 
 def scale_by_adam(beta1: float, beta2: float, epsilon: Any) -> optax.GradientTransformationExtraArgs:
-    """optax.scale_by_adam that skips steps which are not finite, and on CPU with moments that are updated in place.
+    """optax.scale_by_adam that skips steps which are not finite and, on CPU, updates the moments in place.
 
     `epsilon` is a tree of numbers like the parameters.
 
-    Left to itself XLA's CPU backend computes the moments twice, for the state and for the update, the second time from
-    the old ones, of which it therefore keeps a copy. A conditional is a wall to that.
+    XLA's CPU backend would compute the moments twice, for the state and for the update, and keep a copy of the old ones
+    for the second time. It does not duplicate a computation inside a conditional.
 
     Source: Kingma and Ba 2015, algorithm 1.
     """
-    adam = optax.scale_by_adam(beta1, beta2, epsilon)
 
     def moments(grads, mu, nu, scale):
         grads = _scaled(grads, scale)
@@ -215,12 +214,12 @@ def scale_by_adam(beta1: float, beta2: float, epsilon: Any) -> optax.GradientTra
         operands = (jnp.asarray(finite), grads, state.mu, state.nu, jnp.asarray(scale))
         mu, nu = jax.lax.platform_dependent(*operands, cpu=in_place, default=chosen)
         count = jnp.where(finite, optax.safe_increment(state.count), state.count)
-        made = jnp.maximum(count, 1)  # before the first update that was finite: nothing is divided by 0
+        made = jnp.maximum(count, 1)  # no division by 0 before the first finite update
         first, second = optax.tree.bias_correction(mu, beta1, made), optax.tree.bias_correction(nu, beta2, made)
         updates = jax.tree.map(lambda m, v, e: m / (jnp.sqrt(v) + e), first, second, epsilon)
         return updates, state._replace(count=count, mu=mu, nu=nu)
 
-    return optax.GradientTransformationExtraArgs(adam.init, update)
+    return optax.GradientTransformationExtraArgs(optax.scale_by_adam(beta1, beta2, epsilon).init, update)
 
 
 def _scaled(grads: Params, scale: Array | float) -> Params:

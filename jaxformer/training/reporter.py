@@ -153,8 +153,10 @@ def describe(values: Mapping[str, float]) -> str:
     >>> describe({"loss": 1.5, "loss_stderr": 0.01, "perplexity": 4.48, "accuracy": 0.5, "accuracy_stderr": 0.02})
     'loss 1.5000 ± 0.0100 nats per token, perplexity 4.48, accuracy 50.0 % ± 2.0'
     """
-    loss = f"loss {values['loss']:.4f} ± {values['loss_stderr']:.4f} nats per token"
-    parts = [loss, f"perplexity {values['perplexity']:.2f}"]
+    parts = [
+        f"loss {values['loss']:.4f} ± {values['loss_stderr']:.4f} nats per token",
+        f"perplexity {values['perplexity']:.2f}",
+    ]
     if "bits_per_byte" in values:
         parts.append(f"{values['bits_per_byte']:.4f} ± {values['bits_per_byte_stderr']:.4f} bits per byte")
     parts += [

@@ -1,4 +1,4 @@
-"""What a run is between two steps: one tuple of arrays, born on the devices that keep it."""
+"""The state of a run between two steps: one tuple of arrays, created with the shardings that it keeps."""
 
 import functools
 from typing import Any, NamedTuple
@@ -25,8 +25,8 @@ class TrainState(NamedTuple):
       opt_state: the optimizer's.
       ema: moving average of `params`, or None if there is none.
       rng: uint32 key data that every step's randomness is folded from; it never changes.
-      bad_steps: int32, how many steps in a row up to now were not finite.
-      skipped: int32, how many there were in all.
+      bad_steps: int32, consecutive steps up to now that were not finite.
+      skipped: int32, all such steps since step 0.
       frozen: a tree that the loss sees and nobody updates (`Model.frozen`), or None.
     """
 
@@ -44,9 +44,11 @@ def init_state(
     model: Model, optimizer: optax.GradientTransformation, seed: int, mesh: Mesh, *, ema: bool = False
 ) -> TrainState:
     """The state of step 0. Made inside jit with `state_shardings`, so no device ever holds more than its part."""
-    make = functools.partial(fresh_state, model, optimizer, seed, ema=ema)
-    shardings = state_shardings(model, optimizer, mesh, ema=ema)
-    return jax.jit(make, out_shardings=shardings, compiler_options=init_options(mesh.devices.flat[0]))()
+    return jax.jit(
+        functools.partial(fresh_state, model, optimizer, seed, ema=ema),
+        out_shardings=state_shardings(model, optimizer, mesh, ema=ema),
+        compiler_options=init_options(mesh.devices.flat[0]),
+    )()
 
 
 def fresh_state(model: Model, optimizer: optax.GradientTransformation, seed: Leaf, *, ema: bool = False) -> TrainState:
@@ -62,8 +64,8 @@ def fresh_state(model: Model, optimizer: optax.GradientTransformation, seed: Lea
 
 
 def init_options(device: jax.Device) -> dict[str, int] | None:
-    """Compiler options for `fresh_state`: on CPU the random numbers of a small model take LLVM 4.5 s to compile, at
-    this level 1.2 s, with the same bits."""
+    """Compiler options for `fresh_state`: on CPU, optimizing the random numbers takes most of a small model's compile
+    time; at this level they are the same bits."""
     return {"xla_backend_optimization_level": 1} if device.platform == "cpu" else None
 
 
@@ -78,7 +80,7 @@ def state_shardings(
     """The state as a tree of NamedSharding.
 
     A leaf of the optimizer's state that mirrors a parameter (the end of its path is the parameter's path, and the
-    shapes agree) lives as that parameter does; every other leaf is on every device.
+    shapes agree) is sharded as that parameter; every other leaf is replicated.
     """
     params, whole = param_shardings(model.specs, mesh), replicated(mesh)
     leaves = zip(tree_leaves_with_path(params), jax.tree.leaves(model.specs, is_leaf=is_spec), strict=True)
