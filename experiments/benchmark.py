@@ -2,13 +2,13 @@
 
     python -m experiments.benchmark --suite=train --shape=tiny     (needs the extra `peers`: torch, transformers)
     python -m experiments.benchmark --suite=train --shape=gpt2_1_5b --dtype=bfloat16 --rows=8    (on a GPU: see gpu.sh)
-    python -m experiments.benchmark --suite=memory --shape=gpt2    (as well)
-    python -m experiments.benchmark --suite=shakespeare --text=tinyshakespeare.txt    (as well)
+    python -m experiments.benchmark --suite=memory --shape=gpt2    (needs `peers` too)
+    python -m experiments.benchmark --suite=shakespeare --text=tinyshakespeare.txt    (needs `peers` too)
     python -m experiments.benchmark --suite=pretrain --shape=gpt2 --pairs=1
     python -m experiments.benchmark --suite=attention --tokens=1024
     python -m experiments.benchmark --suite=data
     python -m experiments.benchmark --suite=import
-    python -m experiments.benchmark --suite=decode --shape=tiny    (as well)
+    python -m experiments.benchmark --suite=decode --shape=tiny    (needs `peers` too)
     python -m experiments.benchmark --suite=decode_lengths --shape=tiny
     python -m experiments.benchmark --suite=sweep --size=0.1 --pairs=1
 

@@ -28,7 +28,7 @@ class CompiledStep:
     """A compiled train step, and what it was compiled from.
 
     Attributes:
-      config: with what "auto" stands for on the target.
+      config: with what "auto" chooses on the target.
       model: its specs.
       mesh: over the target's devices.
       state: shapes and shardings of its state.
@@ -51,7 +51,7 @@ class CompiledStep:
 
 
 def target_config(config: Config, topology: Topology, mesh: Mesh) -> Config:
-    """`config` with the choices made that a run on the target would make, where this machine would make others.
+    """`config` with the automatic choices of a run on the target, which may differ from those on this machine.
 
     Raises:
       ConfigError: an attention kernel that only a GPU's own process can compile.

@@ -1,7 +1,7 @@
 """What a compiled program computes and what it reads and writes, for one device and one update.
 
-Counted in the optimised program, loops times their trips, so what is computed twice (rematerialised, or on every device
-alike) counts twice. `cost_analysis()` would count the body of a loop over layers once.
+Counted in the optimised program, a loop's body as often as it runs, so what is computed twice (rematerialised, or on
+every device alike) counts twice. `cost_analysis()` would count the body of a loop over layers once.
 """
 
 import math
@@ -19,7 +19,7 @@ SLICES = {"dynamic-slice", "slice", "gather"}
 THROUGH = {"bitcast", "reshape", "transpose", "copy", "convert"}
 
 
-# Products of [T, K] by [K, S] size in each of the TPU's attention kernels.
+# How many products of [T, K] and [K, S] each of the TPU's attention kernels computes.
 KERNEL_PRODUCTS = {"splash_mha_fwd": 2, "splash_mha_dq": 3, "splash_mha_dkv": 4}
 
 
@@ -69,7 +69,7 @@ def _moved(program: Program, computation: Computation, instruction: Instruction)
 
 
 def _results(instruction: Instruction) -> tuple[Shape, ...]:
-    """What it writes: the first half of a pair names what it reads as well."""
+    """The arrays that it writes; an asynchronous start lists those that it reads too."""
     if instruction.opcode == "copy-start":
         return instruction.shapes[:1]
     if instruction.opcode in NAMES_OPERANDS:

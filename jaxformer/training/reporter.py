@@ -1,8 +1,9 @@
 """A run's reports: one record per logging window and evaluation, the progress display, TensorBoard."""
 
+import itertools
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +76,10 @@ class Reporter:
         self._last, self._excluded = now, 0.0
         bad = np.flatnonzero(metrics.bad_steps[:count] >= self._max_bad)
         end = start + (int(bad[0]) + 1 if len(bad) else count)  # last step to report
-        done = start
-        while done < end:
-            step = min(self._total, done - done % self._every + self._every)
-            window = slice(done - start, min(step, end) - start)
-            self._window.append(jax.tree.map(lambda x, window=window: x[window], metrics))
-            if step <= end:
+        for step, window in windows(metrics, start, end, self._every):
+            self._window.append(window)
+            if step % self._every == 0 or step == self._total:
                 self._flush(step)
-            done = min(step, end)
         if len(bad):
             self.event(end, "diverged")
             loss, norm = metrics.loss[bad[0]], metrics.grad_norm[bad[0]]
@@ -130,6 +127,13 @@ class Reporter:
         """Flushes and closes TensorBoard."""
         if self._board is not None:
             self._board.close()
+
+
+def windows(metrics: StepMetrics, start: int, end: int, every: int) -> Iterator[tuple[int, StepMetrics]]:
+    """(last step, metrics) of each part of the steps from `start` to `end`, which are cut at multiples of `every`."""
+    edges = sorted({start, end, *range(start - start % every + every, end, every)})
+    for first, last in itertools.pairwise(edges):
+        yield last, jax.tree.map(lambda x, a=first - start, b=last - start: x[a:b], metrics)
 
 
 def train_fields(window: StepMetrics) -> dict[str, Any]:

@@ -1,16 +1,13 @@
 """A sweep's results: one file of records per finished run, written whole or not at all."""
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from jaxformer import records
 from jaxformer.errors import RecordError
 from jaxformer.storage import files
-from jaxformer.training.reporter import train_fields
+from jaxformer.training.reporter import train_fields, windows
 from jaxformer.training.step import StepMetrics
 from jaxformer.training.sweep.trunks import Member
 
@@ -84,9 +81,7 @@ def curve(found: StepMetrics, first: int, every: int, tokens: int) -> list[dict[
       every: a record ends at each multiple of this, and at the end.
       tokens: per batch.
     """
-    out, end = [], first + len(found.loss)
-    edges = sorted({first, end, *range(first - first % every + every, end, every)})
-    for start, step in itertools.pairwise(edges):
-        window: StepMetrics = jax.tree.map(lambda x, a=start - first, b=step - first: x[a:b], found)
-        out.append({"kind": "train", "step": step, "tokens": step * tokens, **train_fields(window), "seconds": 0.0})
-    return out
+    return [
+        {"kind": "train", "step": step, "tokens": step * tokens, **train_fields(window), "seconds": 0.0}
+        for step, window in windows(found, first, first + len(found.loss), every)
+    ]
