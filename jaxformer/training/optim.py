@@ -281,6 +281,5 @@ def _per_layer(rule: optax.GradientTransformation, specs: Any) -> optax.Gradient
 
     labels = jax.tree.map(label, specs, is_leaf=is_spec)
     mapped = optax.GradientTransformation(jax.vmap(rule.init), jax.vmap(rule.update))
-    return optax.partition(
-        {name: rule if name == "single" else mapped for name in set(jax.tree.leaves(labels))}, labels
-    )
+    names = sorted(set(jax.tree.leaves(labels)))  # a set's order differs between processes, which run one program
+    return optax.partition({name: rule if name == "single" else mapped for name in names}, labels)
