@@ -17,16 +17,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxformer.config import Config, from_mapping
+from jaxformer.config import Config, from_mapping, load
 from jaxformer.errors import ConfigError
 from jaxformer.models.flops import count_parameters
 from jaxformer.plan import topology
-from jaxformer.plan.hardware import CHIPS
-from jaxformer.runs.command_line import file_path, load, parser
+from jaxformer.runs.command_line import file_path, parser
+from jaxformer.runtime.hardware import CHIPS, GIB
 from jaxformer.runtime.program import program
 from jaxformer.scaling import plotting
 
-GIB = 2**30
+CONFIGS = Path(__file__).parent.parent / "configs"
 BYTES = 16  # per parameter: itself, two moments and its gradient, in float32
 SHARE = 0.25  # fraction of a chip's memory for these
 # model -> rows per chip, tensor-parallel devices on TPUs and on GPUs
@@ -62,6 +62,11 @@ def devices(case: Case) -> int:
     return math.prod(topology.parse(f"{case.chip}:{case.shape}")[1])
 
 
+def file_of(case: Case, folder: Path) -> Path:
+    """The file of a plan."""
+    return folder / "plans" / f"{case.name.replace(':', '-')}.json"
+
+
 def config_of(case: Case) -> tuple[Config, list[str]]:
     """The model's config, and the flags that set its mesh.
 
@@ -71,7 +76,7 @@ def config_of(case: Case) -> tuple[Config, list[str]]:
     >>> config_of(Case("llama_7b", "h100", "8x8"))[1][:3]
     ['--config.mesh.data=8', '--config.mesh.fsdp=8', '--config.mesh.tensor=1']
     """
-    config: Config = from_mapping(load(str(Path(__file__).parent.parent / "configs" / f"{case.model}.py")))
+    config: Config = from_mapping(load(str(CONFIGS / f"{case.model}.py")))
     rows, on_tpus, on_gpus = MODELS[case.model]
     chip, count = CHIPS[case.chip], devices(case)
     tensor = on_gpus if chip.platform == "cuda" else on_tpus
@@ -102,8 +107,7 @@ def plan(case: Case, file: Path) -> str:
     if state > (CHIPS[case.chip].memory or math.inf):
         file.write_text(json.dumps({"skipped": f"parameters, moments and gradients alone take {state / GIB:.0f} GiB"}))
         return "does not fit"
-    path = Path(__file__).parent.parent / "configs" / f"{case.model}.py"
-    where = [f"--config={path}", f"--topology={case.chip}:{case.shape}", f"--json={file}"]
+    where = [f"--config={CONFIGS / case.model}.py", f"--topology={case.chip}:{case.shape}", f"--json={file}"]
     command = [sys.executable, "-m", "experiments.plan", *where, *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if not file.exists():
@@ -115,7 +119,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     """One row of the table for each existing plan."""
     out = []
     for case in cases():
-        file = folder / "plans" / f"{case.name.replace(':', '-')}.json"
+        file = file_of(case, folder)
         if not file.exists():
             continue
         found = json.loads(file.read_text())
@@ -209,7 +213,7 @@ def main() -> None:
         raise ConfigError(f"--only: {options.only}; accepted: how one of {', '.join(c.name for c in cases())} begins")
     (options.out / "plans").mkdir(parents=True, exist_ok=True)
     for case in chosen if options.stage != "report" else ():
-        file = options.out / "plans" / f"{case.name.replace(':', '-')}.json"
+        file = file_of(case, options.out)
         if not file.exists():
             print(f"{case.name}: {plan(case, file)}", flush=True)
     if options.stage != "plan":

@@ -160,7 +160,8 @@ def test_plans(place, monkeypatch, case):
 
 @pytest.mark.slow
 def test_plan_that_does_not_fit(place, monkeypatch):
-    from jaxformer.plan import hardware, topology
+    from jaxformer.plan import topology
+    from jaxformer.runtime import hardware
 
     monkeypatch.setitem(topology.CHIPS, "cpu", hardware.Chip("cpu", "cpu", memory=1024.0))
     code, line = place.run("plan", f"--config={place.config}", *TINY, "--topology=cpu:8")

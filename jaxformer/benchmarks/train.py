@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxformer.benchmarks.suite import RULER, Suite, in_process, need_peers, ruler, take_turns, torch_device
 from jaxformer.config import Bert, Config, Dense, LossConfig, ModelConfig, OptimizerConfig, Softmax, from_mapping
-from jaxformer.plan.hardware import chip_of
+from jaxformer.runtime.hardware import chip_of
 from jaxformer.runtime.host_memory import keep_freed_memory, one_at_a_time, settle_heap
 from jaxformer.types import Batch
 

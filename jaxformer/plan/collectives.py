@@ -5,6 +5,7 @@ array of N bytes in total over n devices, (n - 1) / n N for all-gather, reduce-s
 all-reduce, N for a permutation. (Patarasu and Yuan 2009.)
 """
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -142,9 +143,8 @@ def replica_groups(text: str, devices: int) -> list[list[int]] | None:
     if named:
         axes = re.findall(r"'([^']+)'=(\d+)", named["axes"])
         shape = [int(size) for _, size in axes]
-        ids = np.arange(np.prod(shape))
-        if named["sizes"]:
-            ids = _iota(str(len(ids)), named["sizes"], named["order"])
+        count = str(math.prod(shape))
+        ids = _iota(count, named["sizes"] or count, named["order"])
         wanted = re.findall(r"'([^']+)'", named["along"])
         if ":" in named["along"] or any(w not in dict(axes) for w in wanted):
             return None

@@ -1,4 +1,4 @@
-"""The least a device has to send in one update on a given mesh, whatever the compiler: the ruler beside the program.
+"""A lower bound of what a device sends in one update on a given mesh, to compare a compiled program with.
 
   fsdp     every micro-batch: each parameter gathered for the forward pass and once more for the backward pass (the
            blocks'; a table is needed once), in the dtype of the computation; its gradient summed and split, float32.
@@ -70,9 +70,7 @@ def _parameter(add: Any, name: str, spec: ParamSpec, config: Config, mesh: Any, 
     parts, micro = sizes.get("fsdp", 1) if "fsdp" in used else 1, config.execution.gradient_accumulation_steps
     share = (parts - 1) / parts
     whole = share * numbers * _compute_bytes(config)
-    summed = share * numbers * GRADIENT_BYTES
-    if not spec.trained:
-        summed = 0.0
+    summed = int(spec.trained) * share * numbers * GRADIENT_BYTES
     if spec.num_stacked:
         add(("fsdp",), micro * (2 * whole + summed))
     elif spec.role == "input" and not ("vocab" in spec.axes and config.model.tie_embeddings):
@@ -90,18 +88,16 @@ def _tensor(config: Config, sizes: dict[str, int]) -> float:
     share = (sizes["tensor"] - 1) / sizes["tensor"]
     tokens = tokens_per_device(config, sizes)
     sublayers = 1 if model.block == "parallel" else len(sublayers_of(model))
-    sums = 2 * sublayers
-    again = (sublayers - 1) * int(config.execution.remat == "full")
-    activations = (model.num_layers * (sums + again) + 2) * tokens * model.width * _compute_bytes(config)
+    recomputed = (sublayers - 1) * int(config.execution.remat == "full")
+    sums = model.num_layers * (2 * sublayers + recomputed) + 2
+    activations = sums * tokens * model.width * _compute_bytes(config)
     return config.execution.gradient_accumulation_steps * 2 * share * (activations + 3 * tokens * 4)
 
 
 def _context(config: Config, sizes: dict[str, int]) -> float:
     model, tensor = config.model, sizes.get("tensor", 1)
-    each = 0.0  # bytes that go around the ring once
-    for cost in costs_of(model, model.context_length, config.execution).values():
-        parts, numbers = cost.ring
-        each += parts * numbers / (tensor if parts % tensor == 0 else 1) * _compute_bytes(config)
+    rings = [cost.ring for cost in costs_of(model, model.context_length, config.execution).values()]
+    numbers = sum(parts * each / (tensor if parts % tensor == 0 else 1) for parts, each in rings)  # once around
     rounds = 1 + int(config.execution.remat == "full") + 2
     tokens = model.num_layers * rounds * (sizes["context"] - 1) * tokens_per_device(config, sizes)
-    return config.execution.gradient_accumulation_steps * tokens * each
+    return config.execution.gradient_accumulation_steps * tokens * numbers * _compute_bytes(config)

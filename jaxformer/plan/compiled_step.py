@@ -28,7 +28,7 @@ class CompiledStep:
     """A compiled train step, and what it was compiled from.
 
     Attributes:
-      config: with what "auto" stands for on the target.
+      config: with what "auto" chooses on the target.
       model: its specs.
       mesh: over the target's devices.
       state: shapes and shardings of its state.
@@ -51,7 +51,7 @@ class CompiledStep:
 
 
 def target_config(config: Config, topology: Topology, mesh: Mesh) -> Config:
-    """`config` with the choices made that a run on the target would make, where this machine would make others.
+    """`config` with the automatic choices of a run on the target, which may differ from those on this machine.
 
     Raises:
       ConfigError: an attention kernel that only a GPU's own process can compile.
@@ -60,10 +60,9 @@ def target_config(config: Config, topology: Topology, mesh: Mesh) -> Config:
     if execution.attention == "cudnn":
         raise ConfigError(f"config.execution.attention: cudnn cannot be planned without a GPU; accepted here: {ANY}")
     if model.vocab_size is None:
-        if config.data.tokenizer != "bpe":
-            model = replace(model, vocab_size=-(-300 // 64) * 64)  # bytes and specials; characters are not many more
-        else:
-            model = replace(model, vocab_size=-(-config.data.tokenizer_vocab // 64) * 64)
+        # About 300 bytes and specials; characters are not many more.
+        entries = config.data.tokenizer_vocab if config.data.tokenizer == "bpe" else 300
+        model = replace(model, vocab_size=-(-entries // 64) * 64)
     if execution.attention == "auto":
         parts = mesh.shape["context"]
         length = model.context_length // parts
@@ -107,10 +106,25 @@ def compile_step(config: Config, topology: Topology) -> CompiledStep:
             needed = re.search(r"\(([\d.]+)([KMGT])\) exceeds available HBM", str(error))
             if needed is None:
                 raise
-            amount = float(needed[1]) * 2.0 ** {"K": 10, "M": 20, "G": 30, "T": 40}[needed[2]]
             return CompiledStep(
-                config, model, mesh, steps.abstract_state, "", None, amount, time.perf_counter() - began
+                config,
+                model,
+                mesh,
+                steps.abstract_state,
+                "",
+                memory=None,
+                needed=float(needed[1]) * 2.0 ** {"K": 10, "M": 20, "G": 30, "T": 40}[needed[2]],
+                seconds=time.perf_counter() - began,
             )
     seconds = time.perf_counter() - began
-    text, memory = compiled.as_text(), compiled.memory_analysis()
-    return CompiledStep(config, model, mesh, steps.abstract_state, text, memory, None, seconds, compiled)
+    return CompiledStep(
+        config,
+        model,
+        mesh,
+        steps.abstract_state,
+        compiled.as_text(),
+        memory=compiled.memory_analysis(),
+        needed=None,
+        seconds=seconds,
+        compiled=compiled,
+    )

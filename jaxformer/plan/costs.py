@@ -1,10 +1,9 @@
 """What a compiled program computes and what it reads and writes, for one device and one update.
 
-Counted in the optimised program, loops times their trips, so what is computed twice (rematerialised, or on every device
-alike) counts twice. `cost_analysis()` would count the body of a loop over layers once.
+Counted in the optimised program, a loop's body as often as it runs, so what is computed twice (rematerialised, or on
+every device alike) counts twice. `cost_analysis()` would count the body of a loop over layers once.
 """
 
-import json
 import math
 import re
 
@@ -20,7 +19,7 @@ SLICES = {"dynamic-slice", "slice", "gather"}
 THROUGH = {"bitcast", "reshape", "transpose", "copy", "convert"}
 
 
-# Products of [T, K] by [K, S] size in each of the TPU's attention kernels.
+# How many products of [T, K] and [K, S] each of the TPU's attention kernels computes.
 KERNEL_PRODUCTS = {"splash_mha_fwd": 2, "splash_mha_dq": 3, "splash_mha_dkv": 4}
 
 
@@ -31,12 +30,11 @@ def flops(program: Program, visited: float = 1.0) -> float:
     """
     total = 0.0
     for computation, instruction, times, _ in program.runs():
-        if instruction.opcode == "dot":
-            total += times * _dot(computation, instruction)
+        library = instruction.opcode == "custom-call" and ("gemm" in instruction.text or "matmul" in instruction.text)
+        if instruction.opcode == "dot" or library:
+            total += times * _product(computation, instruction)
         elif instruction.opcode == "convolution":
             total += times * _convolution(computation, instruction)
-        elif instruction.opcode == "custom-call" and ("gemm" in instruction.text or "matmul" in instruction.text):
-            total += times * _library_product(computation, instruction)
         elif instruction.opcode == "custom-call" and instruction.name.startswith(tuple(KERNEL_PRODUCTS)):
             total += times * visited * _kernel(computation, instruction)
     return total
@@ -71,7 +69,7 @@ def _moved(program: Program, computation: Computation, instruction: Instruction)
 
 
 def _results(instruction: Instruction) -> tuple[Shape, ...]:
-    """What it writes: the first half of a pair names what it reads as well."""
+    """The arrays that it writes; an asynchronous start lists those that it reads too."""
     if instruction.opcode == "copy-start":
         return instruction.shapes[:1]
     if instruction.opcode in NAMES_OPERANDS:
@@ -121,25 +119,14 @@ def _main(shapes: tuple[Shape, ...]) -> float:
     return sum(s.bytes for s in shapes if s.main_memory)
 
 
-def _numbers(text: str | None) -> list[int]:
-    return [int(n) for n in re.findall(r"\d+", text or "")]
-
-
-def _dot(computation: Computation, instruction: Instruction) -> float:
-    left = computation.instructions.get(instruction.operands[0])
-    if left is None:
-        return 0.0
-    contracted = _numbers(instruction.attribute("lhs_contracting_dims"))
-    return 2.0 * math.prod(instruction.shapes[0].sizes) * math.prod(left.shapes[0].sizes[i] for i in contracted)
-
-
-def _library_product(computation: Computation, instruction: Instruction) -> float:
-    """A product that a GPU's library does; its dimensions stand in the backend's configuration."""
-    found = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', instruction.text)
+def _product(computation: Computation, instruction: Instruction) -> float:
+    """A product of two arrays. Which dimensions are contracted says an attribute or, where a GPU's library computes it,
+    the backend's configuration."""
+    found = re.search(r'lhs_contracting_dim(?:s=\{|ensions":\[)([^\]}]*)', instruction.text)
     left = computation.instructions.get(instruction.operands[0]) if instruction.operands else None
     if found is None or left is None:
         return 0.0
-    contracted = [int(n) for n in json.loads(f"[{found[1]}]")]
+    contracted = [int(n) for n in re.findall(r"\d+", found[1])]
     return 2.0 * math.prod(instruction.shapes[0].sizes) * math.prod(left.shapes[0].sizes[i] for i in contracted)
 
 

@@ -25,8 +25,9 @@ class Shape:
 
     @property
     def bytes(self) -> float:
-        """Bytes without padding."""
-        return math.prod(self.sizes) * element_bytes(self.dtype)
+        """Bytes without padding; an element of "s4" takes 0.5, of "f8e4m3fn" 1."""
+        bits = re.match(r"[a-z]+(\d+)", self.dtype)
+        return math.prod(self.sizes) * BYTES.get(self.dtype, int(bits[1]) / 8 if bits else 0.0)
 
 
 @dataclass(frozen=True)
@@ -191,14 +192,6 @@ def _constant(instruction: Instruction | None) -> int | None:
     if instruction is None or instruction.opcode != "constant" or not re.fullmatch(r"-?\d+", instruction.literal):
         return None
     return int(instruction.literal)
-
-
-def element_bytes(dtype: str) -> float:
-    """Bytes of one element: "f32" 4, "s4" 0.5, "f8e4m3fn" 1."""
-    if dtype in BYTES:
-        return BYTES[dtype]
-    bits = re.match(r"[a-z]+(\d+)", dtype)
-    return int(bits[1]) / 8 if bits else 0.0
 
 
 def shapes(text: str) -> tuple[Shape, ...]:

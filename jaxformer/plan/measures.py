@@ -61,15 +61,11 @@ def describe(step: CompiledStep, topology: Topology) -> Plan:
         "replicated": replicated(step),
         "config": to_dict(config),
     }
-    if step.memory is None:
-        memory |= {
-            "temporaries": step.needed,
-            "total": memory["state"] + (step.needed or 0),
-            "limit": limit,
-            "fits": False,
-        }
-        return plan
     found = step.memory
+    if found is None:
+        total = memory["state"] + (step.needed or 0)
+        memory |= {"temporaries": step.needed, "total": total, "limit": limit, "fits": False}
+        return plan
     temporaries = int(found.temp_size_in_bytes)
     outputs = int(found.output_size_in_bytes - found.alias_size_in_bytes)
     total = int(found.argument_size_in_bytes) + outputs + temporaries
@@ -80,15 +76,17 @@ def describe(step: CompiledStep, topology: Topology) -> Plan:
     sent = collectives.find(program, sizes)
     flops, traffic = costs.flops(program, _visited(config)), costs.traffic(program)
     plan["flops"] |= {"program": flops, "useful": model_flops / (flops * len(topology.devices)) if flops else None}
-    plan["traffic"] = traffic
-    plan["collectives"] = _summed(sent)
-    plan["largest"] = [
-        {"kind": c.kind, "axes": c.axes, "times": c.times, "bytes": c.total, "shape": c.shape, "source": c.source}
-        for c in sent[:LISTED]
-    ]
-    plan["minimum"] = communication_bound.communication_bound(config, step.model.specs, step.mesh)
-    plan["roofline"] = roofline(topology, step.mesh, flops, traffic, plan["collectives"], model_flops)
-    return plan
+    summed = _summed(sent)
+    return plan | {
+        "traffic": traffic,
+        "collectives": summed,
+        "largest": [
+            {"kind": c.kind, "axes": c.axes, "times": c.times, "bytes": c.total, "shape": c.shape, "source": c.source}
+            for c in sent[:LISTED]
+        ],
+        "minimum": communication_bound.communication_bound(config, step.model.specs, step.mesh),
+        "roofline": roofline(topology, step.mesh, flops, traffic, summed, model_flops),
+    }
 
 
 def _visited(config: Config) -> float:
@@ -133,8 +131,8 @@ def state_memory(step: CompiledStep) -> dict[str, Any]:
 def saved_activations(step: CompiledStep) -> int:
     """Bytes of activations that the blocks keep for the backward pass of one micro-batch, on one device.
 
-    "full" keeps what enters a block; "dots" also the products with weights; "none" about all that is computed, which
-    is estimated as the products, the attention weights (where attention keeps them) and two norms.
+    "full" keeps a block's input; "dots" also the products with weights; "none" about everything that is computed,
+    estimated as the products twice, the attention weights (where attention keeps them) and two norms.
     """
     model, execution, sizes = step.config.model, step.config.execution, dict(step.mesh.shape)
     each = 2 if model.dtype == "bfloat16" else 4

@@ -23,7 +23,6 @@ class Trial:
     """One candidate and its plan."""
 
     name: str
-    config: Config
     plan: Plan
 
 
@@ -89,7 +88,7 @@ def search(
             except ConfigError as error:
                 log(f"{name}: {error}")
                 break
-            trials.append(Trial(name, one, plan))
+            trials.append(Trial(name, plan))
             log(_line(trials[-1]))
             if plan["memory"]["fits"] is False:
                 break

@@ -78,7 +78,7 @@ def _sent(plan: Plan) -> list[str]:
         least = plan["minimum"].get(axes)
         if max(sent.get(axes, 0.0), least or 0.0) < 2**20:
             continue
-        ratio = f"{sent.get(axes, 0.0) / least:.2f} of the least, {size(least)}" if least else "the least is 0"
+        ratio = f"{sent.get(axes, 0.0) / least:.2f} of the lower bound, {size(least)}" if least else "lower bound 0"
         out.append(f"  {'all':20} {axes:14} {size(sent.get(axes, 0.0)):>12}: {ratio}")
     out.append("  largest")
     out += [

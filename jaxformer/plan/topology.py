@@ -18,7 +18,7 @@ import jax
 
 from jaxformer.config.fields import shown
 from jaxformer.errors import ConfigError
-from jaxformer.plan.hardware import CHIPS, Chip
+from jaxformer.runtime.hardware import CHIPS, Chip
 
 TARGETS = Path(__file__).parent / "targets"
 FORMS = "v4:XxYxZ, v5p:XxYxZ, v5e:XxY, v6e:XxY (chips), a100:NxG, h100:NxG, h200:NxG (nodes x GPUs), cpu:N"

@@ -2,13 +2,13 @@
 
     jaxformer benchmark --suite=train --shape=tiny     (needs the extra `peers`: torch, transformers)
     jaxformer benchmark --suite=train --shape=gpt2_1_5b --dtype=bfloat16 --rows=8    (on a GPU: see gpu.sh)
-    jaxformer benchmark --suite=memory --shape=gpt2    (as well)
-    jaxformer benchmark --suite=shakespeare --text=tinyshakespeare.txt    (as well)
+    jaxformer benchmark --suite=memory --shape=gpt2    (needs `peers` too)
+    jaxformer benchmark --suite=shakespeare --text=tinyshakespeare.txt    (needs `peers` too)
     jaxformer benchmark --suite=pretrain --shape=gpt2 --pairs=1
     jaxformer benchmark --suite=attention --tokens=1024
     jaxformer benchmark --suite=data
     jaxformer benchmark --suite=import
-    jaxformer benchmark --suite=decode --shape=tiny    (as well)
+    jaxformer benchmark --suite=decode --shape=tiny    (needs `peers` too)
     jaxformer benchmark --suite=decode_lengths --shape=tiny
     jaxformer benchmark --suite=sweep --size=0.1 --pairs=1
 

@@ -1,9 +1,9 @@
 """Evaluation on a held-out split, and what a run decides from it."""
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -13,6 +13,8 @@ from jaxformer.training import metrics
 from jaxformer.types import Batch, Params, Sums
 
 SPLIT = "validation"
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class TrainBatches(Protocol):
@@ -29,6 +31,22 @@ class EvalBatches(TrainBatches, Protocol):
         """Number of batches."""
 
 
+def read_ahead(pool: Executor, read: Callable[[K], V], keys: Iterable[K]) -> Iterator[V]:
+    """read(key) for each key; `pool` reads the next while the caller uses one.
+
+    >>> with ThreadPoolExecutor(1) as pool:
+    ...     list(read_ahead(pool, abs, [-1, 2, -3]))
+    [1, 2, 3]
+    """
+    coming = None
+    for key in keys:
+        now, coming = coming, pool.submit(read, key)
+        if now is not None:
+            yield now.result()
+    if coming is not None:
+        yield coming.result()
+
+
 def evaluate(
     evaluate_batch: Callable[[Params, Batch, Any], Sums],
     device_put_batch: Callable[[Batch], Batch],
@@ -40,7 +58,7 @@ def evaluate(
     """The model's metrics over the first `count` batches (None: all), with standard errors over rows.
 
     Args:
-      evaluate_batch, device_put_batch: of `step.Steps`, or `step.compile_eval` and `step.device_put_batch`.
+      evaluate_batch, device_put_batch: of `step.CompiledSteps`, or `step.compile_eval` and `step.device_put_batch`.
       params: the parameters.
       batches: the held-out split.
       count: how many batches.
@@ -49,18 +67,11 @@ def evaluate(
     count = len(batches) if count is None else min(count, len(batches))
     found: list[Sums] = []
 
-    def read(index: int) -> Batch:
-        return device_put_batch(batches[index])
-
-    with ThreadPoolExecutor(1) as reader:
-        coming = [reader.submit(read, 0)] if count else []
-        for index in range(count):
-            batch = coming.pop().result()
-            if index + 1 < count:
-                coming.append(reader.submit(read, index + 1))
+    with ThreadPoolExecutor(1) as pool:
+        for batch in read_ahead(pool, lambda index: device_put_batch(batches[index]), range(count)):
             found.append(evaluate_batch(params, batch, frozen))
-            if index:  # one batch behind, so that the device never waits and batches do not pile up on it
-                found[-2] = jax.device_get(found[-2])
+            # One batch behind, so that the device never waits and batches do not pile up on it.
+            found[-2:-1] = jax.device_get(found[-2:-1])
     return metrics.collect(jax.device_get(found))
 
 

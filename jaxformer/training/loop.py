@@ -1,15 +1,16 @@
-"""The loop: it only schedules. What a step is, what is saved and what is told is said elsewhere.
+"""The training loop. It only schedules; steps, checkpoints and records are made elsewhere.
 
-Updates are dispatched in chunks. Where chunks end is a function of the configuration and the step alone
-(`next_boundary`), and evaluations, saves and stops happen only there. So a run that was killed at any moment and
-started again executes the very dispatches of one that was not, and ends in the same bits.
+Updates are dispatched in chunks. Where chunks end depends on the configuration and the step alone (`next_boundary`),
+and evaluations, saves and stops happen only there. So a run that was killed at any moment and started again executes
+the same dispatches as one that was not, and ends bit for bit the same.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +25,15 @@ from jaxformer.runtime.host_memory import settle_heap
 from jaxformer.specs import count_non_embedding, count_params
 from jaxformer.training import metrics
 from jaxformer.training.checkpoint.manager import Checkpoints
-from jaxformer.training.evaluate import SPLIT, EvalBatches, TrainBatches, evaluate, evaluations_before, stops_early
+from jaxformer.training.evaluate import (
+    SPLIT,
+    EvalBatches,
+    TrainBatches,
+    evaluate,
+    evaluations_before,
+    read_ahead,
+    stops_early,
+)
 from jaxformer.training.interrupt import StopSignal
 from jaxformer.training.optim import make_optimizer
 from jaxformer.training.progress import Progress
@@ -95,11 +104,11 @@ def train(
       config: train, optimizer, checkpoint, seed and tensorboard are read here.
       workdir: exists.
       mesh: of `parallel.mesh.make_mesh`.
-      flops_per_token: forward and backward, for the utilisation and the final record.
+      flops_per_token: forward and backward, for the MFU and the final record.
       bytes_per_token: bytes of the held-out split / tokens predicted in it; None: no bits per byte.
-      final_fields: more fields for the final record, and better ones for `params_non_embedding`.
+      final_fields: for the final record; they replace the loop's of the same name.
       fingerprint: of the run, kept in every checkpoint and compared when one is read; "" compares nothing.
-      also_of_this_run: other fingerprints that its checkpoints may carry.
+      also_of_this_run: other accepted fingerprints of its checkpoints.
       resume_command: printed when a signal ends the run.
       log: prints a line.
       bar: a progress bar (True), plain lines (False), or a bar where stderr is a terminal (None).
@@ -123,7 +132,7 @@ def train(
         checkpoints.start()
         batch, held_out = batches[0], eval_batches[0]
         helper = stack.enter_context(ThreadPoolExecutor(1))
-        # While XLA compiles the step, the state is made: compiling that, too, takes seconds.
+        # In parallel with the initialization, whose compilation takes seconds too.
         finished = checkpoints.steps()[-1:] == [config.train.steps]
         programs = None if finished else helper.submit(compile_ahead, steps, mesh, batch, held_out)
         restored = checkpoints.restore(steps.abstract_state)
@@ -140,28 +149,29 @@ def train(
             workdir / "records.jsonl",
             every=config.train.log_every_steps,
             total=config.train.steps,
+            tokens_per_step=config.train.global_batch_size * batch.tokens.shape[-1],
             max_bad_steps=config.train.max_bad_steps,
             progress=progress,
             mesh=mesh,
             flops_per_token=flops_per_token,
             tensorboard=str(workdir / "tensorboard") if config.tensorboard else None,
         )
-        reporter.tokens_per_step = config.train.global_batch_size * batch.tokens.shape[-1]
         stack.callback(reporter.close)
         watchdog = stack.enter_context(coordination.Watchdog(config.distributed.stall_timeout_seconds))
         run = _Run(config, steps, batches, eval_batches, checkpoints, reporter, stop, watchdog, bytes_per_token)
         stack.callback(run.feed.shutdown, wait=True, cancel_futures=True)
         if restored is not None:
             progress.line(f"going on from step {step}")
-        path, chief = workdir / "records.jsonl", jax.process_index() == 0  # the others may not see yet what it mended
-        losses = list(evaluations_before(path, step, fingerprint).items()) if chief else []
-        whose = {"fingerprint": fingerprint} if fingerprint else {}
-        reporter.event(step, "started" if restored is None else "resumed", **whose)
+        path, first = workdir / "records.jsonl", jax.process_index() == 0  # others may not see its repairs yet
+        losses = list(evaluations_before(path, step, fingerprint).items()) if first else []
+        event = "started" if restored is None else "resumed"
+        reporter.event(step, event, **({"fingerprint": fingerprint} if fingerprint else {}))
         try:
             status, step, state = run.go(step, state, dict(coordination.broadcast_from_0(losses, "the records")))
         except BaseException:
-            # What was already being written is worth keeping, and its failure must not hide this one.
-            stack.callback(_quietly, lambda: checkpoints.close(failed=True))
+            # A save that has begun is worth finishing, and its failure must not hide this one.
+            with suppress(Exception):
+                checkpoints.close(failed=True)
             raise
         stack.callback(checkpoints.close)
         if status == "interrupted":
@@ -177,10 +187,18 @@ def train(
             reporter.event(step, "stopped_early")
             progress.line(f"stopped at step {step}: no better evaluation in {config.train.early_stop_evals}")
         tokens = step * reporter.tokens_per_step
-        counts = {"params": count_params(model.specs), "params_non_embedding": count_non_embedding(model.specs)}
-        flops = None if flops_per_token is None else flops_per_token * tokens
-        final = {"kind": "final", "step": step, "tokens": tokens, **values, **counts, "flops": flops}
-        reporter.write({**final, "status": status, "split": SPLIT, **(final_fields or {})})
+        final = {
+            "kind": "final",
+            "step": step,
+            "tokens": tokens,
+            **values,
+            "params": count_params(model.specs),
+            "params_non_embedding": count_non_embedding(model.specs),
+            "flops": None if flops_per_token is None else flops_per_token * tokens,
+            "status": status,
+            "split": SPLIT,
+        }
+        reporter.write(final | dict(final_fields or {}))
         return Result(status, step, state, values, time.perf_counter() - began)
 
 
@@ -203,18 +221,16 @@ class _Run:
         self.checkpoints, self.reporter, self.stop = checkpoints, reporter, stop
         self.watchdog, self.bytes_per_token = watchdog, bytes_per_token
         self.feed = ThreadPoolExecutor(1, thread_name_prefix="batches")
-        self.coming: Future | None = None
         self.pending: tuple[int, int, StepMetrics] | None = None
 
     def go(self, step: int, state: TrainState, losses: dict[int, float]) -> tuple[Any, int, TrainState]:
         """Runs to the end, an early stop or a signal; the state is then being saved."""
         cfg = self.config.train
-        self.fetch(step)
         if 0 < step < cfg.steps and step % cfg.eval_every_steps == 0 and step not in losses:
             losses[step] = self.evaluate(step, state)["loss"]  # a signal came between its chunk and its evaluation
         saved = time.monotonic()
         stopping, _ = self.asked(step, saved)  # a signal may have come while XLA compiled
-        status = "finished"
+        status, chunks = "finished", self.chunks(step)
         while step < cfg.steps:
             if stops_early(list(losses.values()), cfg.early_stop_evals):
                 status = "stopped_early"
@@ -222,9 +238,8 @@ class _Run:
             if stopping or (self.stop.requested is not None and jax.process_count() == 1):
                 status = "interrupted"
                 break
-            chunk, number = self.coming.result()  # type: ignore[union-attr]
+            chunk, number = next(chunks)
             count = int(number)
-            self.fetch(step + count)
             state, new = self.steps.train(state, chunk, number)
             self.report()  # of the chunk before, while this one runs
             self.pending = (step, count, new)
@@ -247,17 +262,19 @@ class _Run:
             self.checkpoints.save(step, state)
         return status, step, state
 
-    def fetch(self, step: int) -> None:
-        """Begins to bring the chunk after `step` to the devices."""
-        count = next_boundary(step, self.config) - step
-        self.coming = None
-        if count > 0:
-            self.coming = self.feed.submit(
-                lambda: self.steps.place_chunk([self.batches[i] for i in range(step, step + count)])
-            )
+    def chunks(self, step: int) -> Iterator[tuple[Batch, np.int32]]:
+        """The chunks after `step`, each brought to the devices while the one before is used."""
+        ends = [step]
+        while ends[-1] < self.config.train.steps:
+            ends.append(next_boundary(ends[-1], self.config))
+
+        def place(interval: tuple[int, int]) -> tuple[Batch, np.int32]:
+            return self.steps.place_chunk([self.batches[i] for i in range(*interval)])
+
+        return read_ahead(self.feed, place, pairwise(ends))
 
     def report(self) -> None:
-        """Hands the newest chunk's metrics on, waiting for it."""
+        """Waits for the newest chunk and reports its metrics."""
         if self.pending is not None:
             start, count, found = self.pending
             self.pending = None
@@ -289,13 +306,8 @@ class _Run:
             self.stop.requested is not None,
             minutes is not None and time.monotonic() - saved >= 60 * minutes,
         ])  # fmt: skip
-        if jax.process_count() > 1:  # asked at every boundary: who takes a machine away gives it seconds
+        if jax.process_count() > 1:  # at every boundary: a machine that is preempted has only seconds left
             from jax.experimental import multihost_utils
 
             flags = multihost_utils.process_allgather(flags).any(axis=0)
         return bool(flags[0]), bool(flags[1])
-
-
-def _quietly(action: Callable[[], None]) -> None:
-    with suppress(Exception):
-        action()

@@ -1,6 +1,6 @@
 """From sums to reported numbers: means with standard errors, bits per byte, MFU.
 
->>> bits_per_byte(nats_per_token=math.log(2), tokens=100, bytes_=400)
+>>> evaluation({"loss": WeightedMean(math.log(2), 0.1, 100.0, 4)}, bytes_per_token=4)["bits_per_byte"]
 0.25
 """
 
@@ -10,22 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# Dense bfloat16 peak of one device, FLOP/s, from the vendors' data sheets. Prefixes of `device.device_kind`, longest
-# first: "TPU v5 lite" is v5e, "TPU v5" v5p. No MFU is reported for other devices.
-PEAK_FLOPS: tuple[tuple[str, float], ...] = (
-    ("TPU v6 lite", 918e12),
-    ("TPU v6e", 918e12),
-    ("TPU v5 lite", 197e12),
-    ("TPU v5e", 197e12),
-    ("TPU v5p", 459e12),
-    ("TPU v5", 459e12),
-    ("TPU v4", 275e12),
-    ("NVIDIA H200", 989e12),
-    ("NVIDIA H100 PCIe", 756e12),
-    ("NVIDIA H100 NVL", 835e12),
-    ("NVIDIA H100", 989e12),
-    ("NVIDIA A100", 312e12),
-)
+from jaxformer.runtime.hardware import chip_of
 
 
 class WeightedMean(NamedTuple):
@@ -60,13 +45,9 @@ def estimate(sums: Any, weights: Any) -> WeightedMean:
     sums, weights = np.asarray(sums, np.float64).ravel(), np.asarray(weights, np.float64).ravel()
     sums, weights = sums[weights > 0], weights[weights > 0]
     total, n = float(weights.sum()), len(weights)
-    if n == 0:
-        return WeightedMean(math.nan, math.nan, 0.0, 0)
-    mean = float(sums.sum()) / total
-    if n == 1:
-        return WeightedMean(mean, math.nan, total, 1)
+    mean = float(sums.sum()) / total if n else math.nan
     squares = float(np.square(sums - mean * weights).sum())
-    return WeightedMean(mean, math.sqrt(n / (n - 1) * squares) / total, total, n)
+    return WeightedMean(mean, math.sqrt(n / (n - 1) * squares) / total if n > 1 else math.nan, total, n)
 
 
 def collect(batches: Iterable[Mapping[str, tuple[Any, Any]]]) -> dict[str, WeightedMean]:
@@ -94,36 +75,18 @@ def evaluation(estimates: Mapping[str, WeightedMean], bytes_per_token: float | N
     out: dict[str, float] = {}
     for name, e in estimates.items():
         out |= {name: e.mean, f"{name}_stderr": e.stderr}
-    loss = estimates["loss"]
-    out |= {"perplexity": perplexity(loss.mean), "weight": loss.weight, "rows": loss.rows}
+    mean, stderr, weight, rows = estimates["loss"]
+    perplexity = math.exp(mean) if mean < 700 else math.inf  # exp of more overflows
+    out |= {"perplexity": perplexity, "weight": weight, "rows": rows}
     if bytes_per_token is not None:
-        out["bits_per_byte"] = bits_per_byte(loss.mean, 1, bytes_per_token)
-        out["bits_per_byte_stderr"] = bits_per_byte(loss.stderr, 1, bytes_per_token)
+        bits, their_stderr = (nats / bytes_per_token / math.log(2) for nats in (mean, stderr))
+        out |= {"bits_per_byte": bits, "bits_per_byte_stderr": their_stderr}
     return out
 
 
-def perplexity(nats_per_token: float) -> float:
-    """exp of the loss; inf if that overflows."""
-    return math.exp(nats_per_token) if nats_per_token < 700 else math.inf
-
-
-def bits_per_byte(nats_per_token: float, tokens: float, bytes_: float) -> float:
-    """Bits per byte of text, if `tokens` predicted tokens encode `bytes_` bytes."""
-    return nats_per_token * tokens / bytes_ / math.log(2)
-
-
-def peak_flops(device_kind: str) -> float | None:
-    """Dense bfloat16 FLOP/s of one device; None if unknown (any CPU).
-
-    >>> peak_flops("TPU v5 lite"), peak_flops("NVIDIA H100 80GB HBM3"), peak_flops("cpu")
-    (197000000000000.0, 989000000000000.0, None)
-    """
-    return next((peak for name, peak in PEAK_FLOPS if device_kind.lower().startswith(name.lower())), None)
-
-
-def utilisation(
-    tokens_per_second: float, flops_per_token: float | None, device_kind: str, devices: int
-) -> float | None:
-    """MFU: the model's FLOP/s as a share of the devices' peak; None if either is unknown."""
-    peak = peak_flops(device_kind)
-    return None if peak is None or flops_per_token is None else tokens_per_second * flops_per_token / (peak * devices)
+def mfu(tokens_per_second: float, flops_per_token: float | None, device_kind: str, devices: int) -> float | None:
+    """The model's FLOP/s as a share of the devices' bfloat16 peak; None if either is unknown (any CPU)."""
+    chip = chip_of(device_kind)
+    if flops_per_token is None or chip is None or chip.flops is None:
+        return None
+    return tokens_per_second * flops_per_token / (chip.flops * devices)

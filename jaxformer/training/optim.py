@@ -1,8 +1,8 @@
-"""The update rules and their schedules, from optax, made equal in meaning.
+"""Update rules and learning-rate schedules from optax, with hyperparameters that mean the same in every rule.
 
-Under every rule ``learning_rate`` is the scheduled step size of an update of about unit size, weight decay is
-decoupled and multiplied by it. Which parameters decay, and what their rate, decay and epsilon are multiplied by, says
-their `ParamSpec`. Clipping is `clip`, outside the optimizer, because the train step needs the norm anyway.
+``learning_rate`` is the scheduled step size of an update of about unit size; weight decay is decoupled and multiplied
+by it. A parameter's `ParamSpec` says whether it decays and what multiplies its rate, decay and epsilon. Clipping is
+`clip`, outside the optimizer, because the train step needs the norm anyway.
 
 >>> schedule = make_schedule(OptimizerConfig(learning_rate=1.0, warmup_steps=3, schedule="linear"), steps=13)
 >>> [round(float(schedule(step)), 3) for step in (0, 1, 2, 3, 8, 13)]
@@ -73,10 +73,10 @@ def make_schedule(cfg: OptimizerConfig, steps: int, hyperparameters: TracedHyper
 
     Linear warm-up to `learning_rate`, which update number `warmup_steps` (from 0) is the first to use; then
 
-      cosine, linear   down to the floor, `final_fraction * learning_rate`, at `steps`
-      inverse_sqrt     learning_rate * sqrt(warmup_steps / step), never under the floor
+      cosine, linear   down to the final rate, `final_fraction * learning_rate`, at `steps`
+      inverse_sqrt     learning_rate * sqrt(warmup_steps / step), never below the final rate
       constant         stays
-      wsd              stays, then falls linearly to the floor over the last `decay_steps`
+      wsd              stays, then falls linearly to the final rate over the last `decay_steps`
 
     Args:
       cfg: the schedule's kind, and its numbers where `hyperparameters` are not given.
@@ -93,22 +93,23 @@ def make_schedule(cfg: OptimizerConfig, steps: int, hyperparameters: TracedHyper
         hyperparameters.steps,
         hyperparameters.decay_steps,
     )
-    floor = peak * hyperparameters.final_fraction
+    final = peak * hyperparameters.final_fraction
 
     def schedule(step: Array | int) -> Array:
         step = jnp.asarray(step, jnp.float32)
         done = jnp.clip((step - warmup) / jnp.maximum(1, end - warmup), 0, 1)
-        if cfg.schedule == "cosine":
-            rate = floor + (peak - floor) * 0.5 * (1 + jnp.cos(jnp.pi * done))
-        elif cfg.schedule == "linear":
-            rate = peak + (floor - peak) * done
-        elif cfg.schedule == "inverse_sqrt":
+
+        def inverse_sqrt() -> Array:
             first = jnp.maximum(warmup, 1)
-            rate = jnp.maximum(peak * jnp.sqrt(first / jnp.maximum(step, first)), floor)
-        elif cfg.schedule == "constant":
-            rate = jnp.asarray(peak, jnp.float32)
-        else:
-            rate = peak + (floor - peak) * jnp.clip((step - (end - decay)) / decay, 0, 1)
+            return jnp.maximum(peak * jnp.sqrt(first / jnp.maximum(step, first)), final)
+
+        rate = {
+            "cosine": lambda: final + (peak - final) * 0.5 * (1 + jnp.cos(jnp.pi * done)),
+            "linear": lambda: peak + (final - peak) * done,
+            "inverse_sqrt": inverse_sqrt,
+            "constant": lambda: jnp.asarray(peak, jnp.float32),
+            "wsd": lambda: peak + (final - peak) * jnp.clip((step - (end - decay)) / decay, 0, 1),
+        }[cfg.schedule]()
         return jnp.where(step < warmup, peak * (step + 1) / (warmup + 1), rate)
 
     return schedule
@@ -164,17 +165,15 @@ def _add_decayed_weights(decay: Any, specs: Any) -> optax.GradientTransformation
 
 
 def _scale_by_rates(specs: Any) -> optax.GradientTransformation:
-    def scaled(spec: ParamSpec, update: Array) -> Array:
-        return update if spec.rate == 1 else update * spec.rate
-
-    return optax.stateless(lambda updates, _: jax.tree.map(scaled, specs, updates, is_leaf=is_spec))
+    rates = jax.tree.map(lambda spec: spec.rate, specs, is_leaf=is_spec)
+    return optax.stateless(lambda updates, _: jax.tree.map(lambda u, r: u if r == 1 else u * r, updates, rates))
 
 
 def skip_nonfinite(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """`inner` as `train_step` wants an optimizer: its `update` takes two arguments more.
+    """`inner` with two more arguments of `update`, which `train_step` gives.
 
-      scale     what the gradients are multiplied by first
-      finite    where it is false the state stays as it is
+      scale     multiplies the gradients first
+      finite    if false, the state stays as it is
 
     >>> sgd = skip_nonfinite(optax.trace(0.9))
     >>> state = sgd.init(jnp.zeros(2))
@@ -190,16 +189,15 @@ def skip_nonfinite(inner: optax.GradientTransformation) -> optax.GradientTransfo
 
 
 def scale_by_adam(beta1: float, beta2: float, epsilon: Any) -> optax.GradientTransformationExtraArgs:
-    """optax.scale_by_adam that skips steps which are not finite, and on CPU with moments that are updated in place.
+    """optax.scale_by_adam that skips steps which are not finite and, on CPU, updates the moments in place.
 
     `epsilon` is a tree of numbers like the parameters.
 
-    Left to itself XLA's CPU backend computes the moments twice, for the state and for the update, the second time from
-    the old ones, of which it therefore keeps a copy. A conditional is a wall to that.
+    XLA's CPU backend would compute the moments twice, for the state and for the update, and keep a copy of the old ones
+    for the second time. It does not duplicate a computation inside a conditional.
 
     Source: Kingma and Ba 2015, algorithm 1.
     """
-    adam = optax.scale_by_adam(beta1, beta2, epsilon)
 
     def moments(grads, mu, nu, scale):
         grads = _scaled(grads, scale)
@@ -213,16 +211,15 @@ def scale_by_adam(beta1: float, beta2: float, epsilon: Any) -> optax.GradientTra
         return jax.lax.cond(finite, moments, lambda grads, mu, nu, scale: (mu, nu), grads, mu, nu, scale)
 
     def update(grads, state, params=None, *, scale=1.0, finite=True):
-        del params
         operands = (jnp.asarray(finite), grads, state.mu, state.nu, jnp.asarray(scale))
         mu, nu = jax.lax.platform_dependent(*operands, cpu=in_place, default=chosen)
         count = jnp.where(finite, optax.safe_increment(state.count), state.count)
-        made = jnp.maximum(count, 1)  # before the first update that was finite: nothing is divided by 0
+        made = jnp.maximum(count, 1)  # no division by 0 before the first finite update
         first, second = optax.tree.bias_correction(mu, beta1, made), optax.tree.bias_correction(nu, beta2, made)
         updates = jax.tree.map(lambda m, v, e: m / (jnp.sqrt(v) + e), first, second, epsilon)
         return updates, state._replace(count=count, mu=mu, nu=nu)
 
-    return optax.GradientTransformationExtraArgs(adam.init, update)
+    return optax.GradientTransformationExtraArgs(optax.scale_by_adam(beta1, beta2, epsilon).init, update)
 
 
 def _scaled(grads: Params, scale: Array | float) -> Params:
@@ -254,22 +251,16 @@ def _muon(cfg: OptimizerConfig, specs: Any) -> optax.GradientTransformation:
     # optax.partition hides the other group's leaves as MaskedNode; the dimension tree must have the same holes.
     dimensions = jax.tree.map(lambda s: muon_dimensions(s) or optax.MaskedNode(), specs, is_leaf=is_spec)
 
-    def is_dimensions(x: Any) -> bool:
-        return isinstance(x, MuonDimensionNumbers)
-
     def like_adamw(update: Array, dims: MuonDimensionNumbers) -> Array:
         sides = [math.prod(update.shape[i] for i in axes) for axes in dims]  # type: ignore[union-attr]
         return update * (MUON_RMS * math.sqrt(max(sides)))
-
-    def rescale(updates: Any, params: Any) -> Any:
-        del params
-        return jax.tree.map(like_adamw, updates, dimensions, is_leaf=is_dimensions)
 
     # A function, because a tree of tuples given directly would be taken for a tree of parameters.
     muon = optax.contrib.scale_by_muon(
         beta=cfg.beta1, eps=cfg.epsilon, weight_dimension_numbers=lambda updates: dimensions
     )
-    rules = {"muon": optax.chain(muon, optax.stateless(rescale))}
+    rescale = optax.stateless(lambda updates, _: jax.tree.map(like_adamw, updates, dimensions))
+    rules = {"muon": optax.chain(muon, rescale)}
     for spec in jax.tree.leaves(specs, is_leaf=is_spec):
         rules.setdefault(label(spec), optax.scale_by_adam(cfg.beta1, cfg.beta2, cfg.epsilon * spec.epsilon))
     return optax.partition(rules, labels)
@@ -290,6 +281,5 @@ def _per_layer(rule: optax.GradientTransformation, specs: Any) -> optax.Gradient
 
     labels = jax.tree.map(label, specs, is_leaf=is_spec)
     mapped = optax.GradientTransformation(jax.vmap(rule.init), jax.vmap(rule.update))
-    return optax.partition(
-        {name: rule if name == "single" else mapped for name in set(jax.tree.leaves(labels))}, labels
-    )
+    names = sorted(set(jax.tree.leaves(labels)))  # a set's order differs between processes, which run one program
+    return optax.partition({name: rule if name == "single" else mapped for name in names}, labels)

@@ -51,9 +51,9 @@ class Progress:
             self._bar.update(self._task, total=total)
 
     def update(
-        self, step: int, loss: float, tokens_per_second: float | None, utilisation: float | None, label: str = ""
+        self, step: int, loss: float, tokens_per_second: float | None = None, mfu: float | None = None, label: str = ""
     ) -> None:
-        """Shows that the run is at `step`; `utilisation` is the MFU, `label` goes before the loss."""
+        """Shows that the run is at `step`; `label` goes before the loss."""
         if not self._show:
             return
         if self._first is None:
@@ -62,8 +62,8 @@ class Progress:
         parts = [f"{label} loss {loss:.4f}".strip()]
         if tokens_per_second is not None:
             parts.append(f"{tokens_per_second:,.0f} tokens/s")
-        if utilisation is not None:
-            parts.append(f"{utilisation:.1%} of peak")
+        if mfu is not None:
+            parts.append(f"MFU {mfu:.1%}")
         if self._bar is not None:
             self._bar.update(self._task, completed=step, description=", ".join(parts))
         elif time.monotonic() - self._printed >= PLAIN_SECONDS:

@@ -1,9 +1,9 @@
 """A run's reports: one record per logging window and evaluation, the progress display, TensorBoard."""
 
+import itertools
 import math
-import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxformer import records
-from jaxformer.errors import RecordError, TrainingDiverged
-from jaxformer.storage import files
-from jaxformer.training.metrics import utilisation
+from jaxformer.errors import TrainingDiverged
+from jaxformer.training.metrics import mfu
 from jaxformer.training.progress import Progress, TensorBoard
 from jaxformer.training.step import StepMetrics
 
@@ -30,6 +29,7 @@ class Reporter:
       path: of the records.
       every: steps between two train records.
       total: steps of the run.
+      tokens_per_step: of the whole batch.
       max_bad_steps: the run ends after this many steps in a row that are not finite.
       progress: the display.
       mesh: the training devices.
@@ -43,6 +43,7 @@ class Reporter:
         *,
         every: int,
         total: int,
+        tokens_per_step: int,
         max_bad_steps: int,
         progress: Progress,
         mesh: Mesh,
@@ -50,19 +51,17 @@ class Reporter:
         tensorboard: str | None = None,
     ):
         self._path, self._every, self._total, self._max_bad = path, every, total, max_bad_steps
+        self.tokens_per_step = tokens_per_step
         self._progress, self._mesh, self._flops = progress, mesh, flops_per_token
         self._writes = jax.process_index() == 0
-        if self._writes:
-            drop_cut_line(path)
-            if said := records.set_aside(path):
-                progress.line(f"note: {said}")
+        if self._writes and (said := records.set_aside(path)):
+            progress.line(f"note: {said}")
         self._board = TensorBoard(tensorboard) if tensorboard is not None and self._writes else None
         self._began = time.perf_counter()
         self._window: list[StepMetrics] = []
         self._last: float | None = None  # when the last metrics arrived
         self._excluded = 0.0  # seconds since then that were not spent on training
         self._timed = (0, 0.0)  # steps and seconds since the last train record
-        self.tokens_per_step = 0
 
     def add(self, start: int, count: int, metrics: StepMetrics) -> None:
         """Adds the metrics (NumPy, leading axis over steps) of the `count` steps after `start`.
@@ -77,15 +76,10 @@ class Reporter:
         self._last, self._excluded = now, 0.0
         bad = np.flatnonzero(metrics.bad_steps[:count] >= self._max_bad)
         end = start + (int(bad[0]) + 1 if len(bad) else count)  # last step to report
-        done = start
-        while done < end:
-            step = min(self._total, done - done % self._every + self._every)
-            window = slice(done - start, min(step, end) - start)
-            self._window.append(jax.tree.map(lambda x, window=window: x[window], metrics))
-            if step <= end:
+        for step, window in windows(metrics, start, end, self._every):
+            self._window.append(window)
+            if step % self._every == 0 or step == self._total:
                 self._flush(step)
-                self._timed = (0, 0.0)
-            done = min(step, end)
         if len(bad):
             self.event(end, "diverged")
             loss, norm = metrics.loss[bad[0]], metrics.grad_norm[bad[0]]
@@ -101,23 +95,15 @@ class Reporter:
     def _flush(self, step: int) -> None:
         steps, seconds = self._timed
         speed = steps * self.tokens_per_step / seconds if seconds > 0 else None
-        window: StepMetrics = jax.tree.map(lambda *parts: np.concatenate(parts), *self._window)
-        good = window.bad_steps == 0
-        values: dict[str, Any] = {"loss": math.nan, "objective": math.nan, "grad_norm": math.nan}
-        if good.any():
-            values["objective"] = values["loss"] = _mean(window.loss[good])
-            values["grad_norm"] = _mean(window.grad_norm[good])
-            for name, (sums, weights) in window.sums.items():
-                values[name] = _mean(sums[good], weights[good])
-        values |= {"learning_rate": float(window.learning_rate[-1]), "skipped": int(window.skipped[-1])}
+        values = train_fields(jax.tree.map(lambda *parts: np.concatenate(parts), *self._window))
         kind = self._mesh.devices.flat[0].device_kind
-        mfu = None if speed is None else utilisation(speed, self._flops, kind, self._mesh.size)
-        speeds = {"tokens_per_second": speed, "utilisation": mfu}
+        share = None if speed is None else mfu(speed, self._flops, kind, self._mesh.size)
+        speeds = {"tokens_per_second": speed, "utilisation": share}
         values |= {name: value for name, value in speeds.items() if value is not None}
-        self._window = []
+        self._window, self._timed = [], (0, 0.0)
         tokens, seconds = step * self.tokens_per_step, time.perf_counter() - self._began
         self.write({"kind": "train", "step": step, "tokens": tokens, **values, "seconds": seconds})
-        self._progress.update(step, values["loss"], speed, mfu)
+        self._progress.update(step, values["loss"], speed, share)
 
     def evaluation(self, step: int, split: str, values: Mapping[str, float]) -> None:
         """Records an evaluation and shows it."""
@@ -143,22 +129,26 @@ class Reporter:
             self._board.close()
 
 
-def drop_cut_line(path: Path) -> None:
-    """Removes an incomplete last line that a killed process left, before anything is appended.
+def windows(metrics: StepMetrics, start: int, end: int, every: int) -> Iterator[tuple[int, StepMetrics]]:
+    """(last step, metrics) of each part of the steps from `start` to `end`, which are cut at multiples of `every`."""
+    edges = sorted({start, end, *range(start - start % every + every, end, every)})
+    for first, last in itertools.pairwise(edges):
+        yield last, jax.tree.map(lambda x, a=first - start, b=last - start: x[a:b], metrics)
 
-    Raises:
-      RecordError: the file is a link, a pipe or a folder, or cannot be written.
-    """
-    if not os.path.lexists(path):
-        return
-    try:
-        with files.open_to_append(path, sole=True) as file:
-            file.seek(0)
-            text = file.read()
-            if text and not text.endswith(b"\n"):
-                file.truncate(text.rfind(b"\n") + 1)
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be written ({error.strerror})") from None
+
+def train_fields(window: StepMetrics) -> dict[str, Any]:
+    """What a train record says of some steps: means over those that were not skipped (nan if all were), the last
+    learning rate, and how many were skipped since step 0."""
+    good = window.bad_steps == 0
+    objective = _mean(window.loss[good])
+    return {
+        "loss": objective,  # of a model without a metric of that name
+        "objective": objective,
+        "grad_norm": _mean(window.grad_norm[good]),
+        **{name: _mean(sums[good], weights[good]) for name, (sums, weights) in window.sums.items()},
+        "learning_rate": float(window.learning_rate[-1]),
+        "skipped": int(window.skipped[-1]),
+    }
 
 
 def describe(values: Mapping[str, float]) -> str:
@@ -167,8 +157,10 @@ def describe(values: Mapping[str, float]) -> str:
     >>> describe({"loss": 1.5, "loss_stderr": 0.01, "perplexity": 4.48, "accuracy": 0.5, "accuracy_stderr": 0.02})
     'loss 1.5000 ± 0.0100 nats per token, perplexity 4.48, accuracy 50.0 % ± 2.0'
     """
-    loss = f"loss {values['loss']:.4f} ± {values['loss_stderr']:.4f} nats per token"
-    parts = [loss, f"perplexity {values['perplexity']:.2f}"]
+    parts = [
+        f"loss {values['loss']:.4f} ± {values['loss_stderr']:.4f} nats per token",
+        f"perplexity {values['perplexity']:.2f}",
+    ]
     if "bits_per_byte" in values:
         parts.append(f"{values['bits_per_byte']:.4f} ± {values['bits_per_byte_stderr']:.4f} bits per byte")
     parts += [

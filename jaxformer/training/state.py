@@ -1,16 +1,16 @@
-"""What a run is between two steps: one tuple of arrays, born on the devices that keep it."""
+"""The state of a run between two steps: one tuple of arrays, created with the shardings that it keeps."""
 
 import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
+from jax.tree_util import tree_leaves_with_path, tree_map_with_path
 
 from jaxformer.parallel.mesh import param_shardings, replicated
-from jaxformer.specs import abstract_params, init_params, only_trained
+from jaxformer.specs import init_params, is_spec, only_trained
 from jaxformer.types import Model, Params
 
 Leaf = Any  # an array; in a tree that describes the state, its shape or its sharding
@@ -25,8 +25,8 @@ class TrainState(NamedTuple):
       opt_state: the optimizer's.
       ema: moving average of `params`, or None if there is none.
       rng: uint32 key data that every step's randomness is folded from; it never changes.
-      bad_steps: int32, how many steps in a row up to now were not finite.
-      skipped: int32, how many there were in all.
+      bad_steps: int32, consecutive steps up to now that were not finite.
+      skipped: int32, all such steps since step 0.
       frozen: a tree that the loss sees and nobody updates (`Model.frozen`), or None.
     """
 
@@ -44,9 +44,11 @@ def init_state(
     model: Model, optimizer: optax.GradientTransformation, seed: int, mesh: Mesh, *, ema: bool = False
 ) -> TrainState:
     """The state of step 0. Made inside jit with `state_shardings`, so no device ever holds more than its part."""
-    make = functools.partial(fresh_state, model, optimizer, seed, ema=ema)
-    shardings = state_shardings(model, optimizer, mesh, ema=ema)
-    return jax.jit(make, out_shardings=shardings, compiler_options=init_options(mesh.devices.flat[0]))()
+    return jax.jit(
+        functools.partial(fresh_state, model, optimizer, seed, ema=ema),
+        out_shardings=state_shardings(model, optimizer, mesh, ema=ema),
+        compiler_options=init_options(mesh.devices.flat[0]),
+    )()
 
 
 def fresh_state(model: Model, optimizer: optax.GradientTransformation, seed: Leaf, *, ema: bool = False) -> TrainState:
@@ -62,19 +64,14 @@ def fresh_state(model: Model, optimizer: optax.GradientTransformation, seed: Lea
 
 
 def init_options(device: jax.Device) -> dict[str, int] | None:
-    """Compiler options for `fresh_state`: on CPU the random numbers of a small model take LLVM 4.5 s to compile, at
-    this level 1.2 s, with the same bits."""
+    """Compiler options for `fresh_state`: on CPU, optimizing the random numbers takes most of a small model's compile
+    time; at this level they are the same bits."""
     return {"xla_backend_optimization_level": 1} if device.platform == "cpu" else None
 
 
 def state_shapes(model: Model, optimizer: optax.GradientTransformation, *, ema: bool = False) -> TrainState:
     """The state as a tree of ShapeDtypeStruct; runs and allocates nothing."""
-    params = abstract_params(model.specs)
-    scalar = jax.ShapeDtypeStruct((), jnp.int32)
-    key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
-    opt_state = jax.eval_shape(optimizer.init, only_trained(params, model.specs))
-    frozen = None if model.frozen is None else abstract_params(model.frozen)
-    return TrainState(scalar, params, opt_state, params if ema else None, key, scalar, scalar, frozen)
+    return jax.eval_shape(functools.partial(fresh_state, model, optimizer, 0, ema=ema))
 
 
 def state_shardings(
@@ -83,25 +80,18 @@ def state_shardings(
     """The state as a tree of NamedSharding.
 
     A leaf of the optimizer's state that mirrors a parameter (the end of its path is the parameter's path, and the
-    shapes agree) lives as that parameter does; every other leaf is on every device.
+    shapes agree) is sharded as that parameter; every other leaf is replicated.
     """
-    params = param_shardings(model.specs, mesh)
-    shapes = jax.tree_util.tree_leaves_with_path(abstract_params(model.specs))
-    mirrors = {
-        path: (shape.shape, sharding) for (path, shape), sharding in zip(shapes, jax.tree.leaves(params), strict=True)
-    }
+    params, whole = param_shardings(model.specs, mesh), replicated(mesh)
+    leaves = zip(tree_leaves_with_path(params), jax.tree.leaves(model.specs, is_leaf=is_spec), strict=True)
+    mirrors = {(path, spec.shape): sharding for (path, sharding), spec in leaves}
 
     def sharding(path: tuple, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
-        for start in range(len(path)):
-            shape, found = mirrors.get(path[start:], (None, None))
-            if found is not None and shape == leaf.shape:
-                return found
-        return replicated(mesh)
+        ends = ((path[start:], leaf.shape) for start in range(len(path)))
+        return next((mirrors[end] for end in ends if end in mirrors), whole)
 
-    state = state_shapes(model, optimizer, ema=ema)
-    whole = replicated(mesh)
-    opt_state = jax.tree_util.tree_map_with_path(sharding, state.opt_state)
-    frozen = None if model.frozen is None else param_shardings(model.frozen, mesh)
+    opt_state = tree_map_with_path(sharding, state_shapes(model, optimizer, ema=ema).opt_state)
+    frozen = param_shardings(model.frozen, mesh)
     return TrainState(whole, params, opt_state, params if ema else None, whole, whole, whole, frozen)
 
 
@@ -121,6 +111,6 @@ def averaged(state: TrainState) -> Params:
     return state.params if state.ema is None else state.ema
 
 
-def state_bytes(state: TrainState) -> int:
-    """Bytes of one whole copy of the state."""
-    return sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(state))
+def state_bytes(state: Any) -> int:
+    """Bytes of one whole copy of a state, or of any tree of arrays or their shapes."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))

@@ -1,4 +1,4 @@
-"""One update, many updates in one dispatch, one evaluation batch: pure functions, and what compiles them."""
+"""One update, many updates in one dispatch, one evaluation batch: pure functions, and their compilation."""
 
 import functools
 from collections.abc import Callable
@@ -30,8 +30,8 @@ class StepMetrics(NamedTuple):
       loss: float32, the objective, a mean in nats.
       grad_norm: float32, before clipping.
       learning_rate: float32, that this update used.
-      bad_steps: int32, steps in a row up to and with this one whose loss or gradient norm was not finite.
-      skipped: int32, those in all.
+      bad_steps: int32, consecutive steps, this one included, whose loss or gradient norm was not finite.
+      skipped: int32, all such steps since step 0.
       sums: the model's metrics, (sum, weight) of scalars.
       weights: the batch's weight under each term of the objective.
     """
@@ -48,18 +48,18 @@ class StepMetrics(NamedTuple):
 def gradients(
     params: Params, batch: Batch, rng: Array, frozen: Any = None, *, model: Model, micro_batches: int = 1
 ) -> tuple[Array, Params, Sums, dict[str, Array]]:
-    """Loss and gradient of a whole batch, seen `micro_batches` parts at a time.
+    """Loss and gradient of a whole batch, computed one micro-batch after another.
 
-    Exact for parts of unequal weight: the whole batch's weights come first, and each part adds its share
-    sum / weight. Parts are added in float32 (or wider, where the parameters are).
+    Exact even if micro-batches have unequal weights: each one's sums are divided by the weight of the whole batch. They
+    are added in float32 (or wider, where the parameters are).
 
     Args:
       params: the parameters.
       batch: rows divide by `micro_batches`.
-      rng: part i gets fold_in(rng, i).
+      rng: micro-batch i gets fold_in(rng, i).
       frozen: as in `TrainState`.
       model: the model.
-      micro_batches: how many parts.
+      micro_batches: how many.
 
     Returns:
       The loss (scalar, mean), its gradient (None for parameters that are not trained), the metrics' sums
@@ -81,7 +81,7 @@ def gradients(
         (loss, sums), grads = value_and_grad(trained, batch, jax.random.fold_in(rng, 0))
         return loss, grads, sums, weights
 
-    # Every part takes rows from all over the batch, so that every device keeps the rows it has.
+    # Each part takes rows from the whole batch, so that no row moves to another device.
     parts = jax.tree.map(lambda x: split_microbatches(x, micro_batches), batch)
     shapes = jax.eval_shape(value_and_grad, trained, jax.tree.map(lambda x: x[0], parts), rng)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), shapes)
@@ -116,19 +116,20 @@ def train_step(
       model: the model.
       optimizer: of `optim.make_optimizer`, or any other of optax's through `optim.skip_nonfinite`.
       schedule: the optimizer's, for the report.
-      micro_batches: how many parts the batch is seen in.
+      micro_batches: see `gradients`.
       clip_norm: largest global gradient norm; None: no clipping.
       ema_decay: of the average of the weights after n updates it is min(ema_decay, (1 + n) / (10 + n)), so that a
         young average forgets the initial values; None: there is no average.
-      max_bad_steps: after so many steps in a row that were not finite nothing is updated any more: a member of a
-        sweep is frozen while the others go on; None: every finite step counts.
+      max_bad_steps: after this many steps in a row that were not finite nothing is updated any more, so that a
+        diverged member of a sweep stays as it is while the others train; None: no limit.
 
     Returns:
       The state after, and the step's metrics.
     """
     rng = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
-    compute = functools.partial(gradients, model=model, micro_batches=micro_batches)
-    loss, grads, sums, weights = compute(state.params, batch, rng, state.frozen)
+    loss, grads, sums, weights = gradients(
+        state.params, batch, rng, state.frozen, model=model, micro_batches=micro_batches
+    )
     scale, norm = clip(grads, clip_norm)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     if max_bad_steps is not None:
@@ -154,15 +155,13 @@ def train_step(
 
     skipped = state.skipped + jnp.where(finite, 0, 1)
     bad_steps = jnp.where(finite, 0, state.bad_steps + 1)
-    after = TrainState(
+    after = state._replace(
         step=state.step + 1,
         params=keep(params, state.params),
         opt_state=opt_state,
         ema=keep(ema, state.ema),
-        rng=state.rng,
         bad_steps=bad_steps,
         skipped=skipped,
-        frozen=state.frozen,
     )
     return after, StepMetrics(loss, norm, schedule(made), bad_steps, skipped, sums, weights)
 
@@ -194,14 +193,13 @@ def train_steps(state: TrainState, batches: Batch, count: Array, **options) -> t
 
 
 def eval_step(params: Params, batch: Batch, frozen: Any = None, *, model: Model) -> Sums:
-    """The model's metrics on one batch, nothing dropped. `frozen` as in `TrainState`.
+    """The model's metrics on one batch, without dropout. `frozen` as in `TrainState`.
 
     Returns:
       name -> (sum, weight), each [B] float32 where the model reports rows (so that a standard error over rows can
       be computed), else [1]: the batch is then one unit.
     """
-    _, metrics = model.loss(params, batch, None, frozen)
-    return jax.tree.map(lambda x: jnp.atleast_1d(x).astype(jnp.float32), metrics)
+    return jax.tree.map(lambda x: jnp.atleast_1d(x).astype(jnp.float32), model.loss(params, batch, None, frozen)[1])
 
 
 class CompiledSteps(NamedTuple):
@@ -210,7 +208,7 @@ class CompiledSteps(NamedTuple):
     Attributes:
       init: () -> TrainState of step 0.
       train: (state, batches, count) -> (state, StepMetrics [K]); `state` is consumed.
-      evaluate: (params, batch, frozen) -> Sums per row, whole on every host.
+      evaluate: (params, batch, frozen) -> Sums per row, all of them on every host.
       place_chunk: list of at most K host-local batches -> (batches [K, B, T] on the devices, count).
       device_put_batch: one host-local batch -> batch on the devices.
       abstract_state: shapes and shardings of the state, to restore into.
@@ -246,7 +244,6 @@ def compile_steps(
         clip_norm=cfg.optimizer.clip_norm,
         ema_decay=cfg.optimizer.ema_decay,
     )
-    capacity = cfg.execution.steps_per_dispatch
     return CompiledSteps(
         init=lambda: states.init_state(model, optimizer, cfg.seed, mesh, ema=ema),
         train=jax.jit(
@@ -256,14 +253,14 @@ def compile_steps(
             donate_argnums=0,
         ),
         evaluate=compile_eval(model, mesh),
-        place_chunk=functools.partial(place_chunk, mesh=mesh, capacity=capacity),
+        place_chunk=functools.partial(place_chunk, mesh=mesh, capacity=cfg.execution.steps_per_dispatch),
         device_put_batch=functools.partial(device_put_batch, mesh=mesh),
         abstract_state=abstract,
     )
 
 
 def with_sequence_parallelism(model: Model, cfg: Config) -> Model:
-    """`model` with its activations laid out as the config's mesh asks."""
+    """`model` with sequence parallelism in its loss, if `config.mesh.sequence_parallel` asks for it."""
 
     def loss(*args):
         with sequence_parallel(cfg.mesh.sequence_parallel):
@@ -273,32 +270,32 @@ def with_sequence_parallelism(model: Model, cfg: Config) -> Model:
 
 
 def compile_ahead(steps: CompiledSteps, mesh: Mesh, batch: Batch, held_out: Batch) -> CompiledSteps:
-    """`steps` with its two programs compiled now, at the same time, where jit would do it one by one at first use.
+    """`steps` with both programs compiled now, in parallel; jit would compile each at its first call.
 
     Args:
       steps: of `compile_steps`.
       mesh: the run's.
-      batch, held_out: any host-local batch for training, and for evaluation; all others have their shapes.
+      batch, held_out: any host-local batch for training and for evaluation, for their shapes.
     """
-    chunk, count = steps.place_chunk([batch])
-    weights, frozen = states.averaged(steps.abstract_state), steps.abstract_state.frozen
+    state = steps.abstract_state
 
     def compiled(program: Any, *args: Any) -> Any:
-        with jax.set_mesh(mesh):  # which is a setting of each thread
+        with jax.set_mesh(mesh):  # set for one thread only
             return program.lower(*args).compile()
 
     with ThreadPoolExecutor(1) as other:
-        evaluate = other.submit(compiled, steps.evaluate, weights, steps.device_put_batch(held_out), frozen)
-        train = compiled(steps.train, steps.abstract_state, chunk, np.int32(count))
+        put = steps.device_put_batch(held_out)
+        evaluate = other.submit(compiled, steps.evaluate, states.averaged(state), put, state.frozen)
+        train = compiled(steps.train, state, *steps.place_chunk([batch]))
     return steps._replace(train=one_at_a_time(train), evaluate=evaluate.result())
 
 
 def compile_eval(model: Model, mesh: Mesh) -> Callable[[Params, Batch, Any], Sums]:
-    """`eval_step` jitted on `mesh`: (params, batch on the devices, frozen) -> Sums per row, whole on every host."""
-    frozen = None if model.frozen is None else param_shardings(model.frozen, mesh)
+    """`eval_step` jitted on `mesh`: (params, batch on the devices, frozen) -> Sums per row, on every host."""
+    params, frozen = (param_shardings(specs, mesh) for specs in (model.specs, model.frozen))
     return jax.jit(
         functools.partial(eval_step, model=model),
-        in_shardings=(param_shardings(model.specs, mesh), batch_sharding(mesh), frozen),
+        in_shardings=(params, batch_sharding(mesh), frozen),
         out_shardings=replicated(mesh),
     )
 

@@ -10,8 +10,8 @@ from jaxformer.benchmarks.suite import RULER, Suite, in_process, process
 from jaxformer.benchmarks.train import SHAPES, model_config
 from jaxformer.config import from_mapping
 from jaxformer.errors import ConfigError, ProgramError
-from jaxformer.plan.hardware import chip_of
 from jaxformer.programs import benchmark
+from jaxformer.runtime.hardware import chip_of
 
 ROOT = Path(__file__).parents[2]
 

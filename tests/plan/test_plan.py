@@ -21,8 +21,8 @@ from jaxformer.parallel.mesh import RULES, make_mesh
 from jaxformer.plan import measures, roofline, search, summary, topology
 from jaxformer.plan.communication_bound import communication_bound
 from jaxformer.plan.compiled_step import compile_step, target_config
-from jaxformer.plan.hardware import CHIPS
 from jaxformer.plan.topology import Topology
+from jaxformer.runtime.hardware import CHIPS
 from jaxformer.specs import is_spec
 from jaxformer.training.optim import make_optimizer
 from jaxformer.training.state import abstract_state

@@ -53,7 +53,7 @@ def test_evaluation_for_people():
     assert out["bits_per_byte_stderr"] == pytest.approx(0.025)
     assert (out["accuracy"], out["accuracy_stderr"], out["weight"], out["rows"]) == (0.25, 0.01, 400, 10)
     assert "bits_per_byte" not in metrics.evaluation(rows)
-    assert metrics.perplexity(1e4) == math.inf
+    assert metrics.evaluation({"loss": metrics.WeightedMean(1e4, 0.0, 1.0, 1)})["perplexity"] == math.inf
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,6 @@ def test_evaluation_for_people():
     ],
 )
 def test_peaks(kind, peak):
-    assert metrics.peak_flops(kind) == peak
-    used = metrics.utilisation(1e6, 1e8, kind, 4)
+    used = metrics.mfu(1e6, 1e8, kind, 4)
     assert used is None if peak is None else used == pytest.approx(1e14 / (4 * peak))
-    assert metrics.utilisation(1e6, None, kind, 4) is None
+    assert metrics.mfu(1e6, None, kind, 4) is None

@@ -115,11 +115,10 @@ class Checkpoints:
     def _together(self, work: Callable[[], Any]) -> None:
         """One phase of a save; if it fails in any process, all raise CheckpointError."""
 
-        def quietly() -> None:
+        def quietly() -> Any:
             with quiet_call():
                 try:
-                    work()
-                    return
+                    return work()
                 except Exception as error:
                     failed = self._failed(error)
                 settle()
@@ -180,15 +179,15 @@ class Checkpoints:
 
     def _close_manager(self, failed: bool) -> None:
         """Ends orbax's threads; after a failure, which was already reported, its errors are ignored."""
-        manager, self._manager = self._manager, None
         with quiet_call():
             try:
-                if manager is not None:
-                    manager.close()
+                if self._manager is not None:
+                    self._manager.close()
             except Exception:
                 if not failed:
                     raise
-            manager = None
+            finally:
+                self._manager = None
             if failed:
                 settle()
 
@@ -250,10 +249,8 @@ def restore_params(
       CheckpointError: no checkpoint is valid, or one belongs to another run, has other shapes or dtypes, or no average.
     """
     directory = Path(directory).absolute()
-    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    abstract = jax.tree.map(
-        lambda x: x if x.sharding is not None else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), abstract
-    )
+    first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or first), abstract)
     tried = 0
     for path in links(directory):
         print(f"checkpoint {path} is a symbolic link, which is not followed", file=sys.stderr, flush=True)

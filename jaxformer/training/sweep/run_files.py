@@ -1,17 +1,13 @@
 """A sweep's results: one file of records per finished run, written whole or not at all."""
 
-import itertools
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-
 from jaxformer import records
 from jaxformer.errors import RecordError
 from jaxformer.storage import files
+from jaxformer.training.reporter import train_fields, windows
 from jaxformer.training.step import StepMetrics
 from jaxformer.training.sweep.trunks import Member
 
@@ -85,22 +81,7 @@ def curve(found: StepMetrics, first: int, every: int, tokens: int) -> list[dict[
       every: a record ends at each multiple of this, and at the end.
       tokens: per batch.
     """
-    out = []
-    end = first + len(found.loss)
-    edges = sorted({first, end, *range(first - first % every + every, end, every)})
-    for start, step in itertools.pairwise(edges):
-        window: StepMetrics = jax.tree.map(lambda x, a=start - first, b=step - first: x[a:b], found)
-        good = window.bad_steps == 0
-        sums, weights = window.sums["loss"]
-        weight = float(weights[good].sum(dtype=np.float64))
-        out.append({
-            "kind": "train",
-            "step": step,
-            "tokens": step * tokens,
-            "loss": float(sums[good].sum(dtype=np.float64)) / weight if weight else math.nan,
-            "grad_norm": float(window.grad_norm[good].mean()) if good.any() else math.nan,
-            "learning_rate": float(window.learning_rate[-1]),
-            "skipped": int(window.skipped[-1]),
-            "seconds": 0.0,
-        })  # fmt: skip
-    return out
+    return [
+        {"kind": "train", "step": step, "tokens": step * tokens, **train_fields(window), "seconds": 0.0}
+        for step, window in windows(found, first, first + len(found.loss), every)
+    ]

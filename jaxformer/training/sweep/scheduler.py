@@ -27,7 +27,7 @@ from jaxformer.runtime.host_memory import settle_heap
 from jaxformer.training import metrics
 from jaxformer.training.checkpoint.layout import OLD_DIGITS
 from jaxformer.training.checkpoint.manager import Checkpoints
-from jaxformer.training.evaluate import SPLIT, EvalBatches, TrainBatches, evaluate
+from jaxformer.training.evaluate import SPLIT, EvalBatches, TrainBatches, evaluate, read_ahead
 from jaxformer.training.interrupt import StopSignal
 from jaxformer.training.progress import Progress
 from jaxformer.training.state import TrainState, averaged
@@ -153,9 +153,8 @@ class _Sweep:
         """Trains trunks with equal branches together, and every member that has no file yet."""
         whole = group + group[-1:] * (program.count - len(group))  # the copies that fill the program are discarded
         last = [trunk.members[-1] for trunk in whole]
-        missing = [
-            i for i in range(len(group[0].members)) if any(not self.path(trunk.members[i]).exists() for trunk in group)
-        ]
+        runs = [[run_path(self.workdir, member.name) for member in trunk.members] for trunk in group]
+        missing = [i for i, mine in enumerate(zip(*runs, strict=True)) if not all(path.exists() for path in mine)]
         step, states = self.restore(program, whole, group[0].branches[missing[0]])
         for i in range(missing[-1] + 1):
             branch = group[0].branches[i]
@@ -180,28 +179,21 @@ class _Sweep:
         configs = [member.config for member in members]
         sources = [self.sources.batches(config) for config in configs]
         size = program.config.execution.steps_per_dispatch
+        dispatches = [range(start, min(start + size, end)) for start in range(step, end, size)]
 
-        def load(start: int) -> Any:
-            steps = range(start, min(start + size, end))
-            return self.feed.submit(lambda: program.place([[source[i] for i in steps] for source in sources]))
-
-        def diverged(found: StepMetrics) -> bool:
-            return bool(np.all(found.bad_steps[:, -1] >= program.config.train.max_bad_steps))
+        def load(steps: range) -> Any:
+            return program.place([[source[i] for i in steps] for source in sources])
 
         out: list[StepMetrics] = []
-        chunk = load(step) if step < end else None
-        while step < end and not (len(out) > 1 and diverged(out[-2])):
+        for steps, batches in zip(dispatches, read_ahead(self.feed, load, dispatches), strict=True):
+            if len(out) > 1 and np.all(out[-2].bad_steps[:, -1] >= program.config.train.max_bad_steps):
+                break  # all members have diverged
             if self.stop.requested is not None:
                 raise Interrupted(self.stop.requested)
-            assert chunk is not None
-            batches = chunk.result()
-            count = min(size, end - step)
-            chunk = load(step + count) if step + count < end else None
             states, found = program.train(states, configs, batches)
             if out:  # one dispatch behind, so that the device never waits for the host
                 out[-1] = self.fetch(out[-1], members)
-            out.append(jax.tree.map(lambda x, n=count: x[:, :n], found))
-            step += count
+            out.append(jax.tree.map(lambda x, steps=steps: x[:, : len(steps)], found))
         if out:
             out[-1] = self.fetch(out[-1], members)
         return states, out
@@ -211,7 +203,7 @@ class _Sweep:
         found = jax.device_get(found)
         count = len({member.name for member in members})  # without the copies that fill the program
         self.done += count * found.loss.shape[1] * gflop_per_step(members[0])
-        self.progress.update(round(self.done), float(found.loss[0, -1]), None, None, label=members[0].name)
+        self.progress.update(round(self.done), float(found.loss[0, -1]), label=members[0].name)
         return found
 
     def finish(
@@ -226,7 +218,8 @@ class _Sweep:
         seconds: float,
     ) -> None:
         """Evaluates member `i` of a trunk, number `index` of its group, and writes its file."""
-        member, path = trunk.members[i], self.path(trunk.members[i])
+        member = trunk.members[i]
+        path = run_path(self.workdir, member.name)
         if path.exists():
             return
         config, state = member.config, program.member(ended, index)
@@ -290,7 +283,3 @@ class _Sweep:
         # Earlier versions stored the trunk's name alone.
         also = (trunk.name,) if len(self.fingerprint) == OLD_DIGITS else ()
         return Checkpoints(self.workdir / "trunks" / trunk.name, keep, mine, warn=self.progress.line, also=also)
-
-    def path(self, member: Member) -> Path:
-        """A member's file."""
-        return run_path(self.workdir, member.name)

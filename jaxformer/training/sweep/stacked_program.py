@@ -53,8 +53,8 @@ class StackedProgram:
           count: members at once; rounded up so that every device in use has the same number.
           batch: any batch, for its shapes.
         """
-        self.each = -(-count // len(_devices()))
-        used = _devices()[: -(-count // self.each)]
+        self.each = -(-count // len(jax.devices()))
+        used = jax.devices()[: -(-count // self.each)]
         self.model, self.config, self.count = model, config, self.each * len(used)
         self._ema = config.optimizer.ema_decay is not None
         self._capacity = config.execution.steps_per_dispatch
@@ -63,7 +63,7 @@ class StackedProgram:
         self._sharded = NamedSharding(self._mesh, P("members")) if len(used) > 1 else one
         self._replicated = NamedSharding(self._mesh, P()) if len(used) > 1 else one
         self._init = jax.jit(
-            self._mapped(self._fresh, (0,)),
+            self._mapped(lambda seed: states.fresh_state(model, self._optimizer(None), seed, ema=self._ema), (0,)),
             out_shardings=self._sharded,
             compiler_options=states.init_options(jax.devices()[0]),
         )
@@ -71,7 +71,7 @@ class StackedProgram:
         self.copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
         train = jax.jit(self._mapped(self._advance, (0, 0, 0, None)), donate_argnums=0, out_shardings=self._sharded)
         arguments = (
-            self.abstract_states(),
+            jax.tree.map(lambda x: self._leaf((self.count, *x.shape), x.dtype), self.abstract_member()),
             jax.tree.map(lambda x: self._leaf(x.shape, x.dtype), self._numbers([config] * self.count)),
             jax.tree.map(lambda x: self._leaf((self.count, self._capacity, *np.shape(x)), np.asarray(x).dtype), batch),
             jax.ShapeDtypeStruct((), np.int32, sharding=self._replicated),
@@ -98,8 +98,7 @@ class StackedProgram:
 
     def train(self, members: TrainState, configs: Sequence[Config], chunk: tuple[Batch, Any]) -> tuple[TrainState, Any]:
         """The states after the chunk and the metrics [M, K] of its steps; `members` is consumed."""
-        batches, count = chunk
-        return self._train(members, self._place(self._numbers(configs)), batches, count)
+        return self._train(members, self._place(self._numbers(configs)), *chunk)
 
     def member(self, members: TrainState, index: int) -> TrainState:
         """The state of one member, on the first device."""
@@ -115,17 +114,10 @@ class StackedProgram:
         shapes = states.state_shapes(self.model, self._optimizer(None), ema=self._ema)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one), shapes)
 
-    def abstract_states(self) -> TrainState:
-        """Shapes of M states."""
-        return jax.tree.map(lambda x: self._leaf((self.count, *x.shape), x.dtype), self.abstract_member())
-
     def _optimizer(self, hyperparameters: TracedHyperparameters | None) -> Any:
         if hyperparameters is None:  # only for shapes, which do not depend on the values
             hyperparameters = TracedHyperparameters(*np.ones(len(TracedHyperparameters._fields), np.float32))
         return make_optimizer(self.config.optimizer, self.config.train.steps, self.model.specs, hyperparameters)
-
-    def _fresh(self, seed: Any) -> TrainState:
-        return states.fresh_state(self.model, self._optimizer(None), seed, ema=self._ema)
 
     def _advance(
         self, state: TrainState, hyperparameters: TracedHyperparameters, batches: Batch, count: Any
@@ -210,9 +202,9 @@ def choose(
         return ExecutionPlan([one], "one member")
     best = _step_seconds(one, batch)
     programs, why = [one], [f"a step of a member takes {1e3 * best:.3g} ms in turns"]
-    pools = 1 if _devices()[0].platform == "cpu" else len(_devices())  # of memory
+    pools = 1 if jax.devices()[0].platform == "cpu" else len(jax.devices())  # of memory
     fitting = max(1, int(MEMORY_SHARE * free_memory() * pools / one.bytes_per_member))
-    for most in sorted({min(fitting, len(_devices())), fitting}):
+    for most in sorted({min(fitting, len(jax.devices())), fitting}):
         count = _balanced(members, min(members, most))
         if count <= programs[0].count:
             continue
@@ -227,10 +219,6 @@ def choose(
     if fitting == 1:
         why.append(f"memory for one at a time ({one.bytes_per_member / 1e9:.2g} GB each)")
     return ExecutionPlan(programs, f"{programs[0].count} at once: {', '.join(why)}")
-
-
-def _devices() -> list[jax.Device]:
-    return jax.devices()
 
 
 def _balanced(members: int, most: int) -> int:
@@ -268,5 +256,5 @@ def _bytes(compiled: Any, arguments: Any) -> float:
     """Bytes a device needs to run a compiled program."""
     analysis = compiled.memory_analysis()
     if analysis is None:  # unknown on this backend: assume four times the arguments
-        return 4.0 * sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(arguments))
+        return 4.0 * states.state_bytes(arguments)
     return float(analysis.argument_size_in_bytes + analysis.temp_size_in_bytes + analysis.output_size_in_bytes)

@@ -1,4 +1,4 @@
-"""Which members of a sweep share a trunk, and which a compiled program.
+"""Groups the members of a sweep: those that share a trunk, and those that share a compiled program.
 
 >>> from jaxformer.config import from_mapping
 >>> def member(steps, rate):
@@ -91,7 +91,7 @@ def shapes(members: Iterable[Member]) -> list[list[Trunk]]:
 
 
 def shape_of(config: Config) -> Config:
-    """The config with the fields reset in which members of one compiled program may differ; equal if they share one."""
+    """`config` without what may differ in one compiled program: members with equal shapes share a program."""
     usual = OptimizerConfig()
     names = ("learning_rate", "final_fraction", "weight_decay", "warmup_steps", "decay_steps")
     optimizer = replace(config.optimizer, **{name: getattr(usual, name) for name in names})

@@ -1,9 +1,9 @@
-"""A table of chips for plans, with the vendors' numbers.
+"""A table of chips, for plans and for the MFU of a run, with the vendors' numbers.
 
 Dense bfloat16 peaks, memory and its bandwidth: cloud.google.com/tpu/docs (v4, v5e, v5p, v6e), NVIDIA's data sheets of
-the H100 SXM5, H200 SXM and A100 SXM4 80GB. Links of a TPU, one direction of one link: Austin et al. 2025, "How to Scale
-Your Model", chapter 2. NVLink: data sheets, one direction. Between nodes: one ConnectX-7 (400 Gb/s) per H100 or H200,
-one ConnectX-6 (200 Gb/s) per A100, as in the vendors' own eight-GPU machines.
+the H100 (SXM5, PCIe, NVL), H200 SXM and A100 SXM4 80GB. Links of a TPU, one direction of one link: Austin et al. 2025,
+"How to Scale Your Model", chapter 2. NVLink: data sheets, one direction. Between nodes: one ConnectX-7 (400 Gb/s) per
+H100 or H200, one ConnectX-6 (200 Gb/s) per A100, as in the vendors' own eight-GPU machines.
 """
 
 from dataclasses import dataclass
@@ -54,11 +54,27 @@ CHIPS = {
 }
 
 
-def chip_of(device_kind: str) -> Chip | None:
-    """The chip of a JAX device kind; None: not in the table.
+# How the names that JAX gives to devices begin, the longer of two before the shorter.
+DEVICE_KINDS = (
+    ("TPU v6 lite", CHIPS["v6e"]),
+    ("TPU v6e", CHIPS["v6e"]),
+    ("TPU v5 lite", CHIPS["v5e"]),
+    ("TPU v5e", CHIPS["v5e"]),
+    ("TPU v5", CHIPS["v5p"]),
+    ("TPU v4", CHIPS["v4"]),
+    ("NVIDIA H200", CHIPS["h200"]),
+    ("NVIDIA H100 PCIe", Chip("h100-pcie", "cuda", flops=756e12)),
+    ("NVIDIA H100 NVL", Chip("h100-nvl", "cuda", flops=835e12)),
+    ("NVIDIA H100", CHIPS["h100"]),
+    ("NVIDIA A100", CHIPS["a100"]),
+    ("cpu", CHIPS["cpu"]),
+)
 
-    >>> chip_of("NVIDIA H200").name, chip_of("TPU v5 lite").name, chip_of("cpu").name, chip_of("NVIDIA T4")
-    ('h200', 'v5e', 'cpu', None)
+
+def chip_of(device_kind: str) -> Chip | None:
+    """The chip of a device of JAX, by its `device_kind`; None: not in the table.
+
+    >>> chip_of("NVIDIA H100 80GB HBM3").name, chip_of("TPU v5 lite").name, chip_of("cpu").name, chip_of("NVIDIA T4")
+    ('h100', 'v5e', 'cpu', None)
     """
-    kind = device_kind.lower().replace("lite", "e").replace("tpu v5p", "v5p").replace("tpu v5", "v5").replace(" ", "")
-    return next((chip for name, chip in CHIPS.items() if name in kind), None)
+    return next((chip for name, chip in DEVICE_KINDS if device_kind.lower().startswith(name.lower())), None)
