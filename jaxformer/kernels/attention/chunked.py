@@ -53,18 +53,18 @@ def _forward(o: TileOptions, *arrays):
             online_softmax.visit_keys(o, x, i, online_softmax.nothing(x, o.query_block)), x.value.dtype
         )
 
-    _, (out, log_sum) = jax.lax.scan(query_block, None, jnp.arange(length // o.query_block))
+    _, (out, normalizer) = jax.lax.scan(query_block, None, jnp.arange(length // o.query_block))
     out = jnp.moveaxis(out, 0, 1).reshape(batch, length, groups * per_group, -1)
-    log_sum = jnp.moveaxis(log_sum, 0, 2).reshape(batch, groups * per_group, length)
-    return out, (arrays, out, log_sum)
+    normalizer = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 2).reshape(batch, groups * per_group, length), normalizer)
+    return out, (arrays, out, normalizer)
 
 
 def _backward(o: TileOptions, saved, g_out):
-    arrays, out, log_sum = saved
+    arrays, out, normalizer = saved
     wide = jnp.promote_types(out.dtype, jnp.float32)
     passed = jnp.sum(g_out.astype(wide) * out.astype(wide), axis=-1)
     x = tiles.for_gradients(o, TiledInputs(*arrays))
-    d = online_softmax.gradients(o, x, passed, log_sum, heads_first(g_out, x.query.shape[1]))
+    d = online_softmax.gradients(o, x, passed, normalizer, heads_first(g_out, x.query.shape[1]))
     grads = d.query, online_softmax.turned(d.key), online_softmax.turned(d.value), d.bias
     return *jax.tree.map(lambda grad, a: grad.astype(a.dtype), grads, tuple(arrays[:4])), None, None
 

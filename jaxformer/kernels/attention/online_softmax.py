@@ -1,8 +1,9 @@
 """Online softmax over pairs of blocks, shared by `chunked` and `ring`.
 
 A block of queries visits blocks of keys and keeps a running maximum, sum and weighted value. The gradients visit the
-same pairs and recompute the weights from the log-sum-exp. Pairs that the mask rules out are skipped, and so are
-the keys of a block that causality hides. Heads come first, so that a block is contiguous for its products.
+same pairs and recompute the weights from the largest score and the log of the sum. Pairs that the mask rules out are
+skipped, and so are the keys of a block that causality hides. Heads come first, so that a block is contiguous for its
+products.
 
 Source: Rabe and Staats 2021, section 3; Dao et al. 2022, algorithms 1 and 4.
 """
@@ -23,6 +24,17 @@ from jaxformer.types import Array
 
 # For each query, over the keys visited so far: the largest score, the sum of weights, the weighted sum of values.
 Carry = tuple[Array, Array, Array]
+
+
+class Normalizer(NamedTuple):
+    """What turns the scores of each query into weights, [B, H, T]: exp((score - top) - log_total).
+
+    Two numbers, because their sum, the log-sum-exp, rounds `log_total` away where the scores are large: with a bias of
+    -1e9 on all keys of a query, float32 would give each of them the weight 1.
+    """
+
+    top: Array
+    log_total: Array
 
 
 class Gradients(NamedTuple):
@@ -174,24 +186,24 @@ def nothing(x: TiledInputs, queries: int) -> Carry:
     return jnp.full(shape, -jnp.inf, wide), jnp.zeros(shape, wide), jnp.zeros((*shape, x.value.shape[-1]), wide)
 
 
-def finish(carry: Carry, dtype) -> tuple[Array, Array]:
-    """Output [B, t, H, K'] of these queries, zeros for those without any key, and log-sum-exp [B, H, t]."""
+def finish(carry: Carry, dtype) -> tuple[Array, Normalizer]:
+    """Output [B, t, H, K'] of these queries, zeros for those without any key, and what normalises their weights."""
     top, total, out = carry
     empty = total == 0.0
-    out = out / jnp.where(empty, 1.0, total)[..., None]
-    log_sum = jnp.where(empty, 0.0, jnp.log(jnp.where(empty, 1.0, total)) + jnp.where(empty, 0.0, top))
-    return jnp.swapaxes(out, 1, 2).astype(dtype), log_sum
+    total = jnp.where(empty, 1.0, total)
+    out = out / total[..., None]
+    return jnp.swapaxes(out, 1, 2).astype(dtype), Normalizer(jnp.where(empty, 0.0, top), jnp.log(total))
 
 
 def gradients(
-    o: TileOptions, x: TiledInputs, passed: Array, log_sum: Array, g_out: Array, start: Gradients | None = None
+    o: TileOptions, x: TiledInputs, passed: Array, normalizer: Normalizer, g_out: Array, start: Gradients | None = None
 ) -> Gradients:
     """Adds the gradients of attention to these keys.
 
     Args:
       o, x: from `pad_to_tiles` and `for_gradients`.
       passed: [B, T, H], sum over K' of output times its gradient, the softmax gradient's row term.
-      log_sum: [B, H, T], from `finish`, over all keys of the query (including those of other calls).
+      normalizer: from `finish`, over all keys of the query (including those of other calls).
       g_out: [B, G, R, T, K'], gradient of the output, heads first.
       start: initial gradients; None: `zeros(x)`.
     """
@@ -201,12 +213,12 @@ def gradients(
 
     def query_block(grads, i):
         query, g = _queries(o, x.query, i), rows(_queries(o, g_out, i))
-        row, log = (cut(a, 2, i * o.query_block, o.query_block)[..., None] for a in (passed, log_sum))
+        row, top, log_total = (cut(a, 2, i * o.query_block, o.query_block)[..., None] for a in (passed, *normalizer))
 
         def part(_, j, size, allowed):
             key, value = _keys(o, x.key, j, size), rows(_keys(o, x.value, j, size))
             scores, squashed = _scores(o, x, query, key, i, j, allowed)
-            weights = jnp.exp(scores - log)
+            weights = jnp.exp((scores - top) - log_total)
             kept = _kept(o, x, i, j, weights.shape, wide)
             d_weights = head_product("GTK,GSK->GTS", g, value, wide).reshape(weights.shape)
             used = weights if kept is None else weights * kept

@@ -102,15 +102,15 @@ def _attend(o: part.RingOptions, bias_function, query, key, value, bias, fixed, 
 
 
 def _forward(o: part.RingOptions, bias_function, *arrays):
-    out, log_sum = part.visit_all(o, bias_function, part.RingOperands(*arrays))
-    return out, (arrays, out, log_sum)
+    out, normalizer = part.visit_all(o, bias_function, part.RingOperands(*arrays))
+    return out, (arrays, out, normalizer)
 
 
 def _backward(o: part.RingOptions, bias_function, saved, g_out):
-    arrays, out, log_sum = saved
+    arrays, out, normalizer = saved
     wide = jnp.promote_types(out.dtype, jnp.float32)
     passed = jnp.sum(g_out.astype(wide) * out.astype(wide), axis=-1)
-    grads = part.gradients(o, bias_function, part.RingOperands(*arrays), passed, log_sum, g_out)
+    grads = part.gradients(o, bias_function, part.RingOperands(*arrays), passed, normalizer, g_out)
     return *jax.tree.map(lambda grad, a: grad.astype(a.dtype), grads, tuple(arrays[:4])), None, None, None
 
 

@@ -146,8 +146,8 @@ def _own_rows_and_heads(o: RingOptions, found: Array, x: RingOperands) -> Array:
     return found
 
 
-def visit_all(o: RingOptions, bias, x: RingOperands) -> tuple[Array, Array]:
-    """Output [B, T, H, K'] and log-sum-exp [B, H, T] of this device's queries, the latter padded to whole blocks."""
+def visit_all(o: RingOptions, bias, x: RingOperands) -> tuple[Array, online_softmax.Normalizer]:
+    """Output [B, T, H, K'] and normalizer [B, H, T] of this device's queries, the latter padded to whole blocks."""
     length = x.query.shape[1]
     offsets = offsets_to_visit(o, x.mask, length)
     _, at_first = _problem(o, bias, x, *_piece(o, x, 0), 0)
@@ -171,11 +171,13 @@ def visit_all(o: RingOptions, bias, x: RingOperands) -> tuple[Array, Array]:
     carry, _ = jax.lax.scan(
         piece, online_softmax.nothing(at_first, query.shape[3]), jnp.arange(0, length, piece_length(o, length))
     )
-    out, log_sum = online_softmax.finish(carry, x.value.dtype)
-    return out[:, :length], log_sum
+    out, normalizer = online_softmax.finish(carry, x.value.dtype)
+    return out[:, :length], normalizer
 
 
-def gradients(o: RingOptions, bias, x: RingOperands, passed: Array, log_sum: Array, g_out: Array) -> tuple[Any, ...]:
+def gradients(
+    o: RingOptions, bias, x: RingOperands, passed: Array, normalizer: online_softmax.Normalizer, g_out: Array
+) -> tuple[Any, ...]:
     """Gradients of this device's query, key and value (the latter two from all devices), and of the bias's arrays."""
     length = x.query.shape[1]
     offsets = offsets_to_visit(o, x.mask, length)
@@ -190,7 +192,7 @@ def gradients(o: RingOptions, bias, x: RingOperands, passed: Array, log_sum: Arr
             options, inputs = _problem(o, bias, x, read[0], read[1], source * length + first)
             start = online_softmax.Gradients(staying[0], added[0], added[1], staying[1])
             inputs = tiles.for_gradients(options, inputs._replace(query=query))
-            d = online_softmax.gradients(options, inputs, passed, log_sum, g_out, start)
+            d = online_softmax.gradients(options, inputs, passed, normalizer, g_out, start)
             return (d.query, d.bias), (d.key, d.value)
 
         staying, *whole = carry
