@@ -35,7 +35,7 @@ from jaxformer.config import (
 )
 from jaxformer.errors import ConfigError
 from jaxformer.functional.attention import attention
-from jaxformer.functional.block import block, block_specs, rotation, stack
+from jaxformer.functional.block import block, block_specs, stack
 from jaxformer.functional.layer import Context, Cost, Sublayer
 from jaxformer.functional.layers import (
     dropout,
@@ -52,6 +52,7 @@ from jaxformer.functional.layers import (
 )  # fmt: skip
 from jaxformer.functional.losses import TokenLoss, cross_entropy, token_loss
 from jaxformer.functional.masked_loss import masked_token_loss
+from jaxformer.functional.position_encodings import PositionEncoding, rotation, score_bias
 from jaxformer.functional.positions import (
     alibi,
     alibi_slopes,
@@ -73,10 +74,10 @@ __version__ = "0.1.0"
 __all__ = [
     "Alibi", "Array", "AttentionConfig", "Batch", "Bert", "Config", "ConfigError", "Context", "Cost", "Dense",
     "Execution", "Learned", "LossConfig", "Mask", "Model", "ModelConfig", "NoPositions", "ParamSpec", "Params",
-    "Rotary", "Sinusoidal", "Softmax", "Sublayer", "T5", "TokenLoss", "abstract_params", "alibi", "alibi_slopes",
-    "attention", "bert", "block", "block_specs", "causal", "count_params", "cross_entropy", "dense", "dropout", "embed",
-    "expand", "from_mapping", "gelu", "gelu_tanh", "gpt", "init_params", "layer_norm", "learned", "linear",
-    "masked_token_loss", "masks", "mlp", "padding", "param_axes", "prefix", "relu", "rms_norm", "rotary",
-    "rotary_angles", "rotary_frequencies", "rotation", "segments", "silu", "sinusoidal", "stack", "stack_specs",
-    "t5_bias", "t5_buckets", "token_loss", "unembed", "window",
+    "PositionEncoding", "Rotary", "Sinusoidal", "Softmax", "Sublayer", "T5", "TokenLoss", "abstract_params",
+    "alibi", "alibi_slopes", "attention", "bert", "block", "block_specs", "causal", "count_params", "cross_entropy",
+    "dense", "dropout", "embed", "expand", "from_mapping", "gelu", "gelu_tanh", "gpt", "init_params", "layer_norm",
+    "learned", "linear", "masked_token_loss", "masks", "mlp", "padding", "param_axes", "prefix", "relu", "rms_norm",
+    "rotary", "rotary_angles", "rotary_frequencies", "rotation", "score_bias", "segments", "silu", "sinusoidal",
+    "stack", "stack_specs", "t5_bias", "t5_buckets", "token_loss", "unembed", "window",
 ]  # fmt: skip

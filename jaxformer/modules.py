@@ -23,6 +23,7 @@ from jaxformer.errors import ConfigError
 from jaxformer.functional import block as blocks
 from jaxformer.functional.attention import ANY, KERNELS
 from jaxformer.functional.layer import NO_CONTEXT, Context
+from jaxformer.functional.position_encodings import encoding_of, rotation, score_bias
 from jaxformer.functional.sublayers import sublayers_of
 from jaxformer.models.attention_support import unsupported_by
 from jaxformer.models.backbone import DEFAULT_EXECUTION
@@ -50,10 +51,26 @@ class Shell(nn.Module):
         return self.make_rng("dropout") if self.has_rng("dropout") else None
 
     def context(self, x: Array, mask: masks.Mask | None, positions: Array | None) -> Context:
-        """What sublayers look at; `positions` ([T] or [B, T]; None: 0, 1, 2, ...) turn rotary configs only."""
-        positions = jnp.arange(x.shape[1]) if positions is None else positions
-        rotation = blocks.rotation(self.config, positions)
-        return Context(mask=mask, rotation=rotation, rng=self.dropout_rng(), execution=self.execution)
+        """What sublayers look at.
+
+        Args:
+          x: [B, T, D].
+          mask: None: causality and window of the config.
+          positions: [T] or [B, T] int, for the angles of rotary positions; None: 0, 1, 2, ...
+
+        Raises:
+          ConfigError: the config's positions add a bias from a table of the whole model, which a part does not own.
+        """
+        cfg, encoding = self.config, encoding_of(self.config)
+        if encoding.bias is not None and encoding.specs is not None:
+            raise ConfigError(
+                f"config.model.positions.kind: {cfg.positions.kind} has a table of the whole model, which "
+                f"{type(self).__name__} does not own; accepted: other positions, or functional.block with a Context"
+            )
+        mask = masks.Mask(causal=cfg.causal, window=cfg.attention.window) if mask is None else mask
+        turned = rotation(cfg, jnp.arange(x.shape[1]) if positions is None else positions)
+        bias = None if encoding.layer_specs else score_bias({}, cfg, mask)
+        return Context(mask, turned, bias, rng=self.dropout_rng(), execution=self.execution)
 
 
 class Transformer(Shell):
@@ -101,7 +118,7 @@ class Block(Shell):
         return blocks.block_specs(self.config)
 
     def __call__(self, x: Array, mask: masks.Mask | None = None, positions: Array | None = None) -> Array:
-        """[B, T, D] -> [B, T, D]; `positions` as in `context`."""
+        """[B, T, D] -> [B, T, D]; arguments as in `context`."""
         return blocks.block(self.tree, x, self.config, self.context(x, mask, positions))[0]
 
 
@@ -113,7 +130,7 @@ class Stack(Shell):
         return stack_specs(blocks.block_specs(self.config), self.config.num_layers)
 
     def __call__(self, x: Array, mask: masks.Mask | None = None, positions: Array | None = None) -> Array:
-        """[B, T, D] -> [B, T, D]; `positions` as in `context`."""
+        """[B, T, D] -> [B, T, D]; arguments as in `context`."""
         return blocks.stack(self.tree, x, self.config, self.context(x, mask, positions))[0]
 
 
@@ -125,7 +142,7 @@ class Attention(Shell):
         return sublayers_of(self.config)["attention"].specs(self.config)
 
     def __call__(self, x: Array, mask: masks.Mask | None = None, positions: Array | None = None) -> Array:
-        """[B, T, D] -> [B, T, D]; `positions` as in `context`."""
+        """[B, T, D] -> [B, T, D]; arguments as in `context`."""
         context = self.context(x, mask, positions)
         return sublayers_of(self.config)["attention"].apply(self.tree, x, self.config, context)[0]
 

@@ -1,4 +1,4 @@
-"""What a config file brings by itself works in every program: a mixer, a family, an objective with a source.
+"""What a config file brings by itself works in every program: a mixer, positions, a family, an objective with a source.
 
 The files are in tests/extensions; CONTRIBUTING.md says how to write one. Nothing in the package knows them.
 """
@@ -19,17 +19,19 @@ import numpy as np
 import pytest
 
 from jaxformer import AttentionConfig, Context, Execution, LossConfig, block, decoding, from_mapping, masks
-from jaxformer.config import load, registry
+from jaxformer.config import MeshConfig, PositionsConfig, load, registry
 from jaxformer.data.objectives import OBJECTIVES
 from jaxformer.data.sources import SOURCES
 from jaxformer.errors import ConfigError
 from jaxformer.functional.block import unstack
 from jaxformer.functional.layer import norm
+from jaxformer.functional.position_encodings import POSITIONS
 from jaxformer.functional.sublayers import MIXERS
 from jaxformer.models import gpt
 from jaxformer.models.families import FAMILIES
 from jaxformer.models.flops import count_parameters, flops_per_token
 from jaxformer.modules import make_model
+from jaxformer.parallel.mesh import make_mesh
 from jaxformer.plan import measures, topology
 from jaxformer.runs import pretrain
 from jaxformer.runs.command_line import Parsed, parse_config, parser
@@ -40,8 +42,8 @@ from jaxformer.types import Batch
 
 FOLDER = Path(__file__).parent / "extensions"
 FILES = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}
-TABLES = (MIXERS, FAMILIES, OBJECTIVES, SOURCES, AttentionConfig.registered, registry.FAMILIES, registry.OBJECTIVES,
-          registry.SOURCES)  # fmt: skip
+TABLES = (MIXERS, POSITIONS, FAMILIES, OBJECTIVES, SOURCES, AttentionConfig.registered, PositionsConfig.registered,
+          registry.FAMILIES, registry.OBJECTIVES, registry.SOURCES)  # fmt: skip
 SMALL = [
     "--config.model.num_layers=2", "--config.model.width=32", "--config.model.context_length=32",
     "--config.train.global_batch_size=8", "--config.train.steps=6", "--config.train.eval_every_steps=6",
@@ -72,7 +74,7 @@ def parsed(name, folder) -> Parsed:
 
 def test_they_are_short():
     lines = {name: sum(bool(line.strip()) for line in path.read_text().splitlines()) for name, path in FILES.items()}
-    assert len(lines) == 3 and max(lines.values()) < 60
+    assert len(lines) == 4 and max(lines.values()) < 60
 
 
 def check_stranger(workdir):
@@ -163,6 +165,70 @@ def test_the_mixer_sees_no_other_document():
     other = gpt.apply(params, tokens.at[:, :3].add(1) % 20, cfg, segments=segments)
     np.testing.assert_array_equal(one[:, 3:], other[:, 3:])
     assert not np.array_equal(one[:, :3], other[:, :3])
+
+
+def learned(**more):
+    load(str(FILES["learned_alibi"]))
+    sizes = {"num_layers": 2, "width": 32, "vocab_size": 20, "context_length": 16, "attention": {"num_heads": 4}}
+    return from_mapping({"model": {**sizes, "positions": "learned_alibi", **more}}).model
+
+
+def test_positions_with_parameters_in_every_layer():
+    """With the slopes of ALiBi they are ALiBi, in every implementation and on a mesh that shards rows; they learn."""
+    cfg = learned()
+    params = init_params(gpt.specs(cfg), jax.random.key(0))
+    slopes = params["blocks"]["attention"]["positions"]["slopes"]
+    alibi = learned(positions="alibi")
+    assert slopes.shape == (2, 4) and count_parameters(cfg).total == count_parameters(alibi).total + 8
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 20, (8, 16)))
+    rows = {"segments": jnp.asarray(np.random.default_rng(1).integers(1, 3, (8, 16))).sort(axis=1)}
+
+    def total(params, cfg, implementation):
+        out = gpt.apply(params, tokens, cfg, execution=Execution(attention=implementation), **rows)
+        return jnp.sum(jnp.sin(out)), out
+
+    grad = jax.jit(jax.grad(total, has_aux=True), static_argnums=(1, 2))
+    wanted, out = grad(params, alibi, "xla")
+    found = {name: grad(params, cfg, name) for name in ("xla", "chunked")}
+    with jax.set_mesh(make_mesh(MeshConfig(2, 1, 2, 2), jax.devices()[:8])):
+        found["ring"] = jax.device_get(
+            jax.jit(jax.grad(total, has_aux=True), static_argnums=(1, 2))(params, cfg, "auto")
+        )
+    for grads, logits in found.values():
+        np.testing.assert_allclose(logits, out, rtol=1e-4, atol=1e-5)
+        of_slopes = grads["blocks"]["attention"]["positions"]["slopes"]
+        np.testing.assert_allclose(
+            of_slopes, found["xla"][0]["blocks"]["attention"]["positions"]["slopes"], rtol=1e-3, atol=1e-4
+        )
+        assert (np.abs(of_slopes) > 1e-3).all()
+        np.testing.assert_allclose(grads["embedding"]["tokens"], wanted["embedding"]["tokens"], rtol=1e-3, atol=1e-3)
+
+
+def test_decoding_with_positions_of_every_layer():
+    cfg = learned()
+    params = init_params(gpt.specs(cfg), jax.random.key(0))
+    slopes = params["blocks"]["attention"]["positions"]["slopes"]
+    params["blocks"]["attention"]["positions"]["slopes"] = slopes * jnp.array([[0.5], [3.0]])
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 20, (2, 12)))
+    full, lengths = gpt.apply(params, tokens, cfg), jnp.array([5, 2])
+    hidden, cache = jax.jit(decoding.prefill, static_argnums=(3, 4))(params, tokens, lengths, cfg, 12)
+    for step in range(6):
+        wanted = full[jnp.arange(2), lengths + step - 1]
+        np.testing.assert_allclose(decoding.logits(params, hidden), wanted, rtol=1e-4, atol=1e-5)
+        hidden, cache = jax.jit(decoding.step, static_argnums=2)(
+            params, tokens[jnp.arange(2), lengths + step], cfg, cache
+        )
+
+
+def test_positions_that_no_kernel_can_do_and_those_without_functions():
+    with pytest.raises(ConfigError, match="splash cannot do a bias"):
+        make_model(learned(context_length=128, width=256), LossConfig(), Execution(attention="splash"))
+    dict.pop(POSITIONS, "learned_alibi")
+    cfg = from_mapping({"model": {"positions": "learned_alibi", "vocab_size": 20}}).model
+    with pytest.raises(
+        ConfigError, match=r"model.positions.kind: 'learned_alibi' has no functions; accepted: learned, "
+    ):
+        make_model(cfg, LossConfig())
 
 
 def test_freezing_what_is_not_there_is_one_line():

@@ -1,6 +1,7 @@
 """The law of the shells: module.apply({"params": p}, x) equals the function on p, bit for bit."""
 
 import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +11,14 @@ from flat_config import model_config
 from flax import linen as nn
 
 from jaxformer import init_params, masks, modules
-from jaxformer.config import LossConfig
+from jaxformer.config import T5, Alibi, LossConfig, ModelConfig, NoPositions, Softmax
+from jaxformer.errors import ConfigError
 from jaxformer.functional import attention_layer, feed_forward
 from jaxformer.functional import block as blocks
 from jaxformer.functional.layer import Context
+from jaxformer.functional.position_encodings import rotation
 from jaxformer.models import bert, gpt
+from jaxformer.modules import Attention, Block, Stack
 from jaxformer.specs import abstract_params, stack_specs
 from jaxformer.types import Batch
 
@@ -34,7 +38,7 @@ BATCH = Batch(TOKENS, TOKENS, jnp.ones((B, T)), POSITIONS, SEGMENTS, INPUTS)
 
 
 def context(mask=None, positions=None, rng=None):
-    return Context(mask, blocks.rotation(CFG, jnp.arange(T) if positions is None else positions), rng=rng)
+    return Context(mask, rotation(CFG, jnp.arange(T) if positions is None else positions), rng=rng)
 
 
 # name -> (shell, specs, arguments, function of (params, rng, *arguments))
@@ -193,3 +197,31 @@ def test_an_nnx_user_wraps_a_shell():
     params = {name: getattr(wrapped, name) for name in blocks.block_specs(CFG)["mlp"]}
     params = {name: jnp.asarray(p[...]) for name, p in params.items()}
     np.testing.assert_allclose(wrapped(X), feed_forward.apply(params, X, CFG, context())[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("cls", [Block, Stack, Attention])
+def test_parts_obey_the_config(cls):
+    """Without a mask of the caller's: causal, windowed, and with the bias of the positions."""
+    cfg = ModelConfig(
+        num_layers=2, width=16, context_length=16, vocab_size=20, positions=Alibi(), attention=Softmax(4, window=3)
+    )
+    x = jax.random.normal(jax.random.key(0), (2, 16, 16))
+    shell = cls(cfg)
+    variables = shell.init(jax.random.key(1), x)
+    apply = jax.jit(shell.apply)
+    out, later = apply(variables, x), apply(variables, x.at[:, 9:].add(1.0))
+    np.testing.assert_array_equal(out[:, :9], later[:, :9])
+    before = apply(variables, x.at[:, :2].add(1.0))
+    reach = 2 * (2 if cls is Stack else 1)
+    np.testing.assert_array_equal(out[:, 2 + reach :], before[:, 2 + reach :])
+    without = jax.jit(cls(replace(cfg, positions=NoPositions())).apply)(variables, x)
+    assert np.abs(out - without).max() > 1e-4
+    everybody = jax.jit(lambda v, x: shell.apply(v, x, masks.Mask()))(variables, x)
+    assert np.abs(out - everybody).max() > 1e-4
+
+
+def test_a_part_does_not_own_a_table_of_the_whole_model():
+    shell = Block(ModelConfig(num_layers=1, width=16, vocab_size=20, positions=T5()))
+    line = "config.model.positions.kind: t5 has a table of the whole model, which Block does not own; accepted: other"
+    with pytest.raises(ConfigError, match=line):
+        shell.init(jax.random.key(0), jnp.zeros((1, 8, 16)))

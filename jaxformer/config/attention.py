@@ -19,6 +19,7 @@ class AttentionConfig(Choice, group="model.attention", default="softmax"):
     # True if there are queries, keys and scores for each of num_heads heads, as rotary, ALiBi and T5 positions need.
     has_heads: ClassVar[bool] = False
     has_implementations: ClassVar[bool] = False  # True if execution.attention chooses how it is computed
+    has_bias: ClassVar[bool] = False  # True if it adds a bias of its own to scores, which not every implementation can
 
     def sized(self, width: int, head_width: int) -> "AttentionConfig":
         """This kind in a model of `width` on a ladder of sizes, with heads of `head_width` if it has any."""

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.config import Learned, ModelConfig
+from jaxformer.config import ModelConfig
 from jaxformer.errors import ConfigError
+from jaxformer.functional.position_encodings import encoding_of
 from jaxformer.functional.sublayers import sublayers_of
 from jaxformer.models.families import families_for
 from jaxformer.types import Array, Params
@@ -74,7 +75,7 @@ def make_request(
         raise ConfigError(f"max_new_tokens: {max_new_tokens}; accepted: at least 1")
     tokens, counts = rows_of("prompt", prompts, lengths, cfg)
     limits = np.full(counts.shape, max_new_tokens, np.int32)
-    if isinstance(cfg.positions, Learned):
+    if not encoding_of(cfg).extends:
         limits = np.minimum(limits, cfg.context_length - counts + 1).astype(np.int32)
     buffer = round_up(int(limits.max()))
     allowed = ~np.isin(np.arange(vocab_size), token_ids("suppress", suppress, vocab_size))
@@ -140,12 +141,12 @@ def rows_of(name: str, prompts: Any, lengths: Any, cfg: ModelConfig) -> tuple[np
     token_ids("prompts", tokens[meant], cfg.vocab_size)
     longest = int(counts.max())
     padded = round_up(longest)
-    if isinstance(cfg.positions, Learned):
+    if not encoding_of(cfg).extends:
         padded = min(padded, cfg.context_length)
         if longest > cfg.context_length:
             raise ConfigError(
                 f"{name}: {longest} tokens are more than config.model.context_length {cfg.context_length}, which "
-                f"learned positions cannot extend; accepted: at most {cfg.context_length}"
+                f"{cfg.positions.kind} positions cannot extend; accepted: at most {cfg.context_length}"
             )
     tokens = np.pad(np.where(meant, tokens, 0)[:, :longest], ((0, 0), (0, padded - longest)))
     return tokens.astype(np.int32), counts.astype(np.int32)

@@ -5,7 +5,7 @@ prompt, however long, ends in slot S - 1. So one step writes one slot, prompts o
 between tokens, and a model with a window needs a ring of window size only.
 
 Position encodings enter here in two ways, both made once for all layers: `context.rotation` turns queries and keys,
-`context.bias` is added to the scores. `functional.positions` says how to add an encoding.
+`context.bias` is added to the scores. `position_encodings` says how to add an encoding.
 """
 
 import math
@@ -20,6 +20,7 @@ from jaxformer.functional import positions as pos
 from jaxformer.functional.attention import attention
 from jaxformer.functional.layer import Context, Cost, DecodeProgress, Sublayer, shard_residual, weight_init
 from jaxformer.functional.layers import linear, rms_norm
+from jaxformer.functional.position_encodings import encoding_of, score_bias
 from jaxformer.kernels.attention.decode import attend_one
 from jaxformer.parallel.constraints import constrain
 from jaxformer.specs import ParamSpec, ones, zeros
@@ -33,10 +34,10 @@ class LayerCache(NamedTuple):
     value: Array
 
 
-def specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
-    """Projections to queries, keys and values, and back; their biases; scales of `qk_norm`."""
+def specs(cfg: ModelConfig) -> dict[str, Any]:
+    """Projections to queries, keys and values, and back; their biases; scales of `qk_norm`; the layer's positions."""
     d, h, g, k = cfg.width, cfg.attention.num_heads, cfg.attention.kv_heads, cfg.head_size
-    tree = {
+    tree: dict[str, Any] = {
         "w_query": ParamSpec((d, h, k), ("embed", "heads", "head_width"), weight_init(cfg, d, h * k), "hidden"),
         "w_key": ParamSpec((d, g, k), ("embed", "kv_heads", "head_width"), weight_init(cfg, d, g * k), "hidden"),
         "w_value": ParamSpec((d, g, k), ("embed", "kv_heads", "head_width"), weight_init(cfg, d, g * k), "hidden"),
@@ -46,6 +47,9 @@ def specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
     }
     if cfg.attention.qk_norm:
         tree |= dict.fromkeys(("query_scale", "key_scale"), ParamSpec((k,), ("head_width",), ones, "norm"))
+    of_positions = encoding_of(cfg).layer_specs
+    if of_positions is not None:
+        tree["positions"] = of_positions(cfg)
     if cfg.use_bias:
         tree |= {
             "b_query": ParamSpec((h, k), ("heads", "head_width"), zeros, "bias"),
@@ -76,17 +80,19 @@ def apply(
         query = pos.rotary(query, *context.rotation)
         key = pos.rotary(key, *context.rotation)
     cache, progress = context.cache, context.progress
+    own = "positions" in params
+    bias = score_bias(params["positions"], cfg, context.mask) if own else context.bias
     if progress is not None:
         cache = _write(cache, progress, key, value)
     if progress is not None and progress.steps is not None:
-        out: Any = _attend_to_cache(query, cache, progress.starts, progress.steps, cfg, context.bias)
+        out: Any = _attend_to_cache(query, cache, progress.starts, progress.steps, cfg, bias)
     else:
         out = attention(
             query,
             key,
             value,
             context.mask,
-            bias=context.bias,
+            bias=bias,
             soft_cap=cfg.attention.soft_cap,
             dropout_rate=cfg.attention.dropout,
             rng=context.rng,

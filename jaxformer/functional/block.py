@@ -9,9 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxformer.config import ModelConfig, Rotary
-from jaxformer.functional import positions as pos
-from jaxformer.functional.layer import NO_CONTEXT, Context, Rotation, gather_sequence, norm, norm_specs, shard_residual
+from jaxformer.config import ModelConfig
+from jaxformer.functional.layer import NO_CONTEXT, Context, gather_sequence, norm, norm_specs, shard_residual
 from jaxformer.functional.layers import PRODUCT, dropout
 from jaxformer.functional.sublayers import sublayers_of
 from jaxformer.parallel.constraints import constrain_params
@@ -28,19 +27,6 @@ def block_specs(cfg: ModelConfig) -> dict[str, Any]:
         if number == 0 or cfg.block != "parallel":
             tree[f"{name}_norm"] = norm_specs(cfg)
     return tree
-
-
-def rotation(cfg: ModelConfig, positions: Array) -> Rotation | None:
-    """The rotary angles of `positions` ([T] or [B, T] int), or None if the config's positions are not rotary.
-
-    An encoding of your own that turns queries and keys goes here; see `functional.positions`.
-    """
-    rotary = cfg.positions
-    if not isinstance(rotary, Rotary):
-        return None
-    original = rotary.original_length or round(cfg.context_length / rotary.factor)
-    frequencies, scale = pos.rotary_frequencies(cfg.head_size, rotary.base, rotary.scaling, rotary.factor, original)
-    return Rotation(*pos.rotary_angles(positions, frequencies), scale)
 
 
 def block(

@@ -119,6 +119,12 @@ def weight_init(cfg: ModelConfig, fan_in: int, fan_out: int, *, residual: bool =
     return normal((0.02 if cfg.initializer == "gpt2" else fan_in**-0.5) * shrink)
 
 
+def table_spec(cfg: ModelConfig, size: int, axis: str, role: str = "input") -> ParamSpec:
+    """A table [size, D]; normal(0.02) for "gpt2", else normal(D ** -0.5), so that tied logits start at unit size."""
+    scale = 0.02 if cfg.initializer == "gpt2" else 1 / math.sqrt(cfg.width)
+    return ParamSpec((size, cfg.width), (axis, "embed"), normal(scale), role)
+
+
 def norm_specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
     """Parameters of one norm."""
     specs = {"scale": ParamSpec((cfg.width,), ("norm",), ones, "norm")}

@@ -1,16 +1,6 @@
 """Position encodings: sinusoidal, learned, rotary (with its scalings), ALiBi, T5 buckets.
 
-To add an encoding:
-
-1. Its fields: a frozen dataclass in `config/positions.py`, derived from `PositionsConfig` with `kind="..."`.
-2. Its maths: a function of arrays and numbers here.
-3. Its call, once for all layers, where it acts:
-   - on the embeddings: `models.embedding.embed`; for a learned encoding also `models.embedding.specs`;
-   - on the attention scores, as a bias: `models.embedding.score_bias`, and `models.attention_support.unsupported_by`,
-     because not every kernel supports a bias;
-   - on queries and keys: `functional.block.rotation` for the angles; `functional.attention_layer.apply` applies them.
-4. If it cannot go beyond the context length, like a learned table: a check in `decoding.request`.
-5. A float64 reference in `tests/numpy_reference.py`, and cases in the tests of positions and of the models.
+Where each of them enters a model says `functional.position_encodings`; CONTRIBUTING.md, how to add one.
 """
 
 import math

@@ -5,9 +5,10 @@ from dataclasses import replace
 from jax.sharding import Mesh
 
 from jaxformer import masks
-from jaxformer.config import T5, Alibi, Execution, ModelConfig
+from jaxformer.config import Execution, ModelConfig
 from jaxformer.errors import ConfigError
 from jaxformer.functional.attention import ANY, KERNELS, unavailable
+from jaxformer.functional.position_encodings import encoding_of
 
 
 def check_available(execution: Execution) -> None:
@@ -55,7 +56,8 @@ def unsupported_by(name: str, cfg: ModelConfig) -> str | None:
     """Why a platform's attention kernel, "splash" or "cudnn", cannot train this model exactly; None: it can."""
     if not cfg.attention.has_implementations:
         return f"model.attention.kind={cfg.attention.kind}"
-    bias, soft_cap = isinstance(cfg.positions, Alibi | T5), cfg.attention.soft_cap is not None
+    bias = cfg.attention.has_bias or encoding_of(cfg).bias is not None
+    soft_cap = cfg.attention.soft_cap is not None
     options = {"bias": bias, "dropout": cfg.attention.dropout > 0, "soft_cap": soft_cap}
     length, mask = cfg.context_length, masks.Mask(causal=cfg.causal)
     return KERNELS[name].module.unsupported(length, length, cfg.head_size, cfg.dtype, mask, **options)

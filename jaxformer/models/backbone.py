@@ -5,10 +5,11 @@ from typing import Any
 import jax
 
 from jaxformer.config import Execution, ModelConfig
-from jaxformer.functional.block import Terms, block_specs, rotation, stack
+from jaxformer.functional.block import Terms, block_specs, stack
 from jaxformer.functional.layer import Context, DecodeProgress, norm, norm_specs
 from jaxformer.functional.layers import dropout
 from jaxformer.functional.losses import TokenLoss
+from jaxformer.functional.position_encodings import encoding_of, rotation, score_bias
 from jaxformer.masks import Mask
 from jaxformer.models import embedding
 from jaxformer.parallel.context import SequenceSharding
@@ -100,7 +101,8 @@ def _run(
     if "embedding_norm" in params:  # Devlin et al. 2019 drop after the norm
         x = norm(params["embedding_norm"], x, cfg)
     x = dropout(x, cfg.dropout, rng)
-    bias = embedding.score_bias(params["embedding"], cfg, context.mask)
+    # A bias of every layer's own parameters is the layer's to make.
+    bias = None if encoding_of(cfg).layer_specs else score_bias(params["embedding"], cfg, context.mask)
     context = context._replace(rotation=rotation(cfg, positions), bias=bias)
     x, cache, terms = stack(params["blocks"], x, cfg, context)
     return norm(params["final_norm"], x, cfg) if "final_norm" in params else x, cache, terms

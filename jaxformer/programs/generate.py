@@ -102,7 +102,7 @@ def generated(run: "Run", sampling: "Sampling", options: argparse.Namespace) -> 
     import jax
 
     from jaxformer import decoding
-    from jaxformer.config import Learned
+    from jaxformer.functional.position_encodings import encoding_of
     from jaxformer.models.families import families_for
     from jaxformer.runs import memory_check
 
@@ -113,7 +113,7 @@ def generated(run: "Run", sampling: "Sampling", options: argparse.Namespace) -> 
     ids = [tokenizer.separator_id, *tokenizer.encode(options.prompt, strict=True).tolist()]
     never = set(tokenizer.special_ids.tolist()) | set(range(tokenizer.vocab_size, cfg.vocab_size or 0))
     tokens = len(ids) + options.max_new_tokens
-    if isinstance(cfg.positions, Learned):
+    if not encoding_of(cfg).extends:
         tokens = min(tokens, cfg.context_length)
     flags = "--num-samples and --max-new-tokens" if options.beam is None else "--beam and --max-new-tokens"
     memory_check.check_decoding(cfg, options.beam or options.num_samples, tokens, flags)

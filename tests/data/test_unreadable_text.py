@@ -249,7 +249,8 @@ def test_files_that_are_none_are_named(tmp_path):
         assert error_of(lambda pattern=pattern: found(pattern)) == (
             f"config.data.files: {tmp_path}/gone.jsonl is a link to nothing; accepted: files"
         )
-    assert f"({tmp_path}/folder.txt is a folder; looked in " in error_of(lambda: found("folder.txt"))
+    told = error_of(lambda: found("folder.txt"))
+    assert f"({tmp_path}/folder.txt is a folder: give {tmp_path}/folder.txt/*.txt, or " in told
     (tmp_path / "pipe.txt").unlink()
     assert found("*.txt") == ["a.txt", "link.txt"]
 

@@ -15,6 +15,7 @@ from jaxformer.functional import attention_layer
 from jaxformer.functional import block as blocks
 from jaxformer.functional import positions as pos
 from jaxformer.functional.layer import Context, DecodeProgress
+from jaxformer.functional.position_encodings import rotation
 from jaxformer.specs import abstract_params, init_params, is_spec, stack_specs
 
 B, T, L = 2, 6, 2
@@ -64,7 +65,7 @@ def test_block(name):
 
         @jax.jit
         def run(params, x, positions):
-            return blocks.block(params, x, cfg, Context(mask, blocks.rotation(cfg, positions), bias))
+            return blocks.block(params, x, cfg, Context(mask, rotation(cfg, positions), bias))
 
         out, cache, terms = run(jax.tree.map(jnp.array, params), jnp.array(x), jnp.array(POSITIONS))
     allowed = reference.allowed(T, T, causal=True, segments=SEGMENTS)
@@ -79,7 +80,7 @@ def test_with_qk_norm_the_size_of_the_query_and_key_weights_does_not_matter():
     grown = params | {"attention": params["attention"] | {"w_query": params["attention"]["w_query"] * 50}}
     grown["attention"]["w_key"] = params["attention"]["w_key"] * 3
     with jax.enable_x64(True):
-        context = Context(masks.causal(), blocks.rotation(cfg, jnp.arange(T)))
+        context = Context(masks.causal(), rotation(cfg, jnp.arange(T)))
         outs = [
             blocks.block(jax.tree.map(jnp.array, p), jnp.array(x), c, context)[0]
             for c in (cfg, changed(cfg, qk_norm=False))
@@ -237,9 +238,9 @@ def test_full_remat_computes_again():
 
 
 def test_rotation_belongs_to_rotary_configs():
-    assert blocks.rotation(CFG, jnp.arange(3)) is None
+    assert rotation(CFG, jnp.arange(3)) is None
     cfg = change(positions="rotary", rotary_scaling="yarn", rotary_factor=2.0, context_length=64)
-    angle = blocks.rotation(cfg, jnp.arange(3))
+    angle = rotation(cfg, jnp.arange(3))
     frequencies, scale = pos.rotary_frequencies(4, 10_000.0, "yarn", 2.0, 32)  # trained on 64 / 2 tokens
     np.testing.assert_allclose(angle.cos, np.cos(np.outer(np.arange(3), frequencies)), rtol=1e-6)
     assert angle.scale == scale != 1

@@ -236,3 +236,19 @@ def test_memory_is_linear(monkeypatch):
 
     assert temporaries("chunked", 4096) < 2.6 * temporaries("chunked", 2048)
     assert temporaries("chunked", 2048) < temporaries("xla", 2048) / 4
+
+
+@pytest.mark.parametrize("of", [1e9, 1e30, -1e6])
+def test_a_large_number_on_all_scores_of_a_query_changes_no_gradient(of):
+    """As additive padding does to a query that sees nothing else; float32 loses the log of the sum beside it."""
+    rng = np.random.default_rng(1)
+    q, k, v = (jnp.asarray(rng.normal(size=(1, 16, 2, 8)), jnp.float32) for _ in range(3))
+    bias = jnp.where(jnp.arange(16) < 5, -of, 0.0)
+
+    def total(q, k, v, name):
+        return jnp.sum(jnp.sin(attention(q, k, v, masks.causal(), bias=bias, implementation=name)))
+
+    wanted, found = (
+        jax.jit(jax.grad(total, (0, 1, 2)), static_argnums=3)(q, k, v, name) for name in ("xla", "chunked")
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), wanted, found)

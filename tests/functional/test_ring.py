@@ -181,3 +181,23 @@ def test_memory_falls_with_the_axis(monkeypatch):
     one = peak(1)
     for number in (2, 4, 8):
         assert number * peak(number) < 1.1 * one, (number, peak(number), one)
+
+
+def test_a_large_number_on_all_scores_of_a_query_changes_no_gradient():
+    """As additive padding does to a query that sees nothing else; float32 loses the log of the sum beside it."""
+    rng = np.random.default_rng(1)
+    q, k, v = (jnp.asarray(rng.normal(size=(2, LENGTH, 2, 4)), jnp.float32) for _ in range(3))
+    bias = jnp.where(jnp.arange(LENGTH) < 9, -1e9, 0.0)[None, None, None]
+
+    def total(q, k, v, cut, name):
+        arrays = q, k, v
+        mask = masks.causal() if cut is None else arranged(masks.causal(), cut)
+        if cut is not None:
+            arrays = [cut.shard(x) for x in arrays]
+        return jnp.sum(jnp.sin(attention(*arrays, mask, bias=bias, implementation=name)))
+
+    wanted = jax.jit(jax.grad(lambda *a: total(*a, None, "xla"), (0, 1, 2)))(q, k, v)
+    with jax.set_mesh(make_mesh(MeshConfig(1, 1, 1, 8), jax.devices())):
+        cut = context.sequence_sharding(LENGTH, zigzag=False)
+        found = jax.device_get(jax.jit(jax.grad(lambda *a: total(*a, cut, "chunked"), (0, 1, 2)))(q, k, v))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), wanted, found)
