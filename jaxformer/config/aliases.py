@@ -1,14 +1,12 @@
 """Field names of earlier versions, which config files, overrides and manifests may still use, and today's names."""
 
-import typing
 from collections.abc import Mapping
 from typing import Any
 
-from jaxformer.config.attention import AttentionConfig
+from jaxformer.config.attention import IMPLEMENTATIONS, AttentionConfig
 from jaxformer.config.choice import Choice
-from jaxformer.config.execution import Execution
 from jaxformer.config.feed_forward import FeedForwardConfig
-from jaxformer.config.fields import field_types, shown
+from jaxformer.config.fields import shown
 from jaxformer.config.positions import PositionsConfig
 from jaxformer.errors import ConfigError
 
@@ -36,8 +34,6 @@ ALIASES = {
     "train.batch_rows": "train.global_batch_size",
     "mesh.shard_norms": "mesh.sequence_parallel",
 }
-# model.attention was the implementation, which is now execution.attention.
-IMPLEMENTATIONS = typing.get_args(field_types(Execution)["attention"])
 GROUPS: dict[str, type[Choice]] = {
     "attention": AttentionConfig, "positions": PositionsConfig, "feed_forward": FeedForwardConfig,
 }  # fmt: skip
