@@ -1,4 +1,4 @@
-"""What the tables of kinds refuse when a config file adds to them, and what is checked of a file's own kinds in a run."""
+"""What the tables of kinds refuse when a config file adds to them; what is checked of a file's own kinds in a run."""
 
 import functools
 

@@ -203,7 +203,9 @@ def from_text(text: str, kind: Any, where: str) -> Any:
             if text.lower() in ("true", "1", "yes", "false", "0", "no"):
                 return text.lower() in ("true", "1", "yes")
         elif is_section(option):
-            raise ConfigError(f"{where}: is a section; set one of {', '.join(field_types(option))} inside it")
+            raise ConfigError(
+                f"{where}: {shown(text)} is not a section; set one of {', '.join(field_types(option))} inside it"
+            )
         elif option is not type(None):
             return unescaped(text, where) if where.endswith(".separator") else text
     raise ConfigError(f"{where}: {shown(text)} is not {describe(kind)}")

@@ -55,15 +55,20 @@ def load(source: str) -> dict[str, Any]:
     sys.modules[spec.name] = module  # where dataclasses look for the types that they name
     if (folder := str(file.parent.absolute())) not in sys.path:
         sys.path.append(folder)
-    with _blamed(file):
+    with blamed(file):
         spec.loader.exec_module(module)
     if not callable(getattr(module, "get_config", None)):
         raise ConfigError(f"--config: {file} defines no get_config()")
-    with _blamed(file, f" get_config({argument!r}):" if argument else " get_config():"):
+    with blamed(file, f" get_config({argument!r}):" if argument else " get_config():"):
         mapping = module.get_config(argument) if argument else module.get_config()
         if not hasattr(mapping, "items"):
             raise TypeError(f"returned {type(mapping).__name__}; accepted: a ConfigDict or a dict")
         return plain(mapping)
+
+
+def is_loaded(source: str) -> bool:
+    """Whether a config file of this name was loaded in this process."""
+    return f"config_file_{split(source)[0].stem}" in sys.modules
 
 
 def split(source: str) -> tuple[Path, str]:
@@ -89,14 +94,15 @@ def _instead(file: Path) -> str:
 
 
 @contextlib.contextmanager
-def _blamed(file: Path, call: str = "") -> Iterator[None]:
+def blamed(file: Path, call: str = "", passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Turns whatever a config file does wrong, leaving the program included, into a ConfigError of one line.
 
-    The line number is that of the file's own code; where none of it has run, `call` says what was tried.
+    The line number is that of the file's own code; where none of it has run, `call` says what was tried. `passing`:
+    errors that are left as they are.
     """
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, *passing):
         raise
     except BaseException as error:
         where, reason = f"{file}:{call}", f"{type(error).__name__}: {error}"

@@ -22,6 +22,7 @@ import jax
 
 from jaxformer.config import Config, DistributedConfig, diff, from_mapping, to_dict
 from jaxformer.config.fields import shown
+from jaxformer.config.loading import blamed, is_loaded, split
 from jaxformer.errors import ConfigError
 from jaxformer.storage import credentials, files, json_checksum
 
@@ -117,11 +118,13 @@ def read_config(workdir: str | Path, cls: type[C] = Config) -> C:  # type: ignor
 
 def _config_of(workdir: str | Path, manifest: Mapping[str, Any], cls: type[C]) -> C:
     """The manifest's config; fields that its version did not have take their defaults."""
+    file = str(manifest.get("config_file") or "")
     try:
-        config = from_mapping(manifest["config"], cls=cls)
+        with blamed(split(file)[0], passing=(ConfigError,)):
+            config = from_mapping(manifest["config"], cls=cls)
     except ConfigError as error:
-        file = manifest.get("config_file", "")
-        hint = f"; if {file} brings it, give --config={file}" if file and " is not one of " in str(error) else ""
+        missing = file and not is_loaded(file) and " is not one of " in str(error)
+        hint = f"; if {file} brings it, give --config={file}" if missing else ""
         raise ConfigError(f"workdir {workdir}: {FILE_NAME}: {error}{hint}") from None
     if config.model.vocab_size is None:
         raise ConfigError(f"workdir {workdir}: {FILE_NAME}: config.model.vocab_size: None; a run that started has one")
