@@ -161,8 +161,14 @@ WRONG = [
         {"model": {"positions": "rotary", "rotary_scaling": "yarn", "rotary_factor": 8, "context_length": 4}},
         "config.model.positions.factor: 8.0 is more than model.context_length 4; set model.positions.original_length",
     ),
-    ({"model": {"token_types": 2}}, "config.model.bert: Bert(token_types=2, next_sentence=False); accepted with "),
-    ({"model": {"bert": {}}}, "config.model.bert: Bert(token_types=2, next_sentence=False); accepted with model.family="),
+    (
+        {"model": {"token_types": 2}},
+        "config.model.bert: Bert(token_types=2, next_sentence=False); accepted with model.family=bert, not gpt",
+    ),
+    (
+        {"model": {"bert": {"token_types": 3}}},
+        "config.model.bert: Bert(token_types=3, next_sentence=False); accepted with model.family=bert, not gpt",
+    ),
     (bert(next_sentence=True), "config.model.bert.token_types: 0; model.bert.next_sentence needs at least 2"),
     ({"model": {"family": "bert"}}, "config.data.objective: next_token; model.family=bert needs masked"),
     ({"data": {"objective": "masked"}}, "config.data.objective: masked; model.family=gpt needs next_token"),

@@ -102,9 +102,9 @@ def blamed(file: Path, call: str = "", passing: tuple[type[Exception], ...] = ()
     """
     try:
         yield
-    except (KeyboardInterrupt, *passing):
-        raise
     except BaseException as error:
+        if isinstance(error, (KeyboardInterrupt, *passing)):
+            raise
         where, reason = f"{file}:{call}", f"{type(error).__name__}: {error}"
         frames = traceback.extract_tb(error.__traceback__)
         lines = [f.lineno for f in frames if Path(f.filename).absolute() == file.absolute()]
