@@ -1,10 +1,17 @@
 """Bad kinds of one's own, old names and wrong guesses of fields; the lines stand in bad_input.md."""
 
+import sys
+
 import pytest
-from bad_input_cases import expected, place
+from bad_input_cases import TINY, expected, place
 
 from jaxformer import AttentionConfig
+from jaxformer.config import registry
+from jaxformer.data.objectives import OBJECTIVES
 from jaxformer.functional.sublayers import MIXERS
+from jaxformer.models.families import FAMILIES
+from jaxformer.runs import pretrain
+from jaxformer.runs.command_line import parse_config, parser
 
 __all__ = ["place"]
 
@@ -24,7 +31,7 @@ def get_config():
 @pytest.fixture(autouse=True)
 def tables_as_they_were():
     yield
-    for table in (MIXERS, AttentionConfig.registered):
+    for table in (MIXERS, AttentionConfig.registered, FAMILIES, OBJECTIVES, registry.FAMILIES, registry.OBJECTIVES):
         dict.pop(table, "own", None)
 
 
@@ -50,6 +57,107 @@ def test_kinds(place, monkeypatch, case):
     flags = [f"--config={place.config}", f"--config.workdir={place.folder / 'run'}"]
     assert place.run("pretrain", *flags) == (2, expected()[case])
     assert not (place.folder / "run").exists()
+
+
+# A whole kind; a case replaces one of its functions, or adds a family or an objective.
+WHOLE = """from dataclasses import dataclass
+import jax.numpy as jnp, numpy as np
+from jaxformer import AttentionConfig, Cost, Sublayer
+from jaxformer.config.registry import FamilyTraits, ObjectiveTraits
+from jaxformer.data.objectives import OBJECTIVES, Objective, next_token
+from jaxformer.functional.sublayers import MIXERS
+from jaxformer.models import gpt
+from jaxformer.models.families import FAMILIES, Family
+
+@dataclass(frozen=True)
+class Own(AttentionConfig, kind="own"):
+    pass
+
+CONFIG = {"model": {"attention": "own", "positions": "none"}}
+OWN = Sublayer(lambda cfg: {}, lambda params, x, cfg, context: (x, None, {}), lambda cfg, length, execution: Cost())
+GPT = Family(FamilyTraits(True, ("next_token",)), gpt.specs, gpt.apply, gpt.loss, gpt.weights)
+
+def asks(change):
+    def prepare(tokenizer, data):
+        return lambda windows, bits: change(next_token(windows, separator_id=tokenizer.separator_id))
+    OBJECTIVES["own"] = Objective(prepare, ahead=1, traits=ObjectiveTraits(families=("gpt",)))
+    return {"data": {"objective": "own"}}
+
+def family(**functions):
+    FAMILIES["own"] = GPT._replace(**functions)
+    return {"model": {"family": "own"}}
+
+%s
+MIXERS["own"] = OWN
+
+def get_config():
+    return CONFIG
+"""
+RETURNED = {
+    "specs that are none": "OWN = OWN._replace(specs=lambda cfg: {'w': 3})",
+    "specs that are a list": "OWN = OWN._replace(specs=lambda cfg: [])",
+    "cost that is a number": "OWN = OWN._replace(cost=lambda *_: 3.0)",
+    "cost that is not finite": "OWN = OWN._replace(cost=lambda *_: Cost(products=float('nan')))",
+    "output alone": "OWN = OWN._replace(apply=lambda params, x, cfg, context: x)",
+    "output of another shape": "OWN = OWN._replace(apply=lambda params, x, cfg, context: (x[:, 0], None, {}))",
+    "output of another type": (
+        "OWN = OWN._replace(apply=lambda params, x, cfg, context: (x.astype('float16'), None, {}))"
+    ),
+    "terms that were not declared": "OWN = OWN._replace(apply=lambda params, x, *_: (x, None, {'energy': x.sum()}))",
+    "terms with axes": (
+        "OWN = OWN._replace(apply=lambda params, x, *_: (x, None, {'energy': x}), terms=('energy',))"
+    ),
+    "term named loss": "OWN = OWN._replace(terms=('loss',))",
+    "family whose loss has other names": "CONFIG = family(weights=lambda batch, cfg: {'nll': batch.weights.sum()})",
+    "family whose loss is one number": "CONFIG = family(loss=lambda *arguments: 3.0)",
+    "family without an accuracy": (
+        "CONFIG = family(loss=lambda params, batch, *_: ({'loss': (1.0, 1.0)}, {'loss': (batch.weights, 1.0)}))"
+    ),
+    "family whose loss is no pair": (
+        "CONFIG = family(loss=lambda *_: ({'loss': jnp.zeros(())}, {'loss': (0, 0), 'accuracy': (0, 0)}))"
+    ),
+    "family whose specs are none": "CONFIG = family(specs=lambda cfg: {'w': (3, 4)})",
+    "objective that makes no Batch": "CONFIG = asks(lambda batch: tuple(batch))",
+    "objective with inputs that nobody reads": (
+        "CONFIG = asks(lambda batch: batch._replace(inputs={'more': batch.tokens}))"
+    ),
+    "objective with rows of another length": "CONFIG = asks(lambda b: b._replace(weights=b.weights[:, 1:]))",
+    "objective with numbers of another type": (
+        "CONFIG = asks(lambda batch: batch._replace(targets=batch.targets.astype('int64')))"
+    ),
+    "objective with ids that are none": "CONFIG = asks(lambda batch: batch._replace(targets=batch.targets - 300))",
+    "objective with weights below 0": "CONFIG = asks(lambda batch: batch._replace(weights=-batch.weights))",
+    "objective with weights of 0": "CONFIG = asks(lambda batch: batch._replace(weights=batch.weights * 0))",
+    "objective with positions below 0": "CONFIG = asks(lambda batch: batch._replace(positions=batch.positions - 1))",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RETURNED)
+def test_what_own_kinds_return(place, monkeypatch, case):
+    """It is refused before a manifest is there."""
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    place.config.write_text(WHOLE % RETURNED[case])
+    flags = [f"--config={place.config}", f"--config.workdir={place.folder / 'run'}", *TINY,
+             f"--config.data.cache_dir={place.folder / 'cache'}", f"--config.data.files={place.text}"]  # fmt: skip
+    flags = [flag for flag in flags if "num_heads" not in flag]
+    assert place.run("pretrain", *flags) == (2, expected()[case])
+    assert not (place.folder / "run" / "manifest.json").exists()
+    if "objective" not in case:  # a plan has no batches
+        flags = [flag for flag in flags if "data." not in flag]
+        assert place.run("plan", *flags, "--topology=cpu:1") == (2, expected()[case])
+    sys.modules.pop("config_file_config")
+
+
+def test_a_mixer_that_keeps_nothing(place):
+    """Its run proposes no sample, and asking for one is one line, before the memory that a cache needs is counted."""
+    place.config.write_text(WHOLE % "")
+    flags = [f"--config={place.config}", f"--config.workdir={place.folder / 'run'}", *TINY, "--config.train.steps=1",
+             f"--config.data.cache_dir={place.folder / 'cache'}", f"--config.data.files={place.text}"]  # fmt: skip
+    pretrain.pretrain(parse_config(parser("", "pretrain"), [flag for flag in flags if "num_heads" not in flag]))
+    said = place.capsys.readouterr().out
+    assert "\nmeasure: " in said and "generate" not in said
+    words = [f"--workdir={place.folder / 'run'}", f"--config={place.config}"]
+    assert place.run("generate", *words) == (2, expected()["text from a mixer that keeps nothing"])
 
 
 # case -> flags of pretrain.

@@ -1,11 +1,13 @@
 """What the tables of kinds refuse when a config file adds to them; what is checked of a file's own kinds in a run."""
 
 import functools
+from dataclasses import dataclass
 
+import jax
 import pytest
 
-from jaxformer import AttentionConfig
-from jaxformer.config import PositionsConfig
+from jaxformer import AttentionConfig, Dense, decoding, from_mapping
+from jaxformer.config import FeedForwardConfig, PositionsConfig
 from jaxformer.config.loading import load
 from jaxformer.config.registry import FAMILIES as TRAITS
 from jaxformer.config.registry import FamilyTraits
@@ -13,10 +15,13 @@ from jaxformer.data.objectives import OBJECTIVES
 from jaxformer.data.sources import SOURCES
 from jaxformer.errors import ConfigError
 from jaxformer.functional.sublayers import FEED_FORWARDS, MIXERS
-from jaxformer.models.families import FAMILIES
+from jaxformer.models import gpt
+from jaxformer.models.families import FAMILIES, tasks_of
+from jaxformer.specs import init_params
 
 SOFTMAX = MIXERS["softmax"]
-TABLES = (MIXERS, FEED_FORWARDS, FAMILIES, OBJECTIVES, SOURCES, AttentionConfig.registered, TRAITS)
+TABLES = (MIXERS, FEED_FORWARDS, FAMILIES, OBJECTIVES, SOURCES, AttentionConfig.registered, TRAITS,
+          FeedForwardConfig.registered)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -149,3 +154,16 @@ def test_a_kind_may_be_read_twice(tmp_path):
     load(str(file))
     load(str(file))
     assert AttentionConfig.registered["own"]().taps == 1
+
+
+def test_a_feed_forward_layer_need_not_say_that_it_keeps_nothing():
+    @dataclass(frozen=True)
+    class Own(Dense, kind="own"):
+        """As a dense layer."""
+
+    FEED_FORWARDS["own"] = FEED_FORWARDS["dense"]._replace(init_cache=None)
+    cfg = from_mapping({"model": {"feed_forward": "own", "num_layers": 1, "width": 16, "vocab_size": 20}}).model
+    assert isinstance(cfg.feed_forward, Own) and tasks_of(cfg) == ["generate"]
+    params = init_params(gpt.specs(cfg), jax.random.key(0))
+    out = decoding.generate(params, [[1, 2, 3]], cfg, rng=jax.random.key(1), max_new_tokens=3)
+    assert out.lengths.tolist() == [3]

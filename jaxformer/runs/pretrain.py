@@ -20,6 +20,7 @@ from jaxformer.data.corpus import Corpus, Split, open_corpus
 from jaxformer.data.progress_bars import say
 from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.errors import ConfigError, ProgramError
+from jaxformer.models import own_kinds
 from jaxformer.models.attention_support import check_available, check_mesh, fallback_to_auto
 from jaxformer.models.flops import six_n, training_flops
 from jaxformer.modules import make_model
@@ -145,12 +146,14 @@ def _prepare(
         stack.enter_context(WorkdirLock(config.workdir))
     corpus = open_corpus(config.data, progress=chief, verify=verify)
     config = fit_vocabulary(config, corpus.tokenizer)
+    own_kinds.check_model(config)
     model = make_model(config.model, config.loss, config.execution, config.optimizer.freeze)
     memory_check.check_training(config, model.specs, mesh)  # refuses what does not divide as well
     own = host_rows(config.train.global_batch_size, mesh)
     shape = {"rows": config.train.global_batch_size, "context_length": config.model.context_length}
     batches = Batches(corpus.train, corpus.tokenizer, config.data, **shape, host_row_indices=own, seed=config.seed)
     held_out = eval_batches(corpus.validation, corpus.tokenizer, config.data, **shape, host_row_indices=own)
+    own_kinds.check_batches(config, len(own), {"training": batches, "held-out": held_out})
     return config, corpus, mesh, model, batches, held_out
 
 
