@@ -149,7 +149,8 @@ def test_what_own_kinds_return(place, monkeypatch, case):
 
 
 def test_a_mixer_that_keeps_nothing(place):
-    """Its run proposes no sample, and asking for one is one line, before the memory that a cache needs is counted."""
+    """Its run proposes no sample, and asking for one is one line, before the memory that a cache needs is counted. When
+    its file has changed, whatever goes on with the run says so."""
     place.config.write_text(WHOLE % "")
     flags = [f"--config={place.config}", f"--config.workdir={place.folder / 'run'}", *TINY, "--config.train.steps=1",
              f"--config.data.cache_dir={place.folder / 'cache'}", f"--config.data.files={place.text}"]  # fmt: skip
@@ -158,6 +159,17 @@ def test_a_mixer_that_keeps_nothing(place):
     assert "\nmeasure: " in said and "generate" not in said
     words = [f"--workdir={place.folder / 'run'}", f"--config={place.config}"]
     assert place.run("generate", *words) == (2, expected()["text from a mixer that keeps nothing"])
+    again = [flag for flag in flags if "num_heads" not in flag]
+    pretrain.pretrain(parse_config(parser("", "pretrain"), again))
+    assert "changed since" not in place.capsys.readouterr().out
+    place.config.write_text(WHOLE % "# as before")
+    pretrain.pretrain(parse_config(parser("", "pretrain"), again))
+    note = "note: config.py changed since this run began; what it computes now may be something else\n"
+    assert note in place.capsys.readouterr().out
+    pretrain.evaluate(place.folder / "run", cache_dir=str(place.folder / "cache"), log=lambda _: None)
+    assert note in place.capsys.readouterr().err
+    pretrain.open_run(place.folder / "run")
+    assert note in place.capsys.readouterr().err
 
 
 # case -> flags of pretrain.

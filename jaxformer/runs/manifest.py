@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from jaxformer.config import Config, DistributedConfig, diff, from_mapping, to_dict
+from jaxformer.config import Config, DistributedConfig, diff, from_mapping, registry, to_dict
 from jaxformer.config.fields import shown
 from jaxformer.config.loading import blamed, is_loaded, split
 from jaxformer.errors import ConfigError
@@ -66,6 +66,7 @@ def describe(
         "seed": config.seed,
         "data_fingerprint": fingerprint,
         "batches": BATCHES,
+        **({"own_files": own} if (own := _own_files(config)) else {}),
         "git_commit": _git_commit(),
         "versions": {"jaxformer": _version("jaxformer"), "python": platform.python_version()}
         | {name: _version(name) for name in VERSIONS},
@@ -256,6 +257,21 @@ def execution_changes(config: Config) -> str | None:
     if not changes:
         return None
     return f"note: {'; '.join(changes)} since this run began; its results agree to rounding, not bit for bit"
+
+
+def _own_files(config: Config) -> dict[str, str]:
+    """Name -> digest of the files in which the run's own kinds are written."""
+    found = [path for path in map(Path, registry.own_files(config)) if path.is_file()]
+    return {path.name: json_checksum.digest(path.read_bytes()) for path in found}
+
+
+def changed_files(workdir: str | Path, config: Config) -> str | None:
+    """A note about the files of own kinds that are not as they were when the run in `workdir` started, or None."""
+    now = _own_files(config)
+    changed = [name for name, digest in read(workdir).get("own_files", {}).items() if now.get(name) != digest]
+    if not changed:
+        return None
+    return f"note: {', '.join(changed)} changed since this run began; what it computes now may be something else"
 
 
 def write_or_check(manifest: Mapping[str, Any], config: Config, free: Sequence[str] = ()) -> None:

@@ -98,8 +98,9 @@ def _pretrain(parsed: Parsed, stack: ExitStack) -> loop.Result:
     fingerprint, also = coordination.broadcast_from_0(written, "the manifest")
     coordination.raise_together(lambda: manifest.check_shared(config), "the manifest")
     messages.print_overview(config, corpus, batches, mesh, parsed.overrides, log)
-    if chief and (changed := manifest.execution_changes(config)):
-        log(changed)
+    for note in (manifest.execution_changes(config), manifest.changed_files(config.workdir, config)) if chief else ():
+        if note:
+            log(note)
 
     flops = training_flops(config.model, config.data)
     result = loop.train(
@@ -194,6 +195,8 @@ def open_run(workdir: str | Path) -> Run:
             f"workdir {workdir}: tokenizer.json is gone, damaged or another (its checksum is not the manifest's); "
             "going on with the run writes it again"
         )
+    if note := manifest.changed_files(workdir, config):
+        say(note)
     tokenizer = Tokenizer.load(workdir)
     params, step = _params(workdir, abstract_params(make_model(config.model, config.loss).specs))
     return Run(config, params, tokenizer, step)
@@ -225,6 +228,8 @@ def evaluate(workdir: str | Path, *, cache_dir: str | None = None, verify: bool 
     config: Config = manifest.read_config(workdir)
     if config.compilation_cache:
         keep_compiled_programs()
+    if note := manifest.changed_files(workdir, config):
+        say(note)
     about = manifest.read(workdir)
     kept_in = about["config"].get("data", {}).get("cache_dir")
     if kept_in is not None and cache_dir is None:
