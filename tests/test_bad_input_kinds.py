@@ -177,6 +177,12 @@ FLAGS = {
     "field under its old and its new name": ["--config.train.batch_rows=4"],
     "section on the command line": ["--config.model.bert=2"],
     "BERT's field under its old name": ["--config.model.token_types=2"],
+    "field by another library's name": ["--config.model.depth=2"],
+    "field by another library's name, in another section": ["--config.train.lr=2"],
+    "field of another section": ["--config.model.learning_rate=2"],
+    "field of a section inside": ["--config.model.base=2"],
+    "choice by another library's name": ["--config.model.positions=RoPE"],
+    "choice in capital letters": ["--config.model.norm=RMSNorm"],
 }
 
 

@@ -27,7 +27,7 @@ WRONG = [
     ({"modle": {}}, "config.modle: no such field; did you mean model?"),
     ({"positions": "alibi"}, "config.positions: no such field; did you mean model.positions?"),
     ({"model": {"num_layer": 2}}, "config.model.num_layer: no such field; did you mean num_layers?"),
-    ({"optimizer": {"lr": 2}}, "config.optimizer.lr: no such field; accepted: name, learning_rate, schedule, "),
+    ({"optimizer": {"lr": 2}}, "config.optimizer.lr: no such field; did you mean learning_rate?"),
     ({"train": {"batch_size": 2}}, "config.train.batch_size: no such field; did you mean global_batch_size?"),
     ({"model": {1: 2}}, "config.model.1: no such field; accepted: family, "),
     ({"model": 3}, "config.model: 3 is not a section of fields"),

@@ -85,7 +85,7 @@ def _instead(file: Path) -> str:
         return f"; did you mean {file.stem}, which comes with jaxformer?"
     found = file.parent.glob("*.py") if os.path.isdir(file.parent) else []
     others = sorted(str(path) for path in found if path.name != "__init__.py")
-    near = nearest(str(file), [*others, *shipped()], 0.6)
+    near = nearest(str(file), [*others, *shipped()])
     if near:
         return f"; did you mean {near}?"
     if others:

@@ -110,7 +110,7 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
     def _unknown(self, name: str) -> NoReturn:
-        near = nearest(name, self.flags, 0.6) if name.startswith("-") else ""
+        near = nearest(name, self.flags) if name.startswith("-") else ""
         first, dot, rest = name.partition(".")
         if dot and first.startswith("--") and self.takes_fields:
             near = f"--config.{rest if nearest(first, ['--config'], 0.7) else name[2:]}"
