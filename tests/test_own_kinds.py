@@ -167,3 +167,10 @@ def test_a_feed_forward_layer_need_not_say_that_it_keeps_nothing():
     params = init_params(gpt.specs(cfg), jax.random.key(0))
     out = decoding.generate(params, [[1, 2, 3]], cfg, rng=jax.random.key(1), max_new_tokens=3)
     assert out.lengths.tolist() == [3]
+
+
+def test_a_family_that_nothing_trains():
+    FAMILIES["own"] = FAMILIES["gpt"]._replace(traits=FamilyTraits(True, ()))
+    line = "^config.data.objective: next_token; model.family=own needs an objective that names it$"
+    with pytest.raises(ConfigError, match=line):
+        from_mapping({"model": {"family": "own"}})
