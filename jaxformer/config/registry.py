@@ -148,9 +148,9 @@ def _check(entry: Any, kind: Any, where: str) -> None:
     for name, hint in getattr(kind, "__annotations__", {}).items():
         value, place = getattr(entry, name), f"{where}: {name}"
         known = [ACCEPTED[each] for each in (typing.get_origin(o) or o for o in options(hint)) if each in ACCEPTED]
-        if not known:  # a tuple of fields itself
+        if isinstance(hint, type) and not known:  # a tuple of fields itself
             _check(value, hint, place)
-        elif not any(fits(value) for fits, _ in known):
+        elif known and not any(fits(value) for fits, _ in known):
             raise ConfigError(f"{place}: {shown(value)}; accepted: {' or '.join(words for _, words in known)}")
 
 
