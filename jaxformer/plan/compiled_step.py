@@ -14,6 +14,7 @@ from jaxformer.errors import ConfigError
 from jaxformer.functional.attention import ANY, choose
 from jaxformer.models.attention_support import check_mesh, unsupported_by
 from jaxformer.models.families import family_of
+from jaxformer.models.own_kinds import check_model
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import batch_sharding, check_context, make_mesh
 from jaxformer.plan.topology import Topology
@@ -93,6 +94,7 @@ def compile_step(config: Config, topology: Topology) -> CompiledStep:
     config = target_config(config, topology, mesh)
     check_context(config.model.context_length, mesh)
     check_mesh(config.execution, mesh)
+    check_model(config)
     model = make_model(config.model, config.loss, config.execution, config.optimizer.freeze)
     optimizer = make_optimizer(config.optimizer, config.train.steps, model.specs)
     steps = compile_steps(model, optimizer, mesh, config)

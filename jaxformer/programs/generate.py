@@ -102,6 +102,7 @@ def generated(run: "Run", sampling: "Sampling", options: argparse.Namespace) -> 
     import jax
 
     from jaxformer import decoding
+    from jaxformer.decoding.request import check_task
     from jaxformer.functional.position_encodings import encoding_of
     from jaxformer.models.families import families_for
     from jaxformer.runs import memory_check
@@ -109,6 +110,7 @@ def generated(run: "Run", sampling: "Sampling", options: argparse.Namespace) -> 
     tokenizer, cfg = run.tokenizer, run.config.model
     if cfg.family not in (able := families_for("generate")):
         raise ConfigError(f"--workdir: {options.workdir} holds a {cfg.family}; generate needs a {' or '.join(able)}")
+    check_task("generate", cfg)
     # In training, documents start with the separator, so the prompt does too; the next separator ends the document.
     ids = [tokenizer.separator_id, *tokenizer.encode(options.prompt, strict=True).tolist()]
     never = set(tokenizer.special_ids.tolist()) | set(range(tokenizer.vocab_size, cfg.vocab_size or 0))

@@ -20,6 +20,7 @@ from jaxformer.data.corpus import Corpus, Split, open_corpus
 from jaxformer.data.progress_bars import say
 from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.errors import ConfigError, ProgramError
+from jaxformer.models import own_kinds
 from jaxformer.models.attention_support import check_available, check_mesh, fallback_to_auto
 from jaxformer.models.flops import six_n, training_flops
 from jaxformer.modules import make_model
@@ -90,6 +91,8 @@ def _pretrain(parsed: Parsed, stack: ExitStack) -> loop.Result:
         about = manifest.describe(config, parsed.overrides, parsed.source, corpus.fingerprint, tokenizer)
         manifest.write_or_check(about, config, changes.MAY_CHANGE)
         told.extend(changes.notes(manifest.stored_config(config.workdir), config))
+        if note := manifest.changed_files(config.workdir, config):
+            told.append(note)
         manifest.record_change(config)
         if not manifest.tokenizer_is_kept(config.workdir):
             try:
@@ -154,12 +157,14 @@ def _prepare(
     config = warm_start.with_tokenizer(config)
     corpus = open_corpus(config.data, progress=chief, verify=verify)
     config = fit_vocabulary(config, corpus.tokenizer)
+    own_kinds.check_model(config)
     model = make_model(config.model, config.loss, config.execution, config.optimizer.freeze)
     memory_check.check_training(config, model.specs, mesh)  # refuses what does not divide as well
     own = host_rows(config.train.global_batch_size, mesh)
     shape = {"rows": config.train.global_batch_size, "context_length": config.model.context_length}
     batches = Batches(corpus.train, corpus.tokenizer, config.data, **shape, host_row_indices=own, seed=config.seed)
     held_out = eval_batches(corpus.validation, corpus.tokenizer, config.data, **shape, host_row_indices=own)
+    own_kinds.check_batches(config, len(own), {"training": batches, "held-out": held_out})
     warm = None if made else warm_start.plan(config, model, corpus.tokenizer)
     return config, corpus, mesh, model, batches, held_out, warm
 
@@ -201,6 +206,8 @@ def open_run(workdir: str | Path) -> Run:
             f"workdir {workdir}: tokenizer.json is gone, damaged or another (its checksum is not the manifest's); "
             "going on with the run writes it again"
         )
+    if note := manifest.changed_files(workdir, config):
+        say(note)
     tokenizer = Tokenizer.load(workdir)
     params, step = _params(workdir, abstract_params(make_model(config.model, config.loss).specs))
     return Run(config, params, tokenizer, step)
@@ -232,6 +239,8 @@ def evaluate(workdir: str | Path, *, cache_dir: str | None = None, verify: bool 
     config: Config = manifest.read_config(workdir)
     if config.compilation_cache:
         keep_compiled_programs()
+    if note := manifest.changed_files(workdir, config):
+        say(note)
     about = manifest.read(workdir)
     kept_in = about["config"].get("data", {}).get("cache_dir")
     if kept_in is not None and cache_dir is None:
