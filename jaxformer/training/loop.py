@@ -114,7 +114,7 @@ def train(
       bar: a progress bar (True), plain lines (False), or a bar where stderr is a terminal (None).
 
     Raises:
-      TrainingDiverged: train.max_bad_steps in a row were not finite.
+      TrainingDiverged: train.max_bad_steps in a row were not finite, or the last step or the final loss is not.
       CheckpointError: none is valid, or one cannot be written.
       ConfigError: the batch or a parameter does not divide over the mesh, or the held-out split is empty.
     """
@@ -183,6 +183,7 @@ def train(
             return Result(status, step, state, None, time.perf_counter() - began)
         values = run.evaluate(step, state, final=True)
         checkpoints.wait()
+        reporter.check_end(step, int(state.bad_steps), values["loss"])
         if status == "stopped_early":
             reporter.event(step, "stopped_early")
             progress.line(f"stopped at step {step}: no better evaluation in {config.train.early_stop_evals}")

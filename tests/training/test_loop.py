@@ -326,6 +326,29 @@ def test_bad_steps_now_and_then_are_skipped(tmp_path):
     assert np.isfinite(result.evaluation["loss"])
 
 
+@pytest.mark.parametrize("bad", [(10, 11), range(12)], ids=["the last", "all"])
+def test_a_run_whose_last_steps_were_skipped_has_diverged(tmp_path, bad):
+    """Fewer than max_bad_steps in a row, because the run ended: "finished", with the loss of older weights."""
+    for _ in range(2):  # so it is when it is started again
+        with pytest.raises(TrainingDiverged) as error:
+            run(tmp_path / "a", make_config(), batches=ToyBatches(8, bad=tuple(bad)))
+        assert str(error.value) == (
+            f"step 12: the last steps were not finite and were skipped ({len(bad)} in a row); try a lower "
+            "optimizer.learning_rate"
+        )
+    found = load(tmp_path / "a")
+    assert found[-1] == {"kind": "event", "step": 12, "event": "diverged"}
+    assert len([r for r in found if r["kind"] == "train"]) == 4 and not [r for r in found if r["kind"] == "final"]
+
+
+def test_a_final_loss_that_is_not_finite_has_diverged(tmp_path):
+    """Every step was finite, but the last one's update was not small."""
+    config = make_config(train={"steps": 1}, optimizer={"learning_rate": 1e38, "warmup_steps": 0})
+    with pytest.raises(TrainingDiverged, match=r"^step 1: the held-out loss is not finite \((nan|inf)\); try a lower"):
+        run(tmp_path / "a", config)
+    assert load(tmp_path / "a")[-1]["event"] == "diverged"
+
+
 def test_what_cannot_work_fails_before_it_compiles(tmp_path):
     with pytest.raises(ConfigError, match=r"global_batch_size: 8 .* does not divide over 8 devices"):
         step.check_batch(8, 2, make_mesh(make_config(mesh={"data": 8}).mesh))
