@@ -17,6 +17,7 @@ from jaxformer.models.families import family_of
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import batch_sharding, check_context, make_mesh
 from jaxformer.plan.topology import Topology
+from jaxformer.training.chunks import longest_chunk
 from jaxformer.training.optim import make_optimizer
 from jaxformer.training.state import TrainState
 from jaxformer.training.step import compile_steps
@@ -75,7 +76,7 @@ def target_config(config: Config, topology: Topology, mesh: Mesh) -> Config:
 
 def abstract_chunk(config: Config, mesh: Mesh) -> Batch:
     """Shapes and shardings of what one dispatch of the run takes: [K, B, T]."""
-    where, steps = batch_sharding(mesh, 1), config.execution.steps_per_dispatch
+    where, steps = batch_sharding(mesh, 1), longest_chunk(config)
     one = family_of(config.model).batch_spec(config.model, config.data, config.train.global_batch_size)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((steps, *x.shape), x.dtype, sharding=where), one)
 

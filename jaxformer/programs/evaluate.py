@@ -14,7 +14,9 @@ def main() -> None:
     """Prints the validation loss with its standard error; with --json one JSON object."""
     arguments = parser(__doc__, "evaluate")
     add_workdir(arguments)
-    arguments.add_argument("--json", action="store_true", help='print one JSON object instead of text; nan and inf as "nan", "inf"')
+    arguments.add_argument(
+        "--json", action="store_true", help="print one JSON object (nan is a string) instead of text"
+    )
     arguments.add_argument(
         "--cache-dir", type=path_text, metavar="DIR", help="cache of corpora (default: in your cache folder)"
     )

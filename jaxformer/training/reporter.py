@@ -89,7 +89,7 @@ class Reporter:
             )
 
     def check_end(self, step: int, bad_steps: int, loss: float) -> None:
-        """Checks how a run ended: the last `bad_steps` steps in a row were not finite, `loss` is the final evaluation's.
+        """Checks how a run ended: its last `bad_steps` steps were not finite, and `loss` is the final evaluation's.
 
         Raises:
           TrainingDiverged: the last step, or the loss, was not finite: what was evaluated is not what was trained.

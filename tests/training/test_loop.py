@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import random
@@ -25,6 +26,7 @@ from jaxformer.parallel.mesh import make_mesh
 from jaxformer.training import evaluate, loop, step
 from jaxformer.training.checkpoint.checksum import checksums
 from jaxformer.training.checkpoint.manager import Checkpoints
+from jaxformer.training.chunks import longest_chunk
 from jaxformer.training.loop import train
 from jaxformer.training.progress import Progress
 from jaxformer.training.reporter import Reporter
@@ -102,10 +104,22 @@ def test_chunks_end_in_the_same_places_wherever_a_run_begins(dispatch, every_eva
 
     whole = list(ends(0))
     assert whole[-1] == 50
+    assert longest_chunk(config) == max(end - start for start, end in itertools.pairwise([0, *whole]))
     for i, start in enumerate(whole):
         assert list(ends(start)) == whole[i + 1 :]
     for period in filter(None, (every_eval, every_save, dispatch)):
         assert set(range(period, 51, period)) <= set(whole)
+
+
+def test_a_dispatch_has_room_for_the_longest_chunk_and_no_more(tmp_path):
+    """Chunks were padded to steps_per_dispatch: 2,000,000 of them took for ever, 2**31 - 1 all memory."""
+    many, few = (make_config(train={"steps_per_dispatch": number}) for number in (10_000, 6))
+    mesh = make_mesh(many.mesh, jax.devices()[:1])
+    optimizer = loop.make_optimizer(many.optimizer, many.train.steps, model_with(0.2).specs)
+    chunk, count = step.compile_steps(model_with(0.2), optimizer, mesh, many).place_chunk([ToyBatches(8)[0]])
+    assert (chunk.tokens.shape, int(count)) == ((6, 8, T), 1)
+    got, wanted = (checksums(run(tmp_path / name, c).state.params) for name, c in (("many", many), ("few", few)))
+    assert got == wanted
 
 
 # Resuming

@@ -114,6 +114,18 @@ def test_members_together_are_the_runs_alone(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_dispatch_has_room_for_the_longest_chunk_and_no_more(tmp_path):
+    members = []
+    for one in (member("short", 6), member("long", 12)):
+        config = replace(one.config, execution=replace(one.config.execution, steps_per_dispatch=10_000))
+        members.append(Member(one.name, config, one.fields))
+    config = members[0].config
+    made = stacked_program.StackedProgram(MODEL, config, 1, batches_of(config)[0])
+    assert made.place([[batches_of(config)[0]]])[0].tokens.shape[:2] == (1, 6)
+    check_alone(swept(members, tmp_path, 1), members, tmp_path)
+
+
+@pytest.mark.slow
 def test_members_of_other_lengths_share_the_program(tmp_path):
     members = [member("short", steps=6), member("long", steps=12)]
     assert len(shapes(members)) == 1 and len(trunks(members)) == 2

@@ -178,7 +178,7 @@ class _Sweep:
         """The states after update `end`, and the metrics [M, n] of each dispatch up to it. Consumes `states`."""
         configs = [member.config for member in members]
         sources = [self.sources.batches(config) for config in configs]
-        size = program.config.execution.steps_per_dispatch
+        size = program.capacity
         dispatches = [range(start, min(start + size, end)) for start in range(step, end, size)]
 
         def load(steps: range) -> Any:
