@@ -249,10 +249,16 @@ def check_workdir(config: Config, free: Sequence[str] = ()) -> None:
 def execution_changes(config: Config) -> str | None:
     """A note about what changed in `execution` since the run in `config.workdir` started; None if nothing did."""
     stored = _config_of(config.workdir, read(config.workdir), type(config))
-    changes = diff(to_dict(stored.execution), to_dict(config.execution), "execution.")
+    old, new = to_dict(stored.execution), to_dict(config.execution)
+    changes = diff(old, new, "execution.")
     if not changes:
         return None
-    return f"note: {'; '.join(changes)} since this run began; its results agree to rounding, not bit for bit"
+    of_weights = getattr(config.model.attention, "dropout", 0.0)  # whose elements each kernel draws in its own way
+    rates = {"attention": of_weights, "gradient_accumulation_steps": of_weights + config.model.dropout}
+    agree = "its results agree to rounding, not bit for bit"
+    if any(rate and old[name] != new[name] for name, rate in rates.items()):
+        agree = "dropout then drops other elements, so its results are those of other random numbers"
+    return f"note: {'; '.join(changes)} since this run began; {agree}"
 
 
 def write_or_check(manifest: Mapping[str, Any], config: Config, free: Sequence[str] = ()) -> None:
