@@ -147,6 +147,7 @@ PROGRAMS = {
     "mask choices out of range": ("fill_mask", "--workdir=x", "--text=[MASK]", "--top-k=0"),
     "more devices than there are threads": ("plan", "--config={DIR}/config.py", "--topology=cpu:1000000000"),
     "more chips than there are": ("plan", "--config={DIR}/config.py", "--topology=v5p:99999x99999x99999"),
+    "topology that cuts hosts": ("plan", "--config={DIR}/config.py", "--topology=v5e:3x3"),
     "plan into a folder": ("plan", "--config={DIR}/config.py", "--topology=cpu:8", "--json={DIR}"),
     "plan into no folder": ("plan", "--config={DIR}/config.py", "--topology=cpu:8", "--json={DIR}/none/plan.json"),
     "replicates without end": ("scaling", "--config={DIR}/config.py", "--bootstrap=1e12"),

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxformer.config import Config
+from jaxformer.data.progress_bars import say
 from jaxformer.errors import ConfigError
 from jaxformer.functional.attention import ANY, choose
 from jaxformer.models.attention_support import check_mesh, unsupported_by
@@ -98,6 +99,8 @@ def compile_step(config: Config, topology: Topology) -> CompiledStep:
     optimizer = make_optimizer(config.optimizer, config.train.steps, model.specs)
     steps = compile_steps(model, optimizer, mesh, config)
     began = time.perf_counter()
+    sizes = " x ".join(f"{name} {n}" for name, n in mesh.shape.items())
+    say(f"compiling the train step for {topology.name}, mesh {sizes}, remat {config.execution.remat}")
     with jax.set_mesh(mesh):
         program: Any = steps.train
         lowered = program.lower(steps.abstract_state, abstract_chunk(config, mesh), jax.ShapeDtypeStruct((), jnp.int32))
