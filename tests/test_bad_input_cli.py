@@ -142,6 +142,7 @@ PROGRAMS = {
     "beam search with a temperature": ("generate", "--workdir=x", "--beam=2", "--temperature=0.5"),
     "beam search with top-k": ("generate", "--workdir=x", "--beam=2", "--top-k=5"),
     "length penalty without a beam": ("generate", "--workdir=x", "--length-penalty=0.6"),
+    "a stream of several prompts": ("generate", "--workdir=x", "--stream", "--prompt=a", "--prompt=b"),
     "fewer beams than samples": ("generate", "--workdir=x", "--beam=2", "--num-samples=3"),
     "seed of another size": ("generate", "--workdir=x", "--seed=-1"),
     "mask choices out of range": ("fill_mask", "--workdir=x", "--text=[MASK]", "--top-k=0"),
