@@ -56,7 +56,7 @@ def test_what_cross_entropy_says_of_dtypes_and_impossible_tokens(dtype):
         (2, 0.0, (math.inf,) * 2),
         (0, 0.1, (math.inf, 1.3125)),
     ):
-        out, backward = jax.vjp(lambda x: cross_entropy(x, jnp.array([target]), smoothing), logits)
+        out, backward = jax.vjp(lambda x, t=target, s=smoothing: cross_entropy(x, jnp.array([t]), s), logits)
         assert [x.dtype for x in out] == [dtype] * 2
         np.testing.assert_allclose([float(x[0]) for x in out], expected, rtol=1e-2)
         assert np.isfinite(backward((jnp.ones(1, dtype), jnp.zeros(1, dtype)))[0].astype(jnp.float32)).all()
