@@ -79,12 +79,12 @@ def parse(name: str) -> tuple[Chip, tuple[int, ...]]:
     wanted = chip.torus or {"cuda": 2, "cpu": 1}[chip.platform]
     if len(shape) != wanted:
         raise ConfigError(f"--topology: {name!r} has {len(shape)} axes, {kind} has {wanted}; accepted: {FORMS}")
-    if chip.platform == "tpu" and any(n % 2 for n in shape[:2]):
-        form = ":XxY" if wanted == 2 else ":XxYxZ"
-        raise ConfigError(f"--topology: {name!r}: a host has 2 x 2 chips; accepted: {kind}{form} with even X and Y")
     most = MOST_DEVICES[chip.platform]
     if math.prod(shape) > most:
         raise ConfigError(f"--topology: {shown(name)} has too many devices; accepted: at most {most} of {kind}")
+    if chip.platform == "tpu" and any(n % 2 for n in shape[:2]):
+        form = ":XxY" if wanted == 2 else ":XxYxZ"
+        raise ConfigError(f"--topology: {name!r}: a host has 2 x 2 chips; accepted: {kind}{form} with even X and Y")
     return chip, shape
 
 
