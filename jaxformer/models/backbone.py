@@ -54,7 +54,8 @@ def hidden_sharded(
 
     Args:
       params: as in `specs(cfg)`.
-      tokens: [B, T] int.
+      tokens: [B, T] int in [0, V). Others are not refused, as a compiled program cannot do that; `look_up` says what
+        becomes of them.
       cfg: the model.
       positions: [B, T] int, position in the document; None: 0, 1, 2, ...
       segments: [B, T] int, document of each token (padding has its own number); None: one document per row.

@@ -6,8 +6,7 @@ Needs the text that the run was trained on, under the same file names (relative 
 folder). It must be the same text: its tokens are compared with the run's.
 """
 
-import json
-
+from jaxformer import records
 from jaxformer.runs.command_line import add_verify, add_workdir, parser, path_text
 
 
@@ -15,7 +14,9 @@ def main() -> None:
     """Prints the validation loss with its standard error; with --json one JSON object."""
     arguments = parser(__doc__, "evaluate")
     add_workdir(arguments)
-    arguments.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    arguments.add_argument(
+        "--json", action="store_true", help="print one JSON object (nan is a string) instead of text"
+    )
     arguments.add_argument(
         "--cache-dir", type=path_text, metavar="DIR", help="cache of corpora (default: in your cache folder)"
     )
@@ -25,6 +26,6 @@ def main() -> None:
 
     settings = {"cache_dir": options.cache_dir, "verify": options.verify}
     if options.json:
-        print(json.dumps(evaluate(options.workdir, **settings, log=lambda _: None)))
+        print(records.as_json(evaluate(options.workdir, **settings, log=lambda _: None)))
     else:
         evaluate(options.workdir, **settings)
