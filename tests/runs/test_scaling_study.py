@@ -171,6 +171,24 @@ def test_one_clear_line(place, done, tmp_path):
     assert "final record lacks flops" in line("--stage=fit", workdir=tmp_path / "cut")
 
 
+def test_the_plan_says_what_no_fit_will_say(place, tmp_path):
+    plan = start(place, tmp_path / "new", "--stage=plan")
+    out, error = plan.communicate(timeout=240)
+    assert plan.returncode == 0, error
+    warned = [line for line in out.splitlines() if line.startswith("warning: ")]
+    assert warned == [
+        "warning: 9 runs are too few to compare laws; at least 14 are needed",
+        "warning: iso-FLOP minima need 4 sizes at each of 3 budgets; 0 of 3 will have them; add to ladder.widths or "
+        "ladder.budgets, or widen the tokens per parameter",
+        "warning: the largest budget will not be predicted: 5 runs below it, and 8 are needed; add to ladder.budgets, "
+        "ladder.widths or ladder.seeds",
+    ]
+    enough = ["--config.ladder.widths=8,16,24,32,40", "--config.ladder.budgets=1e9,2e9,4e9,8e9", "--stage=plan",
+              "--config.ladder.min_steps=1", "--config.ladder.min_tokens_per_parameter=0"]  # fmt: skip
+    out, error = start(place, tmp_path / "new", *enough).communicate(timeout=240)
+    assert "to do: " in out and "warning: " not in out, out + error
+
+
 def test_a_study_is_not_started_by_several_processes(place, monkeypatch):
     from jaxformer.runs import scaling_study
 
