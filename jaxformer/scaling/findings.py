@@ -12,7 +12,7 @@ _MORE = {
     "law": f"more runs, {verdict.FEWEST} at least: more sizes, budgets or seeds",
     "N": "sizes further apart",
     "D": "budgets further apart, so that each size is trained for more and for less text",
-    "best": "budgets further apart, and sizes further apart",
+    "best": "more budgets, further apart, and more sizes, further apart",
     "curves": f"at least {_CURVES}",
     "E": "larger budgets, whose losses come closer to E",
     "held": f"{laws.SUM.rows_needed} runs or more below the largest budget: more budgets or sizes",
@@ -40,7 +40,8 @@ def table(fits: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
         _quantity(f"{of_n}, exponent of N", mine[of_n], "{:.3g}".format, "N"),
         _quantity(f"{of_d}, exponent of D", mine[of_d], "{:.3g}".format, "D"),
         _quantity(f"a of best N ~ C^a, by {called}", best["a"], "{:.3f}".format, "best"),
-        _quantity("a by iso-FLOP curves", curves.get("a", unknown), "{:.3f}".format, "curves"),
+        _quantity("a by iso-FLOP curves", curves.get("a", unknown), "{:.3f}".format,
+                  "best" if "a" in curves else "curves"),
         _quantity(f"best N at {_flop(at['C'])}, by {called}", at["N"], plotting.count, "best"),
         *(
             _quantity(f"best N at {_flop(row['C'])}, by iso-FLOP curves", {"value": row["N"], "ci95": row["N_ci95"]},

@@ -67,7 +67,7 @@ def opens_upward(log_n: Floats, loss: Floats, where: str) -> Floats:
       NoMinimumError: the parabola opens downward.
     """
     if (sizes := len(np.unique(log_n))) < SIZES:
-        raise ConfigError(f"{where}: {sizes} different sizes; a parabola needs at least {SIZES}")
+        raise ConfigError(f"{where}: {sizes} different size{'s' * (sizes != 1)}; a parabola needs at least {SIZES}")
     if np.ptp(loss) < _EQUAL:
         raise ConfigError(f"{where}: all of its losses are equal, so it has no minimum")
     coefficients = np.polynomial.polynomial.polyfit(log_n, loss, 2)

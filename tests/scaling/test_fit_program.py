@@ -144,6 +144,7 @@ BAD = [
         "error: --drop-highest-loss: 30; accepted: 0 to 29",
     ),
     (["--drop-highest-loss", "25"], "5 rows; L = E + A / N^alpha + B / D^beta needs at least 8"),
+    (["--drop-highest-loss", "29"], ": 1 row; L = E + A / N^alpha + B / D^beta needs at least 8"),
     (["--drop-highest-loss", "x"], "--drop-highest-loss: 'x' is not an integer"),
     (["--budget", "0"], "error: --budget: 0.0; accepted: FLOPs above 0"),
     (["--flops-constant", "0"], "error: --flops-constant: 0.0; accepted: a number above 0"),
