@@ -124,11 +124,9 @@ def print_plan(study: Study, settings: fit.Settings, log: Callable[[str], None] 
     return gflop
 
 
-def shortages(
-    grid: list[ladder.Cell], runs: list[Mapping[str, Any]], settings: fit.Settings | None = None
-) -> list[str]:
+def shortages(grid: list[ladder.Cell], runs: list[Mapping[str, Any]], settings: fit.Settings) -> list[str]:
     """What the fits will lack, and what to add to the ladder; `runs` have "role" and "flops"."""
-    settings, out = settings or fit.Settings(), []
+    out = []
     c = np.array([run["flops"] for run in runs if run["role"] == "ladder"])
     sizes = collections.Counter(cell.budget for cell in grid if cell.budget is not None)
     wide = sum(count >= isoflop.SIZES for count in sizes.values())
@@ -143,7 +141,10 @@ def shortages(
             f"iso-FLOP minima need {isoflop.SIZES} sizes at each of {isoflop.BUDGETS} budgets; {wide} of "
             f"{len(sizes)} will have them; add to ladder.widths or ladder.budgets, or widen the tokens per parameter"
         )
-    if settings.holdout and (left := len(c) - len(fit.largest_budgets(c, settings))) < laws.SUM.rows_needed:
+    if (
+        settings.holdout
+        and (left := sum(map(len, fit.budgets(c, settings)[: -settings.holdout]))) < laws.SUM.rows_needed
+    ):
         out.append(
             f"the largest budget will not be predicted: {left} run{'s' * (left != 1)} below it, and "
             f"{laws.SUM.rows_needed} are needed; add to ladder.budgets, ladder.widths or ladder.seeds"

@@ -96,7 +96,7 @@ def _quantity(finding: str, quantity: Mapping[str, Any], number: Any, add: str) 
 
 
 def _flop(value: float) -> str:
-    return f"{value:.2g} FLOP".replace("e+", "e")
+    return f"{value:.2g} FLOP".replace("e+0", "e").replace("e+", "e")
 
 
 def _reason(part: Mapping[str, Any], result: Mapping[str, Any]) -> str:

@@ -113,14 +113,14 @@ def find_outliers(residuals: Floats, params: int) -> tuple[Floats, Floats]:
     return index[np.argsort(-np.abs(z[index]))], z
 
 
-def largest_budgets(c: Floats, settings: Settings) -> Floats:
-    """Indices of the rows that `predict_largest` predicts."""
+def budgets(c: Floats, settings: Settings) -> list[Floats]:
+    """Rows of each budget, ascending, as `predict_largest` counts budgets."""
     groups = isoflop.budget_groups(c, settings.budget_tolerance)
     if not groups:
         order = np.argsort(c, kind="stable")
         size = max(2, -(-len(order) // 10))
         groups = [order[max(end - size, 0) : end] for end in range(len(order), 0, -size)][::-1]
-    return np.sort(np.concatenate(groups[-settings.holdout :]))
+    return groups
 
 
 def predict_largest(table: Table, settings: Settings) -> dict[str, Any]:
@@ -139,9 +139,10 @@ def predict_largest(table: Table, settings: Settings) -> dict[str, Any]:
     """
     if settings.holdout == 0:
         raise ConfigError("no budgets to predict (--holdout=0)")
-    held = largest_budgets(table.c, settings)
-    if len(held) == len(table):
-        raise ConfigError(f"{table.source}: holdout {settings.holdout} leaves no budget to fit")
+    groups = budgets(table.c, settings)
+    if settings.holdout >= len(groups):
+        raise ConfigError(f"{table.source}: {len(groups)} budgets; holdout {settings.holdout} leaves none to fit")
+    held = np.sort(np.concatenate(groups[-settings.holdout :]))
     rest = table.take(np.setdiff1d(np.arange(len(table)), held))
     rest, test = dataclasses.replace(rest, source=f"{table.source}: without its largest budgets"), table.take(held)
     out = _forecast(laws.SUM, rest, test, settings)

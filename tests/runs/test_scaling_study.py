@@ -82,10 +82,10 @@ def test_from_one_command_to_the_report(place, done):
     lines = done.splitlines()
     assert re.match(r"\d+ runs on \d+ trunks, 3 programs to compile; 0 finished", lines[0])
     assert str(place / "done" / "report.html") in lines
-    assert lines[-3].startswith("law (all parameters, exact FLOP)") and re.match(
-        r"best at (4|3\.9)\S*e\+09 FLOP(, by [^:]* law)?: N ", lines[-2]
-    )
-    assert lines[-1].startswith("prediction: ")
+    told_last = lines[lines.index(str(place / "done" / "report.html")) + 1 :]
+    assert told_last[0].startswith("law that fits best: not determined. 9 runs are too few to compare laws")
+    assert any(re.match(r"best N at (4|3\.9)\S*e9 FLOP, by [^:]*: ", line) for line in told_last)
+    assert any(line.startswith("error of predicting the largest budget: not determined") for line in told_last)
     found = [r for r in told(place / "done") if r["kind"] == "final"]
     planned, trunk_count = (int(n) for n in re.findall(r"\d+", lines[0])[:2])
     assert len(found) >= planned and len({r["trunk"] for r in found}) >= trunk_count

@@ -195,9 +195,7 @@ def test_a_training_curve_is_the_trunk_and_the_last_decay(found, fits, tmp_path)
 
 @pytest.mark.slow
 def test_the_report_is_one_page_and_figures(found, fits, tmp_path):
-    page = results.write_report(
-        tmp_path, "A study", found, fits, commands=["python -m experiments.scaling"], manifest={"seed": 0}
-    )
+    page = results.write_report(tmp_path, "A study", found, fits, commands=["jaxformer scaling"], manifest={"seed": 0})
     text = page.read_text(encoding="utf-8")
     for name in ("loss_compute", "optimum", "residuals", "holdout", "profile", "learning_rate", "training"):
         assert f'<figure id="{name}">' in text, name
