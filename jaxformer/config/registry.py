@@ -34,8 +34,8 @@ class ObjectiveTraits(NamedTuple):
 
     Attributes:
       share: ``data config -> float``, the expected share of the positions whose logits are needed.
-      families: that can be trained on it beside those that say so themselves.
-      is_code: True if the loss of a text is the length of a code for it, so that bits per byte mean something.
+      families: that accept it, besides those whose traits list it.
+      is_code: True if the loss is a code length, so that bits per byte make sense.
     """
 
     share: Callable[[Any], float] = lambda data: 1.0

@@ -83,7 +83,7 @@ def decode(
       params, cfg: a causal model; params["blocks"] stacked or a list (see `stack`).
       tokens: [B, T] int, the new tokens: prompts padded on the right, or one token of each row.
       cache: from `block.init_cache`, or what the last call returned.
-      progress: how far the sequences are, and so which of the two it is.
+      progress: how far the sequences are: whether these are prompts or next tokens.
       positions: [T] or [B, T] int, of the new tokens.
 
     Returns:
