@@ -6,11 +6,9 @@ is refused with a diff, unless that run left nothing worth keeping: no checkpoin
 """
 
 import hashlib
-import importlib.metadata
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -20,11 +18,11 @@ from typing import Any, TypeVar
 
 import jax
 
-from jaxformer.config import Config, DistributedConfig, diff, from_mapping, registry, to_dict
+from jaxformer.config import Config, DistributedConfig, diff, from_mapping, to_dict
 from jaxformer.config.fields import shown
 from jaxformer.config.loading import blamed, is_loaded, split
 from jaxformer.errors import ConfigError
-from jaxformer.runs import changes
+from jaxformer.runs import changes, provenance
 from jaxformer.storage import credentials, files, json_checksum
 
 C = TypeVar("C", bound=Config)
@@ -39,7 +37,6 @@ BATCHES = 2
 # What a run or a study writes into its directory; none of it is ever a link.
 OWN_FILES = (FILE_NAME, "records.jsonl", "records.damaged.jsonl", "tokenizer.json", "fit.json", "report.html")
 OWN_FOLDERS = ("checkpoints", "tensorboard", "runs", "trunks", "figures")
-VERSIONS = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers")
 
 
 def describe(
@@ -67,10 +64,10 @@ def describe(
         "seed": config.seed,
         "data_fingerprint": fingerprint,
         "batches": BATCHES,
-        **({"own_files": own} if (own := _own_files(config)) else {}),
-        "git_commit": _git_commit(),
-        "versions": {"jaxformer": _version("jaxformer"), "python": platform.python_version()}
-        | {name: _version(name) for name in VERSIONS},
+        **({"own_files": own} if (own := provenance.own_files(config)) else {}),
+        "git_commit": provenance.git_commit(),
+        "versions": {"jaxformer": provenance.version("jaxformer"), "python": platform.python_version()}
+        | {name: provenance.version(name) for name in provenance.VERSIONS},
         "devices": {"count": len(devices), "kind": devices[0].device_kind, "platform": devices[0].platform},
         "processes": jax.process_count(),
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -273,15 +270,9 @@ def record_change(config: Config) -> None:
         _write(path, {**manifest, "config": new, "changes": history})
 
 
-def _own_files(config: Config) -> dict[str, str]:
-    """Name -> digest of the files in which the run's own kinds are written."""
-    found = [path for path in map(Path, registry.own_files(config)) if path.is_file()]
-    return {path.name: json_checksum.digest(path.read_bytes()) for path in found}
-
-
 def changed_files(workdir: str | Path, config: Config) -> str | None:
     """A note about the files of own kinds that are not as they were when the run in `workdir` started, or None."""
-    now = _own_files(config)
+    now = provenance.own_files(config)
     changed = [name for name, digest in read(workdir).get("own_files", {}).items() if now.get(name) != digest]
     if not changed:
         return None
@@ -337,7 +328,7 @@ def identity(config: Config, fingerprint: str) -> dict[str, str]:
     """What all processes of one run must agree on: text, versions, and the config except each machine's own paths."""
     shared = to_dict(config)
     shared["distributed"] = shared["data"]["cache_dir"] = shared["data"]["tfds_dir"] = None
-    return {"text": f"corpus {fingerprint}", "config": _whole(shared), "version of jax": str(_version("jax"))}
+    return {"text": f"corpus {fingerprint}", "config": _whole(shared), "version of jax": str(provenance.version("jax"))}
 
 
 def check_shared(config: Config, seconds: float = 30.0) -> None:
@@ -364,21 +355,3 @@ def _essential(config: dict[str, Any], free: Sequence[str]) -> dict[str, Any]:
         fields, key = (kept[section], field) if field else (kept, section)
         fields.pop(key, None)
     return kept
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _git_commit() -> str | None:
-    """Commit of the checkout that contains this file, with "+changes" if it is not clean; None outside git."""
-    options: Any = {"cwd": Path(__file__).parent, "capture_output": True, "text": True, "timeout": 10, "check": True}
-    commands = ["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain", "--untracked-files=no"]
-    try:
-        commit, edited = (subprocess.run(command, **options).stdout.strip() for command in commands)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return commit + ("+changes" if edited else "")

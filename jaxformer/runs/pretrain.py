@@ -259,12 +259,7 @@ def mesh_of(workdir: str | Path, text: str | None) -> Mesh:
 
 
 def evaluate(
-    workdir: str | Path,
-    *,
-    mesh: str | None = None,
-    cache_dir: str | None = None,
-    verify: bool = False,
-    log=print,
+    workdir: str | Path, *, mesh: str | None = None, cache_dir: str | None = None, verify: bool = False, log=print
 ) -> dict[str, float]:
     """Evaluates the newest valid checkpoint of a run on its whole held-out split.
 
