@@ -5,7 +5,6 @@ Pages link to files of the repository as they are seen from docs/, so that the l
 
 import importlib
 import inspect
-import itertools
 import re
 from pathlib import Path
 
@@ -87,11 +86,13 @@ def fields_page():
         "On a command line a field is set as it is written here. A name in brackets says which `kind` has the field.",
         "",
     ]
-    found = sorted(reference(StudyConfig), key=lambda field: "." in field.path)  # stable: those of no section first
-    for section, fields in itertools.groupby(found, lambda field: field.path.rpartition(".")[0]):
-        lines += [f"## {section or 'of the run'}", ""]
+    sections = {"": []}
+    for field in reference(StudyConfig):
+        sections.setdefault(field.path.rpartition(".")[0], []).append(field)
+    for section, fields in sections.items():
+        lines += [f"## {section or 'The run itself'}", ""]
         for field in fields:
             accepted = field.accepted.replace("|", "\\|")
-            meaning = re.sub(r"([*_<])", r"\\\1", field.meaning)
+            meaning = re.sub(r"(`[^`]*`)|([*_<])", lambda each: each[1] or f"\\{each[2]}", field.meaning)
             lines += [f"`--config.{field.path}={field.default}`", f":   {meaning} *Accepted: {accepted}.*", ""]
     return "\n".join(lines)
