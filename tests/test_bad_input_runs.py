@@ -324,3 +324,23 @@ def test_a_damaged_array_file_is_one_line_and_no_more(runs, damage):
         assert lines == [lines[-1]] and "too many open files (see ulimit -n)" in lines[-1]
     else:
         assert len(lines) == 3 and all(" is not valid: " in line for line in lines[:2]), done.stderr[-3000:]
+
+
+def test_a_run_to_start_from_that_is_not_there_or_another(made, place):
+    runs = Runs(made, place)
+    start = ["--config.workdir=DIR/new".replace("DIR", str(place.folder)), "--config.model.width=32"]
+    code, line = runs.resume(f"--config.init_from={place.folder / 'none'}", *start)
+    assert (code, line) == (2, expected()["a run to start from that is not there"])
+    code, line = runs.resume(f"--config.init_from={runs.run}", *start)
+    assert (code, line) == (2, expected()["a run to start from of another width"])
+    code, line = runs.resume("--config.init_optimizer=true", *start)
+    assert (code, line) == (2, expected()["an optimizer's state from nowhere"])
+    assert not (place.folder / "new" / "manifest.json").exists()
+
+
+def test_a_schedule_that_denies_the_steps_made(made, place):
+    runs = Runs(made, place)
+    code, line = runs.resume("--config.train.steps=8")
+    assert (code, line) == (2, expected()["more steps than the schedule began with"])
+    code, line = runs.resume("--config.train.steps=3")
+    assert (code, line) == (2, expected()["fewer steps than were made"])

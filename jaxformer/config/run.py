@@ -20,12 +20,14 @@ MOST_UNROLLED = 512
 
 
 @dataclass(frozen=True)
-class Config(Section, name="", accepts={"seed": between(0, 2**31 - 1)}, paths=("workdir",)):
+class Config(Section, name="", accepts={"seed": between(0, 2**31 - 1)}, paths=("workdir", "init_from")):
     """Everything a run is made of. Its JSON form is written into the run's manifest.
 
     Attributes:
       workdir: where the run writes.
       seed: of initial values, batches and dropout.
+      init_from: a run's directory, whose weights (their moving average where there is one) this run starts from.
+      init_optimizer: start from that run's optimizer state as well.
       model: what is computed.
       execution: how it is computed.
       loss: what is minimised.
@@ -41,6 +43,8 @@ class Config(Section, name="", accepts={"seed": between(0, 2**31 - 1)}, paths=("
 
     workdir: str = "runs/default"
     seed: int = 0
+    init_from: str | None = None
+    init_optimizer: bool = False
     model: ModelConfig = field(default_factory=ModelConfig)
     execution: Execution = field(default_factory=Execution)
     loss: LossConfig = field(default_factory=LossConfig)
@@ -59,6 +63,8 @@ class Config(Section, name="", accepts={"seed": between(0, 2**31 - 1)}, paths=("
                 f"config.model.num_layers: {self.model.num_layers}; accepted with execution.layers=unroll: at most "
                 f"{MOST_UNROLLED}, which take minutes to compile; layers=scan compiles one"
             )
+        if self.init_optimizer and self.init_from is None:
+            raise ConfigError("config.init_optimizer: True; it needs config.init_from, a run's directory")
         rows, parts = self.train.global_batch_size, self.execution.gradient_accumulation_steps
         if rows % parts:
             raise ConfigError(

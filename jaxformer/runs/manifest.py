@@ -23,6 +23,7 @@ import jax
 from jaxformer.config import Config, DistributedConfig, diff, from_mapping, to_dict
 from jaxformer.config.fields import shown
 from jaxformer.errors import ConfigError
+from jaxformer.runs import changes
 from jaxformer.storage import credentials, files, json_checksum
 
 C = TypeVar("C", bound=Config)
@@ -234,9 +235,9 @@ def check_workdir(config: Config, free: Sequence[str] = ()) -> None:
         new = credentials.mask(to_dict(config))
         if config.model.vocab_size is None:  # filled in from the tokenizer later
             new["model"]["vocab_size"] = stored["model"]["vocab_size"]
-        if changes := diff(_essential(stored, free), _essential(new, free)):
+        if changed := diff(_essential(stored, free), _essential(new, free)):
             raise ConfigError(
-                f"config.workdir: {workdir} holds a run of another config ({'; '.join(changes)}); "
+                f"config.workdir: {workdir} holds a run of another config ({'; '.join(changed)}); "
                 "give this one a --config.workdir of its own"
             )
     elif foreign := [name for name in found if not name.startswith(".")]:
@@ -246,13 +247,26 @@ def check_workdir(config: Config, free: Sequence[str] = ()) -> None:
         )
 
 
-def execution_changes(config: Config) -> str | None:
-    """A note about what changed in `execution` since the run in `config.workdir` started; None if nothing did."""
-    stored = _config_of(config.workdir, read(config.workdir), type(config))
-    changes = diff(to_dict(stored.execution), to_dict(config.execution), "execution.")
-    if not changes:
-        return None
-    return f"note: {'; '.join(changes)} since this run began; its results agree to rounding, not bit for bit"
+def stored_config(workdir: str | Path, cls: type[C] = Config) -> C:  # type: ignore[assignment]
+    """The config of the run in `workdir`, as it last started. Raises ConfigError as `read_config`."""
+    return _config_of(workdir, read(workdir), cls)
+
+
+def record_change(config: Config) -> None:
+    """Makes `config` the one that the run in `config.workdir` has from now on, and keeps what it changed.
+
+    The fingerprint stays: it is the run's name. Manifests of versions that had none are left as they are.
+
+    Raises:
+      ConfigError: the manifest cannot be read or written.
+    """
+    manifest, path = read(config.workdir), Path(config.workdir) / FILE_NAME
+    new = credentials.mask(to_dict(config))
+    changed = changes.said(credentials.mask(to_dict(_config_of(config.workdir, manifest, type(config)))), new)
+    if changed and "fingerprint" in manifest:
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        history = [*manifest.get("changes", []), {"at": now, "changed": changed}]
+        _write(path, {**manifest, "config": new, "changes": history})
 
 
 def write_or_check(manifest: Mapping[str, Any], config: Config, free: Sequence[str] = ()) -> None:
@@ -288,6 +302,13 @@ def write_or_check(manifest: Mapping[str, Any], config: Config, free: Sequence[s
         return
     try:
         (workdir / "records.jsonl").unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"config.workdir: {path} cannot be written ({error.strerror})") from None
+    _write(path, manifest)
+
+
+def _write(path: Path, manifest: Mapping[str, Any]) -> None:
+    try:
         files.write_atomically(path, json.dumps(json_checksum.add_checksum(manifest), indent=1) + "\n")
     except OSError as error:
         raise ConfigError(f"config.workdir: {path} cannot be written ({error.strerror})") from None
@@ -338,7 +359,7 @@ def _git_commit() -> str | None:
     options: Any = {"cwd": Path(__file__).parent, "capture_output": True, "text": True, "timeout": 10, "check": True}
     commands = ["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain", "--untracked-files=no"]
     try:
-        commit, changes = (subprocess.run(command, **options).stdout.strip() for command in commands)
+        commit, edited = (subprocess.run(command, **options).stdout.strip() for command in commands)
     except (OSError, subprocess.SubprocessError):
         return None
-    return commit + ("+changes" if changes else "")
+    return commit + ("+changes" if edited else "")

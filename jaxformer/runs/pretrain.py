@@ -24,7 +24,7 @@ from jaxformer.models.attention_support import check_available, check_mesh, fall
 from jaxformer.models.flops import six_n, training_flops
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import check_batch, check_context, host_rows, make_mesh, replicated
-from jaxformer.runs import manifest, memory_check, messages
+from jaxformer.runs import changes, manifest, memory_check, messages, warm_start
 from jaxformer.runs.command_line import Parsed
 from jaxformer.runs.workdir_lock import WorkdirLock
 from jaxformer.runtime import cluster, coordination
@@ -32,6 +32,7 @@ from jaxformer.runtime.program import keep_compiled_programs
 from jaxformer.specs import abstract_params
 from jaxformer.storage import json_checksum
 from jaxformer.training import loop, metrics
+from jaxformer.training.checkpoint.layout import list_steps
 from jaxformer.training.checkpoint.manager import restore_params
 from jaxformer.training.reporter import describe
 from jaxformer.training.step import compile_eval, device_put_batch
@@ -76,16 +77,20 @@ def _pretrain(parsed: Parsed, stack: ExitStack) -> loop.Result:
     # What one process finds wrong ends all of them here, before the others wait for it in a step.
     verify = getattr(parsed.options, "verify", False)
     ready = coordination.raise_together(lambda: _prepare(parsed.config, chief, stack, verify), "its text")
-    config, corpus, mesh, model, batches, held_out = ready
+    config, corpus, mesh, model, batches, held_out, warm = ready
     coordination.assert_same(manifest.identity(config, corpus.fingerprint), "its config and text")
     floor = languages.floor(config.data, config.model.context_length)
+
+    told: list[str] = []
 
     def write() -> tuple[str, list[str]]:
         if not chief:
             return "", []
         tokenizer = json_checksum.digest(corpus.tokenizer.content())
         about = manifest.describe(config, parsed.overrides, parsed.source, corpus.fingerprint, tokenizer)
-        manifest.write_or_check(about, config)
+        manifest.write_or_check(about, config, changes.MAY_CHANGE)
+        told.extend(changes.notes(manifest.stored_config(config.workdir), config))
+        manifest.record_change(config)
         if not manifest.tokenizer_is_kept(config.workdir):
             try:
                 corpus.tokenizer.save(config.workdir)
@@ -97,8 +102,8 @@ def _pretrain(parsed: Parsed, stack: ExitStack) -> loop.Result:
     fingerprint, also = coordination.broadcast_from_0(written, "the manifest")
     coordination.raise_together(lambda: manifest.check_shared(config), "the manifest")
     messages.print_overview(config, corpus, batches, mesh, parsed.overrides, log)
-    if chief and (changed := manifest.execution_changes(config)):
-        log(changed)
+    for line in told:
+        log(line)
 
     flops = training_flops(config.model, config.data)
     result = loop.train(
@@ -119,6 +124,7 @@ def _pretrain(parsed: Parsed, stack: ExitStack) -> loop.Result:
         fingerprint=fingerprint,
         also_of_this_run=also,
         resume_command=messages.resume_command(parsed),
+        initial=None if warm is None else warm_start.starter(warm, model, mesh, log),
         log=log,
     )
     if result.evaluation is not None:
@@ -132,7 +138,7 @@ def _pretrain(parsed: Parsed, stack: ExitStack) -> loop.Result:
 
 def _prepare(
     config: Config, chief: bool, stack: ExitStack, verify: bool = False
-) -> tuple[Config, Corpus, Mesh, Model, Batches, Sequence[Batch]]:
+) -> tuple[Config, Corpus, Mesh, Model, Batches, Sequence[Batch], warm_start.WarmStart | None]:
     """Opens everything that a run needs and can be refused for; writes nothing but the corpus and, into `stack`, the
     lock of the working directory."""
     mesh = make_mesh(config.mesh)
@@ -140,9 +146,12 @@ def _prepare(
     check_batch(config.train.global_batch_size, config.execution.gradient_accumulation_steps, mesh)
     check_context(config.model.context_length, mesh)
     check_mesh(config.execution, mesh)
-    manifest.check_workdir(config)
+    manifest.check_workdir(config, changes.MAY_CHANGE)
+    if made := max(list_steps(f"{config.workdir}/checkpoints"), default=0):
+        changes.check_schedule(manifest.stored_config(config.workdir), config, made)
     if chief:
         stack.enter_context(WorkdirLock(config.workdir))
+    config = warm_start.with_tokenizer(config)
     corpus = open_corpus(config.data, progress=chief, verify=verify)
     config = fit_vocabulary(config, corpus.tokenizer)
     model = make_model(config.model, config.loss, config.execution, config.optimizer.freeze)
@@ -151,7 +160,8 @@ def _prepare(
     shape = {"rows": config.train.global_batch_size, "context_length": config.model.context_length}
     batches = Batches(corpus.train, corpus.tokenizer, config.data, **shape, host_row_indices=own, seed=config.seed)
     held_out = eval_batches(corpus.validation, corpus.tokenizer, config.data, **shape, host_row_indices=own)
-    return config, corpus, mesh, model, batches, held_out
+    warm = None if made else warm_start.plan(config, model, corpus.tokenizer)
+    return config, corpus, mesh, model, batches, held_out, warm
 
 
 def fit_vocabulary(config: C, tokenizer: Tokenizer) -> C:
@@ -226,7 +236,8 @@ def evaluate(workdir: str | Path, *, cache_dir: str | None = None, verify: bool 
     kept_in = about["config"].get("data", {}).get("cache_dir")
     if kept_in is not None and cache_dir is None:
         say(f"note: this run kept its corpus in {kept_in!r}; to use a cache there, give --cache-dir")
-    corpus = open_corpus(replace(config.data, cache_dir=cache_dir), verify=verify)
+    file = config.data.tokenizer_file and str(Path(workdir) / "tokenizer.json")  # the run's copy of it
+    corpus = open_corpus(replace(config.data, cache_dir=cache_dir, tokenizer_file=file), verify=verify)
     stored = about["data_fingerprint"]
     if corpus.fingerprint != stored:
         raise ConfigError(f"workdir {workdir}: was trained on other text (corpus {stored}, now {corpus.fingerprint})")

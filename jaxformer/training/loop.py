@@ -89,6 +89,7 @@ def train(
     fingerprint: str = "",
     also_of_this_run: Sequence[str] = (),
     resume_command: str | None = None,
+    initial: Callable[[TrainState], TrainState] | None = None,
     log: Callable[[str], None] = print,
     bar: bool | None = None,
 ) -> Result:
@@ -110,6 +111,7 @@ def train(
       fingerprint: of the run, kept in every checkpoint and compared when one is read; "" compares nothing.
       also_of_this_run: other accepted fingerprints of its checkpoints.
       resume_command: printed when a signal ends the run.
+      initial: changes the state of step 0, as to start from other weights; not called where a checkpoint is there.
       log: prints a line.
       bar: a progress bar (True), plain lines (False), or a bar where stderr is a terminal (None).
 
@@ -137,6 +139,8 @@ def train(
         programs = None if finished else helper.submit(compile_ahead, steps, mesh, batch, held_out)
         restored = checkpoints.restore(steps.abstract_state)
         state, step = (steps.init(), 0) if restored is None else restored
+        if restored is None and initial is not None:
+            state = initial(state)
         if int(state.step) != step:
             raise CheckpointError(
                 f"checkpoint {checkpoints.directory / str(step)} holds the state of step {state.step}"

@@ -10,7 +10,7 @@ from file_formats import early_fingerprint
 
 from jaxformer.config import CheckpointConfig, Execution, MeshConfig, from_mapping
 from jaxformer.errors import ConfigError
-from jaxformer.runs import manifest
+from jaxformer.runs import changes, manifest
 from jaxformer.storage import json_checksum
 
 
@@ -165,15 +165,23 @@ RECORDS = [
 def test_how_it_runs_may_change_and_is_said(config):
     claim(config)
     keep_something(config)
-    assert manifest.execution_changes(config) is None
+    assert changes.notes(manifest.stored_config(config.workdir), config) == []
     changed = replace(config, execution=Execution(remat="full", attention="xla"))
     claim(changed)
-    assert manifest.execution_changes(changed) == (
+    assert changes.notes(manifest.stored_config(config.workdir), changed) == [
         "note: execution.attention: 'auto' -> 'xla'; execution.remat: 'none' -> 'full' since this run began; its "
         "results agree to rounding, not bit for bit"
-    )
+    ]
     assert manifest.fingerprints(config.workdir, changed) == manifest.fingerprints(config.workdir, config)
-    assert manifest.read_config(config.workdir) == config  # the manifest is as it was written
+    before = manifest.fingerprints(config.workdir)
+    manifest.record_change(changed)
+    assert manifest.read_config(config.workdir) == changed and manifest.fingerprints(config.workdir) == before
+    assert (
+        manifest.read(config.workdir)["config_file"] == "config.py"
+        and len(manifest.read(config.workdir)["changes"]) == 1
+    )
+    manifest.record_change(replace(changed, workdir=changed.workdir))  # nothing changed: nothing is written
+    assert len(manifest.read(config.workdir)["changes"]) == 1
 
 
 def test_the_manifest_of_a_version_before(config):
@@ -195,7 +203,7 @@ def test_the_manifest_of_a_version_before(config):
     path(config).write_text(json.dumps(json_checksum.add_checksum(told)))
     assert manifest.read_config(config.workdir) == config
     claim(config)
-    assert manifest.execution_changes(config) is None
+    assert changes.notes(manifest.stored_config(config.workdir), config) == []
 
 
 @pytest.mark.parametrize("kept", ["checkpoints/5", "checkpoints/mine", "runs/a.jsonl", "trunks/ab/7", *RECORDS])

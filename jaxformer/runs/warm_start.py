@@ -1,0 +1,195 @@
+"""Starting a run from the weights of another one (`config.init_from`).
+
+A parameter of the same name and shape is taken as it is. Where the vocabulary or the tokenizer is another one, the rows
+of tokens that both have are taken; of a learned table of positions, the rows that both have. Whatever else is new, such
+as a head, begins as in any run. Every other difference of shapes is refused.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxformer.config import Config
+from jaxformer.data.tokenizers import Tokenizer
+from jaxformer.errors import ConfigError
+from jaxformer.modules import make_model
+from jaxformer.parallel.mesh import param_shardings, replicated
+from jaxformer.runs import manifest
+from jaxformer.specs import ParamSpec, is_spec
+from jaxformer.training.checkpoint.layout import items_of, leaf_name, state_of
+from jaxformer.training.checkpoint.manager import restore_params
+from jaxformer.training.state import TrainState
+from jaxformer.types import Model
+
+ROWS = ("vocab", "positions")  # axes whose entries stand for tokens and positions, and may be more or fewer
+ROLES = ("separator_id", "pad_id", "cls_id", "sep_id", "mask_id", "unk_id")
+
+
+class WarmStart(NamedTuple):
+    """What a run takes from another.
+
+    Attributes:
+      source: the other run's directory.
+      specs: of its parameters.
+      rows: [V] int64, for each token of this run its id in the other, or -1; None: the same tokenizer and size.
+      optimizer: take the optimizer's state as well.
+    """
+
+    source: str
+    specs: Any
+    rows: np.ndarray | None
+    optimizer: bool
+
+
+def with_tokenizer(config: Config) -> Config:
+    """`config` with the tokenizer of the run to start from, where it names none: ids must mean what they meant there.
+
+    A run that has begun has a copy, which is used from then on.
+
+    Raises:
+      ConfigError: there is no run to start from.
+    """
+    if (
+        config.init_from is None
+        or config.data.tokenizer_file is not None
+        or config.data.source in ("markov", "hierarchy")
+    ):
+        return config
+    own = Path(config.workdir) / "tokenizer.json"
+    if not own.exists():
+        _config_of(config.init_from)
+    file = own if own.exists() else Path(config.init_from) / "tokenizer.json"
+    return replace(config, data=replace(config.data, tokenizer_file=str(file)))
+
+
+def _config_of(run: str) -> Config:
+    try:
+        return manifest.read_config(run)
+    except ConfigError as error:
+        raise ConfigError(f"config.init_from: {error}") from None
+
+
+def plan(config: Config, model: Model, tokenizer: Tokenizer) -> WarmStart | None:
+    """Looks at the run to start from, and reads none of its weights; None without `config.init_from`.
+
+    Raises:
+      ConfigError: there is no such run, or a parameter of it has another shape than one row or position more explains;
+        with `init_optimizer`, any parameter that is not the same.
+    """
+    if config.init_from is None:
+        return None
+    theirs, old = _config_of(config.init_from), Tokenizer.load(config.init_from)
+    specs = make_model(theirs.model, theirs.loss).specs
+    same = old.fingerprint == tokenizer.fingerprint and theirs.model.vocab_size == config.model.vocab_size
+    found = WarmStart(
+        config.init_from, specs, None if same else shared_rows(old, tokenizer, config), config.init_optimizer
+    )
+    mine, others = _flat(model.specs), _flat(specs)
+    if not mine.keys() & others.keys():
+        raise ConfigError(
+            f"config.init_from: {config.init_from} holds a {theirs.model.family} without a parameter of this model"
+        )
+    for name in sorted(mine.keys() & others.keys()):
+        if differs(mine[name], others[name]) or (config.init_optimizer and mine[name].shape != others[name].shape):
+            raise ConfigError(
+                f"config.init_from: {name} has the shape {list(others[name].shape)} in {config.init_from}, and "
+                f"{list(mine[name].shape)} here; accepted: the same config.model but for vocabulary, context and heads"
+            )
+    if config.init_optimizer and (mine.keys() != others.keys() or found.rows is not None):
+        odd = ", ".join(sorted(mine.keys() ^ others.keys())[:3]) or "the tokenizer"
+        raise ConfigError(
+            f"config.init_optimizer: True; {config.init_from} is of another model ({odd}); accepted: false"
+        )
+    return found
+
+
+def differs(mine: ParamSpec, other: ParamSpec) -> bool:
+    """True if shapes differ in more than the number of tokens or positions."""
+    pairs = zip(mine.axes, mine.shape, other.shape, strict=False)
+    return len(mine.shape) != len(other.shape) or any(a != b for axis, a, b in pairs if axis not in ROWS)
+
+
+def shared_rows(old: Tokenizer, new: Tokenizer, config: Config) -> np.ndarray:
+    """[V] int64: the old id of each new token, by its bytes or its role; -1: there is none."""
+    assert config.model.vocab_size is not None
+    known = {piece: i for i, piece in reversed(list(enumerate(old.pieces))) if piece}
+    rows = [known.get(piece, -1) if piece else -1 for piece in new.pieces]
+    for role in ROLES:
+        rows[getattr(new, role)] = getattr(old, role)
+    return np.array(rows + [-1] * (config.model.vocab_size - len(rows)), np.int64)
+
+
+def starter(
+    found: WarmStart, model: Model, mesh: Mesh, log: Callable[[str], None]
+) -> Callable[[TrainState], TrainState]:
+    """A function that gives the state of step 0 the weights of the other run, and says which."""
+
+    mine, others = _flat(model.specs), _flat(found.specs)
+    shardings = _flat(param_shardings(model.specs, mesh))
+    fingerprint, also = manifest.fingerprints(found.source)
+
+    def read(item: str | None, like: Any, step: int | None = None) -> tuple[Any, int]:
+        directory = Path(found.source) / "checkpoints"
+        return restore_params(directory, like, item=item, step=step, fingerprint=fingerprint, also=also)
+
+    def abstract(path: Any, spec: ParamSpec) -> jax.ShapeDtypeStruct:
+        name = leaf_name(path)
+        alike = name in mine and mine[name].shape == spec.shape
+        return jax.ShapeDtypeStruct(spec.shape, jnp.float32, sharding=shardings[name] if alike else replicated(mesh))
+
+    def start(state: TrainState) -> TrainState:
+        values, step = read(None, jax.tree_util.tree_map_with_path(abstract, found.specs, is_leaf=is_spec))
+        theirs = _flat(values)
+
+        def merged(path: Any, spec: ParamSpec, fresh: Any) -> Any:
+            old = theirs.get(leaf_name(path), fresh)
+            index = found.rows if "vocab" in spec.axes else None
+            if index is None and old.shape == fresh.shape:
+                return old
+            axis = next(i for i, name in enumerate(spec.axes) if name in ROWS)
+            return jax.jit(_rows_of, static_argnums=3, out_shardings=fresh.sharding)(fresh, old, index, axis)
+
+        params = jax.tree_util.tree_map_with_path(merged, model.specs, state.params, is_leaf=is_spec)
+        ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
+        state = state._replace(params=params, ema=ema)
+        if state.frozen is not None:
+            state = state._replace(frozen=read("frozen", _abstract(state.frozen), step)[0])
+        if found.optimizer:  # not the step, which the schedule counts by
+            rest = read("state", _abstract(items_of(state)["state"]), step)[0]
+            kept = state_of({**items_of(state), "state": rest}, state).opt_state
+            state = state._replace(opt_state=(kept[0], *state.opt_state[1:]))
+        anew = sorted(mine.keys() - others.keys())
+        log(
+            f"init_from: {len(mine) - len(anew)} of {len(mine)} parameters are those of {found.source} at step {step}"
+            + (f"; begin anew: {', '.join(anew)}" if anew else "")
+            + ("" if found.rows is None else f"; of {len(found.rows)} tokens it has {int((found.rows >= 0).sum())}")
+        )
+        return state
+
+    return start
+
+
+def _abstract(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
+
+
+def _rows_of(fresh: Any, old: Any, index: Any, axis: int) -> Any:
+    """`fresh` with rows of `old`: those that `index` names, or as many as both have."""
+    if index is None:
+        count = min(fresh.shape[axis], old.shape[axis])
+        part = jax.lax.slice_in_dim(old, 0, count, axis=axis)
+        return jax.lax.dynamic_update_slice_in_dim(fresh, part, 0, axis)
+    index = jnp.asarray(index)
+    known = jnp.expand_dims(index >= 0, [i for i in range(fresh.ndim) if i != axis])
+    return jnp.where(known, jnp.take(old, jnp.maximum(index, 0), axis=axis, mode="clip"), fresh)
+
+
+def _flat(tree: Any) -> dict[str, Any]:
+    """Path -> leaf."""
+    return {leaf_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_spec)}
