@@ -17,6 +17,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^( *)```(\w+)([^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 
+INCLUDED = re.compile(r"^--8<--\n(.*)\n--8<--\n", re.MULTILINE)  # as pymdownx.snippets has it
+
 
 class Block(NamedTuple):
     """A block of code: its language, the file that it is written to (or None), its text and its first line's number."""
@@ -34,7 +36,7 @@ def blocks(page: Path) -> list[Block]:
     for fence in FENCE.finditer(text):
         indent, language, about, body = fence.groups()
         body = re.sub(rf"^{indent}", "", body, flags=re.MULTILINE)
-        body = re.sub(r'^--8<-- "(.*)"$', lambda name: (ROOT / name[1]).read_text(encoding="utf-8"), body, flags=re.M)
+        body = INCLUDED.sub(lambda name: (ROOT / name[1]).read_text(encoding="utf-8"), body)
         title = re.search(r'title="(.*?)"', about)
         found.append(Block(language, title and title[1], body, text.count("\n", 0, fence.start()) + 2))
     return found
