@@ -45,6 +45,8 @@ def on_files(files, config):
 
 def on_page_markdown(markdown, page, config, files):
     """Links from a page here to files of the repository become links to the pages that they are in the site."""
+    if page.file.generated_by is not None:  # GitHub lets a list go on at two spaces, Python-Markdown at four
+        markdown = re.sub(r"^  (?=\S)", "    ", markdown, flags=re.MULTILINE)
     if page.file.src_uri == "api/jaxformer.md":
         markdown = markdown.replace("<!-- names -->", front_door())
     for source, name in {**PAGES, RESULTS: "results"}.items():

@@ -4,7 +4,7 @@ A fence says what is done with its block: ```python runs in one namespace for th
 (```python title="mine.py") writes the file that later blocks use. What needs a cluster, a TPU or the network stands in
 ```console and is not run; `test_pages.py` says which commands may.
 
-    python -m tests.docs.pages docs/quickstart.md    (in a checkout; the blocks run in the current folder's `run/`)
+    python -m tests.docs.pages docs/quickstart.md    (the blocks run in the current folder)
 """
 
 import re

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jaxformer.__main__ import COMMANDS
-from jaxformer.config import AttentionConfig, FeedForwardConfig, PositionsConfig
+from jaxformer.config import AttentionConfig, FeedForwardConfig, PositionsConfig, from_mapping, load
 from jaxformer.config.loading import shipped
 from jaxformer.errors import ConfigError
 from jaxformer.runs.command_line import parse_config, parser
@@ -44,6 +44,9 @@ def test_its_code_runs(name, tmp_path):
     words = [sys.executable, "-m", "tests.docs.pages", str(PAGES[name])]
     done = subprocess.run(words, cwd=folder, env=os.environ | own, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    if name == "config":  # what it prints is the same everywhere
+        (printed,) = [block.text for block in blocks(PAGES[name]) if block.language == "text"]
+        assert printed in done.stdout
 
 
 def test_a_block_that_fails_ends_the_page(tmp_path):
@@ -99,6 +102,20 @@ def test_kinds_are_those_that_there_are():
         assert set(built_in) <= said
         for each in built_in.values():
             assert {field.name for field in dataclasses.fields(each)} <= said, each
+
+
+def test_the_published_shapes_are_told():
+    """The table of GPT-2, Llama and BERT, against the configs that come with jaxformer."""
+    page = PAGES["config"].read_text(encoding="utf-8").split("| | GPT-2 | Llama | BERT |")[1].split("\n\n")[0]
+    configs = [from_mapping(load(name)) for name in ("gpt2_124m", "llama_7b", "bert_base")]
+    rows = re.findall(r"^\| `(model[\w.]+)` \| (.*) \| (.*) \| (.*) \|$", page, re.MULTILINE)
+    assert len(rows) == 6
+    for field, *said in rows:
+        for config, word in zip(configs, said, strict=True):
+            value = config
+            for part in field.split("."):
+                value = getattr(value, part)
+            assert word == {True: "yes", False: "no"}.get(value, f"`{value}`"), field
 
 
 def test_the_readme_leads_here():
