@@ -47,6 +47,7 @@ def on_page_markdown(markdown, page, config, files):
     """Links from a page here to files of the repository become links to the pages that they are in the site."""
     if page.file.generated_by is not None:  # GitHub lets a list go on at two spaces, Python-Markdown at four
         markdown = re.sub(r"^  (?=\S)", "    ", markdown, flags=re.MULTILINE)
+        markdown = re.sub(r"^(    .*)\n(?=- )", r"\1\n\n", markdown, flags=re.MULTILINE)
     if page.file.src_uri == "api/jaxformer.md":
         markdown = markdown.replace("<!-- names -->", front_door())
     for source, name in {**PAGES, RESULTS: "results"}.items():

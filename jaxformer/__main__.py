@@ -48,7 +48,7 @@ def main() -> None:
         return
     name = name.replace("_", "-")
     if name not in COMMANDS:
-        near = nearest(name, [*COMMANDS], 0.6)
+        near = nearest(name, COMMANDS)
         hint = f"did you mean {near}?" if near else f"accepted: {', '.join(COMMANDS)}"
         print(f"error: {name!r}: no such program; {hint}", file=sys.stderr)
         sys.exit(2)

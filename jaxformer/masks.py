@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxformer.types import Array
 
@@ -49,6 +50,12 @@ class Mask:
     key_index: Array | None = None
     dense: Array | None = None
     parts: int = field(default=1, metadata={"static": True})
+    __array_ufunc__ = None  # so that `array & mask` comes here
+
+    def __post_init__(self) -> None:
+        """Raises ValueError: a window that is no integer of at least 1."""
+        if self.window is not None and not (isinstance(self.window, int | np.integer) and self.window >= 1):
+            raise ValueError(f"window: size {self.window}; accepted: an integer of at least 1")
 
     @property
     def hides(self) -> bool:
@@ -61,9 +68,10 @@ class Mask:
 
         Raises:
           ValueError: if both have a prefix, segments or an index; express one of them with `dense`.
+          TypeError: `other` is no mask.
         """
         if not isinstance(other, Mask):
-            return NotImplemented
+            raise TypeError(f"Mask &: {type(other).__name__} is no Mask; accepted: an array of bool inside dense()")
         windows = [w for w in (self.window, other.window) if w is not None]
         both: dict[str, Any] = {}
         for name in ("keys", "dense", "prefix", "query_segments", "key_segments", "query_index", "key_index"):
@@ -81,6 +89,14 @@ class Mask:
             **both,
         )
 
+    __rand__ = __and__
+
+    def __or__(self, other: Any) -> "Mask":
+        """Raises TypeError: conditions are joined by "and" only."""
+        raise TypeError("Mask |: masks combine with & only; accepted: dense(array | array), see expand()")
+
+    __ror__ = __or__
+
     def __bool__(self) -> bool:
         """Raises TypeError: `a and b` would be b alone."""
         raise TypeError("Mask: has no truth value; masks combine with & (`and` would drop one of them)")
@@ -95,10 +111,8 @@ def window(size: int) -> Mask:
     """A query attends to the keys fewer than `size` away, itself included; with `causal()` these are the last `size`.
 
     Raises:
-      ValueError: if `size` is below 1.
+      ValueError: `size` is no integer of at least 1.
     """
-    if size < 1:
-        raise ValueError(f"window: size {size} is below 1")
     return Mask(window=size)
 
 
@@ -106,8 +120,14 @@ def prefix(lengths: Array) -> Mask:
     """Causal, except that every query of row b attends to its first `lengths[b]` keys. `lengths`: [B] int.
 
     Source: Raffel et al. 2020, section 3.2.1 (prefix LM).
+
+    Raises:
+      ValueError: another number of axes.
     """
-    return Mask(prefix=jnp.asarray(lengths))
+    lengths = jnp.asarray(lengths)
+    if lengths.ndim != 1:
+        raise ValueError(f"prefix: lengths has shape {lengths.shape}; accepted: [B], one for each row")
+    return Mask(prefix=lengths)
 
 
 def padding(keys: Array) -> Mask:
@@ -115,8 +135,15 @@ def padding(keys: Array) -> Mask:
 
     Raises:
       TypeError: `keys` are floats.
+      ValueError: another number of axes.
     """
-    return Mask(keys=_allowed("padding", keys))
+    allowed = _allowed("padding", keys)
+    if allowed.ndim != 2:
+        raise ValueError(
+            f"padding: keys has shape {allowed.shape}; accepted: [B, S] bool (of lengths [B]: jnp.arange(S)[None] < "
+            "lengths[:, None])"
+        )
+    return Mask(keys=allowed)
 
 
 def segments(query_segments: Array, key_segments: Array | None = None) -> Mask:

@@ -88,7 +88,10 @@ class Transformer(Shell):
     def __call__(
         self, tokens: Array, positions: Array | None = None, segments: Array | None = None, **inputs: Array | None
     ) -> Array:
-        """Logits [B, T, V]; arguments as in the family's `apply`. Pass `rngs={"dropout": key}` to drop."""
+        """Logits [B, T, V]; arguments as in the family's `apply`. Pass `rngs={"dropout": key}` to drop.
+
+        Token ids outside [0, V) are not refused; `models.gpt.apply` says what becomes of them.
+        """
         fields = {"positions": positions, "segments": segments, "execution": self.execution, **inputs}
         return family_of(self.config).apply(self.tree, tokens, self.config, rng=self.dropout_rng(), **fields)
 

@@ -127,13 +127,22 @@ def write(path: str | os.PathLike, records: Sequence[dict[str, Any]]) -> None:
 
 def _line(path: str | os.PathLike, record: dict[str, Any]) -> str:
     """A record as a line of the file `path`, checked."""
-    clean = {k: str(float(v)) if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
     try:
-        line = _sealed(json.dumps(clean, allow_nan=False)) + "\n"
+        line = _sealed(as_json(record)) + "\n"
     except (TypeError, ValueError) as error:
         raise RecordError(f"{path}: {record.get('kind')} record cannot be written as JSON ({error})") from None
     check(record, str(path))
     return line
+
+
+def as_json(record: Mapping[str, Any]) -> str:
+    """A record as valid JSON: a number that is not finite is a string ("nan", "inf").
+
+    >>> as_json({"loss": 1.5, "loss_stderr": math.nan})
+    '{"loss": 1.5, "loss_stderr": "nan"}'
+    """
+    clean = {k: str(float(v)) if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+    return json.dumps(clean, allow_nan=False)
 
 
 def _repair_end(file: BinaryIO) -> None:

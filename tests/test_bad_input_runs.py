@@ -93,6 +93,30 @@ def edit(path: Path, old: str, new: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_run_whose_last_steps_were_skipped_has_diverged(place):
+    """It said "finished", with the loss of an untrained model and the exit code 0."""
+    flags = ["--config.optimizer.learning_rate=1e38", "--config.optimizer.clip_norm=none"]
+    assert place.pretrain(*flags) == (3, expected()["a run that diverges at its end"])
+    kinds = [record["kind"] for record in records.load(place.folder / "run" / "records.jsonl")]
+    assert kinds == ["event", "train", "eval", "event"]
+
+
+@pytest.mark.slow
+def test_evaluate_prints_json_where_a_number_is_not_finite(runs, monkeypatch):
+    from jaxformer.training import metrics
+
+    monkeypatch.setattr(metrics, "estimate", lambda *_: metrics.WeightedMean(float("nan"), float("inf"), 1.0, 1))
+    said = heard(runs)
+    assert runs.read("evaluate", "--json", f"--cache-dir={runs.made.folder / 'cache'}") == (0, "")
+
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    found = json.loads(said[-1].out, parse_constant=refuse)
+    assert (found["loss"], found["loss_stderr"], found["perplexity"], found["step"]) == ("nan", "inf", "nan", 4)
+
+
+@pytest.mark.slow
 def test_an_edited_manifest(runs):
     edit(runs.run / "manifest.json", '"norm_epsilon": 1e-05', '"norm_epsilon": 0.1')
     assert runs.all() == [(2, expected()["manifest edited by hand"])] * 3

@@ -80,6 +80,9 @@ def test_they_are_short():
 def check_stranger(workdir):
     """A run of a kind that is not here is one line, which says what is needed."""
     AttentionConfig.registered.pop("gated_conv")
+    with pytest.raises(ConfigError, match=r"'gated_conv' is not one of softmax$"):  # the file was given
+        pretrain.open_run(workdir)
+    sys.modules.pop("config_file_gated_conv")
     with pytest.raises(ConfigError, match=r"'gated_conv' is not one of softmax; if .*gated_conv.py brings it, give"):
         pretrain.open_run(workdir)
 

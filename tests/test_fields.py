@@ -21,8 +21,12 @@ from jaxformer.config import (
     ModelConfig,
     TrainConfig,
     fields,
+    from_mapping,
+    suggestions,
 )
+from jaxformer.config.aliases import ALIASES
 from jaxformer.config.fields import MOST_INTEGER, at_home, field_types, from_text
+from jaxformer.config.reference import reference
 from jaxformer.config.registry import FAMILIES
 from jaxformer.errors import ConfigError
 from jaxformer.scaling.ladder import LadderConfig, StudyConfig
@@ -137,7 +141,9 @@ def test_choices_that_do_not_exist_make_no_model():
         assert str(caught.value) == f"config.model.{name}: {value!r} is not one of {choices}{near}"
         with pytest.raises(ConfigError):
             dataclasses.replace(ModelConfig(), **{name: value})
-    with pytest.raises(ConfigError, match=r"^config.model.positions.kind: 'rope' is not one of learned, .*, none$"):
+    with pytest.raises(
+        ConfigError, match=r"^config.model.positions.kind: 'rope' is not one of .*; did you mean rotary\?$"
+    ):
         ModelConfig(positions="rope")
     for name, value in (("remat", "all"), ("layers", "unrolled"), ("attention", "flash")):
         with pytest.raises(ConfigError, match=rf"^config.execution.{name}: '{value}' is not one of "):
@@ -235,3 +241,17 @@ def test_the_home_folder_is_put_in_when_a_config_is_made(monkeypatch, tmp_path):
         Config(workdir="~nobody-here/a")
     (tmp_path / "~backup.txt").touch()
     assert at_home("~backup.txt", "config.data.files") == "~backup.txt"
+
+
+def test_names_of_other_libraries_are_fields_here_and_not_ours():
+    """Each means a field that is there, and none is a field of the section that it is proposed in."""
+    everywhere = {each.path.removesuffix(".kind") for each in reference(Config)}
+    assert set(suggestions.CALLED) <= everywhere
+    assert not set(suggestions.SYNONYMS) & {path.rpartition(".")[2] for path in suggestions.CALLED}
+    for name, path in suggestions.SYNONYMS.items():
+        section, _, rest = path.partition(".")
+        for where, near in ((f"{section}.{name}", rest), (name, path)):
+            with pytest.raises(ConfigError) as caught:
+                Config(**{section: {name: 1}}) if "." in where else from_mapping({name: 1})
+            if name not in {old.partition(".")[2] for old in ALIASES}:
+                assert str(caught.value) == f"config.{where}: no such field; did you mean {near}?"

@@ -80,6 +80,9 @@ def test_sentence_types_of_the_version_before():
     assert made(token_types=0, next_sentence=False) is None
     assert made(token_types=3) == Bert(3, False)
     assert made() is None and made(bert={}) == Bert()
+    assert from_mapping({}, {"model.token_types": "0", "model.next_sentence": "False"}).model.bert is None
+    assert from_mapping({"model": {"family": "bert", "bert": {}}, "data": {"objective": "masked"}},
+                        {"model.token_types": "0"}).model.bert == Bert(0)  # fmt: skip
 
 
 def test_old_names_on_the_command_line():
@@ -104,6 +107,27 @@ def test_a_field_under_both_names():
     line = r"^config.model.num_heads: 2; it is config.model.attention.num_heads now, which is given as well$"
     with pytest.raises(ConfigError, match=line):
         from_mapping({"model": {"num_heads": 2, "attention": {"num_heads": 4}}})
+
+
+@pytest.mark.parametrize("texts", [
+    {"model.num_heads": "2", "model.attention.num_heads": "4"},
+    {"model.attention.num_heads": "4", "model.num_heads": "2"},
+])  # fmt: skip
+def test_a_field_under_both_names_on_the_command_line(texts):
+    line = r"^config.model.num_heads: '2'; it is config.model.attention.num_heads now, which is given as well$"
+    with pytest.raises(ConfigError, match=line):
+        from_mapping({}, texts)
+    same = dict.fromkeys(texts, "2")
+    assert from_mapping({}, same).model.attention.num_heads == 2
+    with pytest.raises(ConfigError, match=r"^config.model.positions: 'rotary'; it is config.model.positions.kind now"):
+        from_mapping({}, {"model.positions": "rotary", "model.positions.kind": "alibi"})
+
+
+def test_a_section_that_is_null_is_none_with_overrides_too():
+    for mapping, where in (({"model": None}, "model"), ({"model": {"positions": None}}, "model.positions")):
+        for texts in ({}, {"model.positions.base": "3"}):
+            with pytest.raises(ConfigError, match=rf"^config.{where}: None is not "):
+                from_mapping(mapping, texts)
 
 
 @pytest.mark.parametrize("dotted", ["model.positions", "model.positions.kind"])
@@ -137,7 +161,9 @@ def test_a_section_that_may_be_absent():
     bert = {"model": {"family": "bert"}, "data": {"objective": "masked"}}
     assert from_mapping(bert, {"model.bert.token_types": "3"}).model.bert == Bert(3)
     assert from_mapping({**bert, "model": {"family": "bert", "bert": {}}}, {"model.bert": "none"}).model.bert is None
-    with pytest.raises(ConfigError, match=r"^config.model.bert: is a section; set one of token_types, next_sentence "):
+    with pytest.raises(
+        ConfigError, match=r"^config.model.bert: 'true' is not a section; set one of token_types, next_sentence "
+    ):
         from_mapping(bert, {"model.bert": "true"})
 
 

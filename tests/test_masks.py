@@ -75,8 +75,16 @@ def test_two_of_a_kind_that_cannot_be_combined_are_refused(name):
 
 
 def test_only_masks_combine_with_masks():
-    with pytest.raises(TypeError):
-        _ = masks.causal() & True
+    array = jnp.ones((3, 3), bool)
+    for other in (True, array, np.array(array)):
+        for join in (lambda x: masks.causal() & x, lambda x: x & masks.causal()):
+            with pytest.raises(TypeError, match=r"Mask &: \w+ is no Mask; accepted: an array of bool inside dense\(\)"):
+                join(other)
+        for join in (lambda x: masks.causal() | x, lambda x: x | masks.causal()):
+            with pytest.raises(TypeError, match=r"Mask \|: masks combine with & only; accepted: dense\("):
+                join(other)
+    with pytest.raises(TypeError, match=r"Mask \|"):
+        _ = masks.causal() | masks.window(2)
 
 
 def test_python_s_and_is_refused():
@@ -140,9 +148,20 @@ def test_a_mask_travels_through_jit_and_vmap():
     np.testing.assert_array_equal(each, masks.expand(mask, T, S))
 
 
-def test_a_window_below_one_is_refused():
-    with pytest.raises(ValueError, match="window: size 0 is below 1"):
-        masks.window(0)
+@pytest.mark.parametrize("make", [masks.window, lambda size: masks.Mask(window=size)])
+def test_a_window_below_one_is_refused(make):
+    for size in (0, -1, 2.5, "3"):
+        with pytest.raises(ValueError, match=f"window: size {size}; accepted: an integer of at least 1"):
+            make(size)
+    assert make(np.int64(3)).window == 3
+
+
+def test_what_masks_are_made_of_is_named():
+    with pytest.raises(ValueError, match=r"padding: keys has shape \(2,\); accepted: \[B, S\] bool \(of lengths"):
+        masks.padding(jnp.array([3, 5]))
+    for lengths in (3, jnp.ones((2, 1), int)):
+        with pytest.raises(ValueError, match=r"prefix: lengths has shape \(.*\); accepted: \[B\], one for each row"):
+            masks.prefix(lengths)
 
 
 def test_masks_are_small():

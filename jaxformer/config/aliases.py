@@ -1,14 +1,12 @@
 """Field names of earlier versions, which config files, overrides and manifests may still use, and today's names."""
 
-import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from jaxformer.config.attention import AttentionConfig
+from jaxformer.config.attention import IMPLEMENTATIONS, AttentionConfig
 from jaxformer.config.choice import Choice
-from jaxformer.config.execution import Execution
 from jaxformer.config.feed_forward import FeedForwardConfig
-from jaxformer.config.fields import field_types, shown
+from jaxformer.config.fields import shown
 from jaxformer.config.positions import PositionsConfig
 from jaxformer.errors import ConfigError
 
@@ -36,8 +34,6 @@ ALIASES = {
     "train.batch_rows": "train.global_batch_size",
     "mesh.shard_norms": "mesh.sequence_parallel",
 }
-# model.attention was the implementation, which is now execution.attention.
-IMPLEMENTATIONS = typing.get_args(field_types(Execution)["attention"])
 GROUPS: dict[str, type[Choice]] = {
     "attention": AttentionConfig, "positions": PositionsConfig, "feed_forward": FeedForwardConfig,
 }  # fmt: skip
@@ -46,13 +42,34 @@ GROUPS: dict[str, type[Choice]] = {
 MEANT_NOTHING = {
     "rotary_base": None, "rotary_original_length": None, "rotary_scaling": "none", "rotary_factor": 1,
 }  # fmt: skip
+# Every model had these. In one without a section `bert` they say nothing if they have these values.
+BERT = {"token_types": 0, "next_sentence": False}
 
 
-def rename(dotted: str, text: str) -> str:
-    """Today's name of the field of an override, as in "model.num_heads", whose value is `text`."""
-    if dotted == "model.attention" and text in IMPLEMENTATIONS:
-        return "execution.attention"
-    return ALIASES.get(dotted, dotted)
+def renamed(overrides: Mapping[str, str], kinds: Collection[str], tree: Mapping[str, Any]) -> dict[str, str]:
+    """Overrides by the names that their fields have today.
+
+    Args:
+      overrides: dotted field -> text, as in "model.num_heads".
+      kinds: fields that choose a kind, as in "model.positions.kind", which is what "model.positions" means.
+      tree: what they override.
+
+    Raises:
+      ConfigError: a field is given under two names, with two values.
+    """
+    named: dict[str, tuple[str, str]] = {}
+    for old, text in overrides.items():
+        implementation = old == "model.attention" and text in IMPLEMENTATIONS
+        new = "execution.attention" if implementation else ALIASES.get(old, old)
+        new = f"{new}.kind" if f"{new}.kind" in kinds else new
+        before = named.setdefault(new, (old, text))
+        if before[1] != text:
+            raise ConfigError(_twice(*((old, text) if old != new else before), new))
+    model = tree.get("model", {})
+    idle = {(f"model.{name}", str(value).lower()) for name, value in BERT.items()}
+    if not isinstance(model, Mapping) or model.get("bert") is not None:
+        idle = set()
+    return {new: text for new, (old, text) in named.items() if (old, text.lower()) not in idle}
 
 
 def modernize(tree: dict[str, Any]) -> None:
@@ -77,11 +94,10 @@ def modernize(tree: dict[str, Any]) -> None:
 
 def _bert(model: dict[str, Any]) -> None:
     """Moves token_types and next_sentence, which every model had, into the section `bert` of models that use them."""
-    names = ("token_types", "next_sentence")
-    if any(name in model for name in names):
-        found = {name: model.pop(name, False if name == "next_sentence" else 0) for name in names}
-        bert = model.get("bert") or {}
-        for name in names:
+    bert = model.get("bert") or {}
+    if any(name in model for name in BERT) and isinstance(bert, dict):
+        found = {name: model.pop(name, value) for name, value in BERT.items()}
+        for name in BERT:
             if found[name] and bert.get(name, found[name]) != found[name]:
                 raise ConfigError(_twice(f"model.{name}", found[name], f"model.bert.{name}"))
         if any(found.values()):
@@ -96,9 +112,11 @@ def _means_nothing(model: Mapping[str, Any], name: str, value: Any) -> bool:
 
 def _put(tree: dict[str, Any], old: str, dotted: str, value: Any) -> None:
     *sections, name = dotted.split(".")
+    where = "config"
     for section in sections:
+        where += f".{section}"
         if not isinstance(tree.get(section), dict | str | None):
-            raise ConfigError(f"config.{section}: {shown(tree[section])} is not a section of fields")
+            raise ConfigError(f"{where}: {shown(tree[section])} is not a section of fields")
         if not isinstance(tree.get(section), dict):
             tree[section] = GROUPS[section].spread(tree.get(section)) if section in GROUPS else {}
         tree = tree[section]

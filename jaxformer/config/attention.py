@@ -1,15 +1,20 @@
 """`model.attention`: how tokens exchange information. Its `kind` chooses the mixer of every layer."""
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from jaxformer.config.checks import above, at_least, between
 from jaxformer.config.choice import Choice
+from jaxformer.config.execution import Execution
+from jaxformer.config.fields import field_types
 from jaxformer.errors import ConfigError
+
+# model.attention was the implementation, which is now execution.attention.
+IMPLEMENTATIONS = get_args(field_types(Execution)["attention"])
 
 
 @dataclass(frozen=True)
-class AttentionConfig(Choice, group="model.attention", default="softmax"):
+class AttentionConfig(Choice, group="model.attention", default="softmax", reserved=IMPLEMENTATIONS):
     """Base of the kinds of attention. A kind of your own is a frozen dataclass that derives from this one; what it
     computes stands in `functional.sublayers.MIXERS` under its name."""
 

@@ -38,6 +38,11 @@ def one_of(names: Mapping[str, Any]) -> Rule:
     return check
 
 
+def is_name(value: Any) -> bool:
+    """Whether a value can be the name of a kind, a family, an objective or a source."""
+    return isinstance(value, str) and bool(value)
+
+
 def _rule(fits: Callable[[Any], bool], accepted: str) -> Rule:
     def check(where: str, value: Any) -> None:
         if not fits(value):

@@ -28,8 +28,8 @@ jaxformer.errors.ConfigError: config.tea.kind: 'blue' is not one of green, black
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from jaxformer.config.checks import one_of
-from jaxformer.config.fields import Section, field_types
+from jaxformer.config.checks import is_name, one_of
+from jaxformer.config.fields import Section, field_types, shown
 from jaxformer.errors import ConfigError
 
 
@@ -39,29 +39,42 @@ class Choice(Section):
     Class arguments of a group:
       group: its place in the config, as in "model.attention".
       default: the kind that a mapping without `kind` means.
+      reserved: names that no kind may have, because they mean something else in its place.
 
     Class argument of a kind:
       kind: its name in configs.
 
     Raises:
-      ConfigError: two kinds of a group have the same name.
+      ConfigError: two kinds of a group have the same name, or one has none.
     """
 
     kind: ClassVar[str]
     registered: ClassVar[dict[str, Any]]  # kind -> class
     default: ClassVar[str]
+    reserved: ClassVar[tuple[str, ...]] = ()
 
     if TYPE_CHECKING:  # a kind has fields that its group has not
 
         def __getattr__(self, name: str) -> Any: ...
 
-    def __init_subclass__(cls, group: str | None = None, default: str = "", kind: str | None = None, **rest: Any):
+    def __init_subclass__(
+        cls,
+        group: str | None = None,
+        default: str = "",
+        reserved: tuple[str, ...] = (),
+        kind: str | None = None,
+        **rest: Any,
+    ):
         super().__init_subclass__(name=group, **rest)
         if group is not None:
-            cls.registered, cls.default = {}, default
+            cls.registered, cls.default, cls.reserved = {}, default, reserved
         if kind is not None:
-            known = cls.registered.get(kind)
-            if known is not None and known.__qualname__ != cls.__qualname__:  # a file that is read twice is no conflict
+            if not is_name(kind) or kind in cls.reserved:
+                but = f" other than {', '.join(cls.reserved)}" if cls.reserved else ""
+                raise ConfigError(f"{cls._where}.kind: {shown(kind)} is the name of a kind; accepted: a text{but}")
+            known = cls.registered.get(kind, cls)
+            # A file that is read twice is no conflict.
+            if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
                 raise ConfigError(f"{cls._where}.kind: {kind!r} is taken by {known.__module__}.{known.__qualname__}")
             cls.kind = kind
             cls.registered[kind] = cls

@@ -49,7 +49,7 @@ class DataConfig(
 
     Attributes:
       source: stdlib, files, tfds, or a generated language; None: files or tfds where their fields are given, else
-        stdlib (Python's own source text); never None in an object. A config file can bring its own.
+        stdlib (Python's own source text); filled in when the config is made. A config file can bring its own.
       files: globs of .txt .jsonl, plain or .gz .xz .zst.
       validation_files: globs of held-out text; none given: the held-out part is cut off the end of `files`.
       validation_fraction: share that is held out, of the documents (of the bytes when there is one document).
@@ -67,7 +67,7 @@ class DataConfig(
       language_branching: hierarchy: symbols that one is replaced by; branching ** depth make a document.
       language_synonyms: hierarchy: rules of a symbol.
       language_rule_zipf: hierarchy: their chances fall as rank ** -this; 0.0: all alike.
-      language_tokens: to train on; validation_fraction of that many more are held out.
+      language_tokens: training tokens; validation_fraction times as many again are held out.
       language_seed: of the language and its text.
       tokenizer: bytes: 256 tokens; chars: the characters of the training text; bpe: byte-level pairs, trained on it.
       tokenizer_vocab: entries of the trained BPE, special tokens included.

@@ -2,6 +2,8 @@
 
 Nothing here changes the model or the batches. Another remat policy, attention implementation or number of micro-batches
 sums in another order, so results then agree to rounding and not bit for bit; `layers` and `steps_per_dispatch` too.
+Except with dropout: dropout then drops other elements under another number of micro-batches, and dropout of attention
+weights under another attention implementation, so results agree only as those of two seeds do.
 """
 
 from dataclasses import dataclass

@@ -24,7 +24,6 @@ jaxformer.errors.ConfigError: config.tea.cups: 10; accepted: at most 9
 
 import dataclasses
 import decimal
-import difflib
 import functools
 import math
 import numbers
@@ -33,11 +32,12 @@ import re
 import reprlib
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
+from jaxformer.config.suggestions import SYNONYMS, did_you_mean, nearest
 from jaxformer.errors import ConfigError
 from jaxformer.storage import credentials, files
 
@@ -66,6 +66,7 @@ class Section:
     _accepts = types.MappingProxyType[str, Callable[[str, Any], None]]({})
     _most = types.MappingProxyType[str, float]({})
     _paths = tuple[str, ...]()
+    _whole: typing.ClassVar[Any] = None  # the section that all others are in
 
     def __init_subclass__(
         cls,
@@ -78,6 +79,8 @@ class Section:
         super().__init_subclass__(**rest)
         if name is not None:
             cls._where = f"config.{name}" if name else "config"
+        if name == "":
+            Section._whole = cls
         cls._accepts = types.MappingProxyType({**cls._accepts, **accepts})
         cls._most, cls._paths = types.MappingProxyType({**cls._most, **most}), (*cls._paths, *paths)
 
@@ -99,11 +102,11 @@ class Section:
     @classmethod
     def refuse(cls, name: str, where: str, hint: str = "") -> typing.NoReturn:
         """Raises ConfigError: the section has no field `name`; says `hint`, or names the nearest."""
-        known = field_types(typing.cast(Any, cls))
-        near = nearest(name, known)
-        if where == "config" and not near:  # a field without its section
-            sections = {each: kind for each, kind in known.items() if is_section(kind)}
-            near = next((f"{each}.{name}" for each, kind in sections.items() if name in field_types(kind)), "")
+        known, inside = field_types(typing.cast(Any, cls)), _places(cls)
+        # By this name, or by another library's, inside this section or another; else what is nearest, here or inside.
+        named = {each: f"config.{path}" for each, path in (_places(Section._whole) | SYNONYMS).items()}
+        near = inside.get(name, named.get(name.lower(), "").removeprefix(f"{where}."))
+        near = near or nearest(name, known, 0.8) or inside.get(nearest(name, inside, 0.8), "") or nearest(name, known)
         hint = hint or (f"did you mean {near}?" if near else f"accepted: {', '.join(known) or 'none'}")
         raise ConfigError(f"{where}.{name}: no such field; {hint}")
 
@@ -137,6 +140,16 @@ def field_types(cls: Any) -> dict[str, Any]:
     """Field -> type of a dataclass."""
     hints = typing.get_type_hints(cls)
     return {each.name: hints[each.name] for each in dataclasses.fields(cls)}
+
+
+def _places(cls: Any) -> dict[str, str]:
+    """Name -> dotted path of the fields of a section and of those inside it, of every kind they have."""
+    inside: dict[str, str] = {}
+    for name, kind in field_types(cls).items() if cls else ():
+        for section in filter(is_section, options(kind)):
+            for each in getattr(section, "registered", {"": section}).values():
+                inside = {field: f"{name}.{path}" for field, path in _places(each).items()} | inside
+    return inside | {name: name for name in (field_types(cls) if cls else ())}
 
 
 def convert(value: Any, kind: Any, where: str) -> Any:
@@ -203,7 +216,9 @@ def from_text(text: str, kind: Any, where: str) -> Any:
             if text.lower() in ("true", "1", "yes", "false", "0", "no"):
                 return text.lower() in ("true", "1", "yes")
         elif is_section(option):
-            raise ConfigError(f"{where}: is a section; set one of {', '.join(field_types(option))} inside it")
+            raise ConfigError(
+                f"{where}: {shown(text)} is not a section; set one of {', '.join(field_types(option))} inside it"
+            )
         elif option is not type(None):
             return unescaped(text, where) if where.endswith(".separator") else text
     raise ConfigError(f"{where}: {shown(text)} is not {describe(kind)}")
@@ -273,17 +288,6 @@ def unescaped(text: str, where: str) -> str:
         return text.encode("raw_unicode_escape").decode("unicode_escape")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where}: {text!r} has a broken escape ({error.reason})") from None
-
-
-def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """The known name most like a misspelt one, or ""."""
-    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), "")
-
-
-def did_you_mean(value: Any, known: Iterable[str]) -> str:
-    """The end of an error line that names the known name most like `value`; "" if none is."""
-    near = nearest(value, known, 0.6) if isinstance(value, str) else ""
-    return f"; did you mean {near}?" if near else ""
 
 
 def _is_a(value: Any, kind: Any) -> bool:

@@ -55,15 +55,20 @@ def load(source: str) -> dict[str, Any]:
     sys.modules[spec.name] = module  # where dataclasses look for the types that they name
     if (folder := str(file.parent.absolute())) not in sys.path:
         sys.path.append(folder)
-    with _blamed(file):
+    with blamed(file):
         spec.loader.exec_module(module)
     if not callable(getattr(module, "get_config", None)):
         raise ConfigError(f"--config: {file} defines no get_config()")
-    with _blamed(file, f" get_config({argument!r}):" if argument else " get_config():"):
+    with blamed(file, f" get_config({argument!r}):" if argument else " get_config():"):
         mapping = module.get_config(argument) if argument else module.get_config()
         if not hasattr(mapping, "items"):
             raise TypeError(f"returned {type(mapping).__name__}; accepted: a ConfigDict or a dict")
         return plain(mapping)
+
+
+def is_loaded(source: str) -> bool:
+    """Whether a config file of this name was loaded in this process."""
+    return f"config_file_{split(source)[0].stem}" in sys.modules
 
 
 def split(source: str) -> tuple[Path, str]:
@@ -80,7 +85,7 @@ def _instead(file: Path) -> str:
         return f"; did you mean {file.stem}, which comes with jaxformer?"
     found = file.parent.glob("*.py") if os.path.isdir(file.parent) else []
     others = sorted(str(path) for path in found if path.name != "__init__.py")
-    near = nearest(str(file), [*others, *shipped()], 0.6)
+    near = nearest(str(file), [*others, *shipped()])
     if near:
         return f"; did you mean {near}?"
     if others:
@@ -89,16 +94,17 @@ def _instead(file: Path) -> str:
 
 
 @contextlib.contextmanager
-def _blamed(file: Path, call: str = "") -> Iterator[None]:
+def blamed(file: Path, call: str = "", passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Turns whatever a config file does wrong, leaving the program included, into a ConfigError of one line.
 
-    The line number is that of the file's own code; where none of it has run, `call` says what was tried.
+    The line number is that of the file's own code; where none of it has run, `call` says what was tried. `passing`:
+    errors that are left as they are.
     """
     try:
         yield
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:
+        if isinstance(error, (KeyboardInterrupt, *passing)):
+            raise
         where, reason = f"{file}:{call}", f"{type(error).__name__}: {error}"
         frames = traceback.extract_tb(error.__traceback__)
         lines = [f.lineno for f in frames if Path(f.filename).absolute() == file.absolute()]

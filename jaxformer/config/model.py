@@ -107,4 +107,4 @@ class ModelConfig(
         self.attention.check_model(self)
         self.positions.check_model(self)
         if self.bert is not None and self.family != "bert":
-            raise ConfigError(f"config.model.bert: a section; accepted with model.family=bert, not {self.family}")
+            raise ConfigError(f"config.model.bert: {self.bert}; accepted with model.family=bert, not {self.family}")

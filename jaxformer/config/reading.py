@@ -36,11 +36,10 @@ def from_mapping(
     tree = plain(mapping)
     aliases.modernize(tree)
     kinds = set(_kinds(cls))
-    named = [(aliases.rename(dotted, text), text) for dotted, text in (overrides or {}).items()]
-    named = [(f"{dotted}.kind" if f"{dotted}.kind" in kinds else dotted, text) for dotted, text in named]
-    for dotted, text in sorted(named, key=lambda each: each[0] not in kinds):
-        _place(tree, dotted, text, cls)
-    given = [dotted.removeprefix("data.") for dotted, _ in named if dotted.startswith("data.")]
+    named = aliases.renamed(overrides or {}, kinds, tree)
+    for dotted in sorted(named, key=lambda each: each not in kinds):
+        _place(tree, dotted, named[dotted], cls)
+    given = [dotted.removeprefix("data.") for dotted in named if dotted.startswith("data.")]
     if given and isinstance(tree.get("data"), dict):
         settle_source(tree["data"], given)
     return cls.accept(tree, "config")
@@ -76,7 +75,7 @@ def diff(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> li
 
 
 def plain(mapping: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
-    """A nested mapping, or ConfigDict, as dicts; sections that are objects as well.
+    """A nested mapping, or ConfigDict, as dicts; sections that are objects as well. Arrays become lists.
 
     Raises:
       ConfigError: it is nested deeper than any config, as one that holds itself is.
@@ -84,6 +83,7 @@ def plain(mapping: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
     if depth > 8:
         raise ConfigError("config: its sections are nested more than 8 deep; does one hold itself?")
     made = {name: _fields(v) if isinstance(v, Section) else v for name, v in mapping.items()}
+    made = {name: v.tolist() if hasattr(v, "tolist") else v for name, v in made.items()}
     return {str(k): plain(v, depth + 1) if hasattr(v, "items") else v for k, v in made.items()}
 
 
@@ -108,21 +108,24 @@ def _place(tree: dict[str, Any], dotted: str, text: str, cls: Any) -> None:
     *sections, name = dotted.split(".")
     where = "config"
     for section in sections:
-        inside = _section_of(field_types(cls).get(section) or cls.refuse(section, where))
+        kind = field_types(cls).get(section) or cls.refuse(section, where)
+        inside = _section_of(kind)
         where += f".{section}"
         if inside is None:
             raise ConfigError(f"{where}: is a value, not a section; there is nothing inside it to set")
+        if section not in tree or (tree[section] is None and kind is not inside):
+            tree[section] = {}
+        if not isinstance(tree[section], dict | str if issubclass(inside, Choice) else dict):
+            raise ConfigError(f"{where}: {shown(tree[section])} is not {inside.described()}")
         if issubclass(inside, Choice):
-            fields = inside.spread(tree.get(section))
+            fields = inside.spread(tree[section])
             if name == "kind" and section == sections[-1]:
                 known = field_types(inside.find(text))
                 tree[section] = {"kind": text} | {each: value for each, value in fields.items() if each in known}
                 return
             tree[section], cls = fields, inside.find(fields["kind"])
         else:
-            tree[section], cls = {} if tree.get(section) is None else tree[section], inside
+            cls = inside
         tree = tree[section]
-        if not isinstance(tree, dict):
-            raise ConfigError(f"{where}: {shown(tree)} is not a section of fields")
     kind = field_types(cls).get(name) or cls.refuse(name, where)
     tree[name] = from_text(text, kind, f"{where}.{name}")

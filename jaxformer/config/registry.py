@@ -3,9 +3,15 @@
 Their functions are in tables of class `Registry` elsewhere. A new entry there adds its name here.
 """
 
-from collections.abc import Callable, Mapping
+import functools
+import sys
+import typing
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from types import NoneType
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from jaxformer.config.checks import is_name
+from jaxformer.config.fields import options, shown
 from jaxformer.errors import ConfigError
 
 V = TypeVar("V")
@@ -28,8 +34,8 @@ class ObjectiveTraits(NamedTuple):
 
     Attributes:
       share: ``data config -> float``, the expected share of the positions whose logits are needed.
-      families: that can be trained on it beside those that say so themselves.
-      is_code: True if the loss of a text is the length of a code for it, so that bits per byte mean something.
+      families: that accept it, besides those whose traits list it.
+      is_code: True if the loss is a code length, so that bits per byte make sense.
     """
 
     share: Callable[[Any], float] = lambda data: 1.0
@@ -47,13 +53,22 @@ OBJECTIVES: dict[str, ObjectiveTraits] = {
 }
 SOURCES: dict[str, None] = dict.fromkeys(("stdlib", "files", "tfds", "markov", "hierarchy"))
 _BUILT_IN = frozenset((*FAMILIES, *OBJECTIVES, *SOURCES))
+# What the fields of an entry may be, by their annotation, and in words.
+ACCEPTED: dict[Any, tuple[Callable[[Any], bool], str]] = {
+    Callable: (callable, "a function"),
+    tuple: (lambda value: isinstance(value, tuple) and all(map(is_name, value)), "a tuple of names"),
+    int: (lambda value: type(value) is int and value >= 0, "an integer, at least 0"),
+    bool: (lambda value: type(value) is bool, "True or False"),
+    NoneType: (lambda value: value is None, "None"),
+}
 
 
 class Registry(dict[str, V], Generic[V]):
     """name -> functions, for a field of a config. A config file adds an entry of its own by assignment.
 
     Raises:
-      ConfigError: on assignment of a name that other functions have; on look-up of a name that has none.
+      ConfigError: on assignment of a name that another entry has, and of what is not an entry of this table; on look-up
+        of a name that has none.
 
     >>> known = dict.fromkeys(["a"])
     >>> table = Registry("data.objective", known, {"a": "functions of a"})
@@ -66,13 +81,31 @@ class Registry(dict[str, V], Generic[V]):
         """`field` of the config; `names` that it accepts, to which new ones are added with the entry's `traits`."""
         super().__init__(entries)
         self._field, self._names = field, names
+        self._kind: Any = type(next(iter(entries.values())))
 
     def __setitem__(self, name: str, value: V) -> None:
+        where = f"config.{self._field}"
+        if not is_name(name):
+            raise ConfigError(f"{where}: {shown(name)} is the name of an entry; accepted: a text that is not empty")
+        _check(value, self._kind, f"{where}: {name!r}")
         known = self.get(name)
-        if known is not None and _origins(known) != _origins(value):  # a file that is read twice is no conflict
-            raise ConfigError(f"config.{self._field}: {name!r} is taken by {_origins(known)[0]}")
+        if known is not None and _origin(known) != _origin(value):  # a file that is read twice is no conflict
+            raise ConfigError(f"{where}: {name!r} is taken by {'.'.join(_named(next(_functions(known), known)))}")
         super().__setitem__(name, value)
         self._names[name] = getattr(value, "traits", None)
+        _BROUGHT[self._field, name] = value
+
+    update = MutableMapping.update  # type: ignore[assignment]  # by assignment, as the two below
+
+    def setdefault(self, name: str, default: Any = None) -> V:
+        """The entry of a name, which is `default` from now on if there is none."""
+        if name not in self:
+            self[name] = default
+        return self[name]
+
+    def __ior__(self, entries: Any) -> "Registry[V]":  # type: ignore[override, misc]
+        self.update(entries)
+        return self
 
     def __missing__(self, name: str) -> V:
         raise ConfigError(f"config.{self._field}: {name!r} has no functions; accepted: {', '.join(self)}")
@@ -92,7 +125,59 @@ def is_built_in(config: Any) -> bool:
     )
 
 
-def _origins(entry: Any) -> list[str]:
-    """Where each function of an entry is defined."""
-    functions = [each for each in entry if callable(each)] if isinstance(entry, tuple) else [entry]
-    return [f"{getattr(f, '__module__', '')}.{getattr(f, '__qualname__', f)}" for f in functions]
+def own_files(config: Any) -> list[str]:
+    """The files in which the kinds of layers, the family and the objective of a config are written, as far as config
+    files brought them."""
+    model = config.model
+    kinds = {"model.attention.kind": model.attention, "model.positions.kind": model.positions,
+             "model.feed_forward.kind": model.feed_forward}  # fmt: skip
+    named = {name: kind.kind for name, kind in kinds.items()}
+    named |= {"model.family": model.family, "data.objective": config.data.objective}
+    parts = [*map(type, kinds.values()), *(f for each in named.items() for f in _functions(_BROUGHT.get(each)))]
+    modules = {sys.modules.get(_named(part)[0]) for part in parts if not _named(part)[0].startswith("jaxformer.")}
+    return sorted(file for file in (getattr(module, "__file__", None) for module in modules) if file)
+
+
+_BROUGHT: dict[tuple[str, str], Any] = {}  # (field, name) -> entry that was assigned
+
+
+def _check(entry: Any, kind: Any, where: str) -> None:
+    """Raises ConfigError: an entry is not of the table's kind, or one of its fields is not what its annotation says."""
+    if not isinstance(entry, kind):
+        raise ConfigError(f"{where}: {shown(entry)}; accepted: {kind.__name__}")
+    for name, hint in getattr(kind, "__annotations__", {}).items():
+        value, place = getattr(entry, name), f"{where}: {name}"
+        known = [ACCEPTED[each] for each in (typing.get_origin(o) or o for o in options(hint)) if each in ACCEPTED]
+        if isinstance(hint, type) and not known:  # a tuple of fields itself
+            _check(value, hint, place)
+        elif known and not any(fits(value) for fits, _ in known):
+            raise ConfigError(f"{place}: {shown(value)}; accepted: {' or '.join(words for _, words in known)}")
+
+
+def _functions(entry: Any) -> Iterator[Any]:
+    """The functions of an entry."""
+    if isinstance(entry, tuple):
+        for each in entry:
+            yield from _functions(each)
+    elif callable(entry):
+        yield getattr(entry, "func", entry)  # of a functools.partial
+
+
+def _named(function: Any) -> tuple[str, str]:
+    """Module and name of a function or a class."""
+    return getattr(function, "__module__", ""), getattr(function, "__qualname__", type(function).__qualname__)
+
+
+def _origin(value: Any) -> Any:
+    """What tells an entry from others, and is the same where its file is read twice: of a function where its code
+    stands and what it closes over."""
+    if isinstance(value, functools.partial):
+        value = (value.func, value.args, *sorted(value.keywords.items()))
+    if isinstance(value, tuple):
+        return tuple(map(_origin, value))
+    code = getattr(value, "__code__", None)
+    if code is not None:
+        inside = [cell.cell_contents for cell in value.__closure__ or ()]
+        found = [each if isinstance(each, bool | int | float | str) else _named(each) for each in inside]
+        return code.co_filename, code.co_firstlineno, value.__qualname__, found
+    return _named(value) if callable(value) else value

@@ -74,7 +74,7 @@ class Config(Section, name="", accepts={"seed": between(0, 2**31 - 1)}, paths=("
         if self.data.objective not in accepted:
             raise ConfigError(
                 f"config.data.objective: {self.data.objective}; model.family={self.model.family} needs "
-                f"{' or '.join(accepted)}"
+                f"{' or '.join(accepted) or 'an objective that names it'}"
             )
         if self.model.next_sentence != self.data.pairs:
             raise ConfigError(

@@ -59,8 +59,9 @@ def build(
             advance(size)
             sizes[split] += size
         if faults[split].count:
+            what, are = ("lines or examples", "are") if faults[split].count > 1 else ("line or example", "is")
             say(
-                f"{faults[split].count} lines or examples of the {split} text cannot be read and are left out; the "
+                f"{faults[split].count} {what} of the {split} text cannot be read and {are} left out; the "
                 f"first: {faults[split].first}"
             )
     tokenizer = given if given is not None else _tokenizer(data, lambda: documents("train"), sizes["train"], bar)

@@ -137,7 +137,11 @@ def documents(
             yield text
     if empty:
         left_out = faults.count - before
-        why = f" that can be read ({left_out} lines left out, such as {faults.first})" if left_out else ""
+        why = (
+            f" that can be read ({left_out} line{'s' * (left_out != 1)} left out, such as {faults.first})"
+            if left_out
+            else ""
+        )
         raise ConfigError(f"config.{field}: {path} holds no text{why}")
 
 

@@ -18,6 +18,9 @@ from jaxformer.types import Array, Params
 class Beams(NamedTuple):
     """The best continuations of each prompt, best first.
 
+    Where fewer than W exist (almost all tokens are suppressed), the places after them have length 0, tokens -1 and
+    log_probs and scores -inf.
+
     Attributes:
       tokens: [B, W, N] int32; -1 after the end. A stop sequence that ended a continuation is part of it.
       lengths: [B, W] int32.
@@ -89,7 +92,12 @@ def beam_search(
     )
     shapes = shapes._replace(by_columns=shapes.by_columns and beams == 1)
     out = Beams(*jax.device_get(_search(params, request, float(length_penalty), beams=beams, cfg=cfg, shapes=shapes)))
-    return out._replace(tokens=out.tokens[:, :, : request.limits.max()])
+    exist = ~np.isneginf(out.log_probs)
+    return out._replace(
+        tokens=np.where(exist[:, :, None], out.tokens[:, :, : request.limits.max()], -1),
+        lengths=np.where(exist, out.lengths, 0),
+        stopped=out.stopped & exist,
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("beams", "cfg", "shapes"))

@@ -14,8 +14,7 @@ import numpy as np
 from jaxformer.config import ModelConfig
 from jaxformer.errors import ConfigError
 from jaxformer.functional.position_encodings import encoding_of
-from jaxformer.functional.sublayers import sublayers_of
-from jaxformer.models.families import families_for
+from jaxformer.models.families import families_for, tasks_of
 from jaxformer.types import Array, Params
 
 Prompts = Array | np.ndarray | Sequence[Sequence[int]]
@@ -100,11 +99,10 @@ def check_task(task: str, cfg: ModelConfig) -> int:
     what = {"generate": "generating text", "fill_mask": "filling in masks"}[task]
     if cfg.family not in (able := families_for(task)):
         raise ConfigError(f"config.model.family: {cfg.family}; {what} needs {' or '.join(able)}")
-    without = [name for name, sublayer in sublayers_of(cfg).items() if sublayer.init_cache is None]
-    if task == "generate" and without:
-        kind = {"attention": "attention", "mlp": "feed_forward"}[without[0]]
+    if task not in tasks_of(cfg):
         raise ConfigError(
-            f"config.model.{kind}.kind: {getattr(cfg, kind).kind} has no cache for decoding; generating text needs one"
+            f"config.model.attention.kind: {cfg.attention.kind} has no cache for decoding; generating text needs one: "
+            "give its Sublayer init_cache"
         )
     if cfg.vocab_size is None:
         raise ConfigError(f"config.model.vocab_size: None; {what} needs the tokenizer's size")

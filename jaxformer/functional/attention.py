@@ -89,7 +89,8 @@ def attention(
         runs on each device's own rows and heads. With context parallelism (`mask.parts` > 1: all arrays are then
         [parts * B, T / parts, ...]) "chunked" becomes ring attention, and "xla" gathers the whole rows. "splash" (TPUs)
         and "cudnn" (NVIDIA GPUs, 16-bit floats) refuse what they cannot do exactly: see their `unsupported`.
-      return_weights: also return the weights after softmax and dropout, [B, H, T, S] float32 (of whole rows).
+      return_weights: also return the weights after softmax and dropout, [B, H, T, S] float32 (of whole rows); only
+        "xla" does, and "auto" is then "xla".
 
     Returns:
       [B, T, H, K'], in the dtype of `value`; with `return_weights` a pair of it and the weights. The softmax is
@@ -98,7 +99,7 @@ def attention(
     Raises:
       ValueError: shapes that disagree, H not a multiple of G, a soft cap or dropout rate out of range, an unknown
         implementation, or one that cannot do all of this.
-      TypeError: a mask that is neither a `Mask` nor an array of bool.
+      TypeError: a mask that is neither a `Mask` nor an array of bool; a query, key or value that is no float.
 
     Source: Vaswani et al. 2017, section 3.2.1; grouped heads, Ainslie et al. 2023; soft cap, Gemma 2 report 2024.
 
@@ -113,21 +114,26 @@ def attention(
             raise TypeError(f"attention: mask {found}; accepted: an array of bool, or a Mask such as causal()")
         mask = masks.dense(mask)
     _check(query, key, value, mask, bias, soft_cap, dropout_rate)
-    if implementation == "auto":
-        refusals = {n: _unsupported(n, query, key, value, mask, bias, soft_cap, dropout_rate, rng) for n in KERNELS}
-        able = [name for name, why in refusals.items() if why is None]
-        implementation = choose(query.shape[1], key.shape[1], mask.parts, able=able)
-        _log_choice(implementation, query, key, mask.parts, refusals)
-    if return_weights:
-        implementation = "xla"
-    if implementation not in IMPLEMENTATIONS:
+    if implementation not in ("auto", *IMPLEMENTATIONS):
         raise ValueError(
             f"attention: implementation {implementation!r}; accepted: auto, {', '.join(sorted(IMPLEMENTATIONS))}"
         )
+    if return_weights and implementation not in ("auto", "xla"):
+        raise ValueError(f"attention: implementation {implementation!r} returns no weights; accepted there: auto, xla")
+    if implementation == "auto":
+        refusals = {n: _unsupported(n, query, key, value, mask, bias, soft_cap, dropout_rate, rng) for n in KERNELS}
+        refusals = dict.fromkeys(KERNELS, "returned weights") if return_weights else refusals
+        able = [name for name, why in refusals.items() if why is None]
+        implementation = "xla" if return_weights else choose(query.shape[1], key.shape[1], mask.parts, able=able)
+        _log_choice(implementation, query, key, mask.parts, refusals)
     if implementation in KERNELS:
         why = _unsupported(implementation, query, key, value, mask, bias, soft_cap, dropout_rate, rng)
         if why is not None:
             raise ValueError(f"attention: implementation {implementation!r} cannot do {why}; accepted there: {ANY}")
+    if 0 in (*query.shape, *key.shape, *value.shape):  # no query, or none that sees a key
+        out = jnp.zeros((*query.shape[:3], value.shape[3]), value.dtype)
+        weights = jnp.zeros(_score_shape(query, key, mask), jnp.promote_types(query.dtype, jnp.float32))
+        return (out, weights) if return_weights else out
     attend = IMPLEMENTATIONS[implementation]
     if implementation == "chunked" and constraints.mesh_axes() and mask.parts in (1, constraints.context_parts()):
         attend = ring.attend
@@ -224,25 +230,37 @@ def _unsupported(name: str, query, key, value, mask, bias, soft_cap, dropout_rat
     )
 
 
+def _score_shape(query: Array, key: Array, mask: masks.Mask) -> tuple[int, int, int, int]:
+    """[B, H, T, S], of whole rows."""
+    parts = mask.parts
+    return query.shape[0] // parts, query.shape[2], parts * query.shape[1], parts * key.shape[1]
+
+
 def _check(query, key, value, mask, bias, soft_cap, dropout_rate) -> None:
     for name, array in (("query", query), ("key", key), ("value", value)):
         if array.ndim != 4:
             raise ValueError(f"attention: {name} has shape {array.shape}; accepted: 4 axes [B, T, H, K]")
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            raise TypeError(f"attention: {name} has dtype {array.dtype}; accepted: floats (float32, bfloat16, ...)")
     if key.shape[:3] != value.shape[:3]:
         raise ValueError(f"attention: key {key.shape} and value {value.shape} differ in batch, length or heads")
     if query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3]:
         raise ValueError(f"attention: query {query.shape} and key {key.shape} differ in batch or head width")
-    if query.shape[2] % key.shape[2]:
+    if query.shape[3] == 0:
+        raise ValueError(f"attention: query {query.shape} and key {key.shape} have heads of width 0; accepted: 1 up")
+    if query.shape[2] % key.shape[2] if key.shape[2] else query.shape[2]:
         raise ValueError(f"attention: {query.shape[2]} query heads are not a multiple of {key.shape[2]} key heads")
     parts = mask.parts
     if parts > 1 and (query.shape[0] % parts or query.shape[1] != key.shape[1]):
         raise ValueError(f"attention: query {query.shape} and key {key.shape} are not rows in {parts} equal parts")
-    scores = (query.shape[0] // parts, query.shape[2], parts * query.shape[1], parts * key.shape[1])
+    scores = _score_shape(query, key, mask)
     masks.check_shapes(mask, *scores)
-    if bias is not None and not callable(bias):
-        pairs = zip(bias.shape[::-1], scores[::-1], strict=False)
-        if bias.ndim > 4 or any(size not in (1, full) for size, full in pairs):
-            raise ValueError(f"attention: bias has shape {bias.shape}; accepted: what broadcasts to {scores}")
+    if bias is not None:
+        found = jax.eval_shape(lambda: bias(*map(jnp.arange, scores[2:]))) if callable(bias) else bias
+        pairs = zip(found.shape[::-1], scores[::-1], strict=False)
+        if found.ndim > 4 or any(size not in (1, full) for size, full in pairs):
+            of = "bias, a function, returns" if callable(bias) else "bias has"
+            raise ValueError(f"attention: {of} shape {found.shape}; accepted: what broadcasts to {scores}")
     if soft_cap is not None and not soft_cap > 0.0:
         raise ValueError(f"attention: soft_cap {soft_cap}; accepted: None, or a number above 0")
     if not 0.0 <= dropout_rate < 1.0:

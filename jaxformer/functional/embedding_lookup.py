@@ -25,7 +25,8 @@ def look_up(tokens: Array, table: Array, axis: str) -> Array:
     On a mesh the result is sharded as "looked_up_rows" and "looked_up_width" of `constraints.ACTIVATION_RULES`.
 
     Args:
-      tokens: [B, T] int, below V.
+      tokens: [B, T] int in [0, V). From -V to -1 they count from the end; beyond that they are clipped to the first or
+        last row, which gets no gradient from them. Where a mesh splits the table's rows, all of these are zeros.
       table: [V, D], with the logical axes (`axis`, "embed").
       axis: logical axis of the table's rows, such as "vocab".
 

@@ -37,8 +37,4 @@ def cost(cfg: ModelConfig, length: int, execution: Execution) -> Cost:
     return Cost(products=2 * d * f * matrices, last=2 * d * f, saved=f * (matrices - 1))
 
 
-def init_cache(cfg: ModelConfig, rows: int, length: int, dtype: str) -> None:
-    """Nothing: each token is treated alone."""
-
-
-DENSE = Sublayer(specs, apply, cost, init_cache)
+DENSE = Sublayer(specs, apply, cost)

@@ -95,8 +95,9 @@ class Sublayer(NamedTuple):
         tokens of something to minimise beside the loss, as a mean over tokens and layers.
       cost: ``(cfg, length, execution) -> Cost`` of a token in rows of `length` tokens.
       init_cache: ``(cfg, rows, length, dtype) -> cache``: zeros in the shapes of what decoding keeps for sequences of
-        at most `length` tokens: any tree of arrays whose first axis is a multiple of `rows`. None: no decoding.
-      terms: the names of the terms.
+        at most `length` tokens: any tree of arrays whose first axis is a multiple of `rows`. None: a mixer cannot
+        decode; a feed-forward layer keeps nothing.
+      terms: the names of the terms; none is called "loss".
     """
 
     specs: Callable[[ModelConfig], dict[str, ParamSpec]]

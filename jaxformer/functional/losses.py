@@ -53,7 +53,9 @@ def cross_entropy(
       z_loss: multiplies log(sum(exp(logits)))**2.
 
     Returns:
-      Two [...] arrays in nats: the loss, and -log p(target).
+      Two [...] arrays in nats, in the dtype of the logits: the loss, and -log p(target). (So pass float32 logits.)
+      A logit of -inf is a probability of 0: -log p is inf where it is the target's. With label smoothing, which asks
+      a share of every entry, the loss is inf wherever any logit is -inf; its gradient stays finite.
 
     Source: Szegedy et al. 2016, section 7 (smoothing); Chowdhery et al. 2022, section 5 (z-loss).
 

@@ -68,12 +68,17 @@ def rotary_frequencies(
       beta_fast, beta_slow: ends of yarn's ramp, in turns over the original length.
 
     Returns:
-      [K / 2] float64 angles per position, in radians, and the factor for queries and keys (1 except for yarn).
+      A pair: [K / 2] float64 angles per position, in radians, for `rotary_angles`; and the factor for queries and keys
+      (1 except for yarn), `scale` of `rotary`.
 
     Raises:
       ValueError: odd width or unknown scaling.
 
     Source: Su et al. 2021, section 3.4; Chen et al. 2023 (linear); Peng et al. 2023, sections 3.1-3.4 (NTK, YaRN).
+
+    >>> frequencies, scale = rotary_frequencies(4)
+    >>> frequencies.tolist(), scale
+    ([1.0, 0.01], 1.0)
     """
     if head_width % 2:
         raise ValueError(f"rotary_frequencies: head_width {head_width} is odd")
@@ -149,6 +154,8 @@ def alibi_slopes(num_heads: int) -> np.ndarray:
 
 def alibi(query_index: Array, key_index: Array, num_heads: int) -> Array:
     """Bias -slope * |query - key|. `query_index`: [..., T]; `key_index`: [..., S]. Returns [..., H, T, S] float32.
+
+    Joins `attention` as bias=lambda q, k: alibi(q, k, num_heads), of which "chunked" never makes the whole array.
 
     Source: Press et al. 2022, section 3; for bidirectional models the distance is symmetric.
 

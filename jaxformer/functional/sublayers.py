@@ -9,6 +9,7 @@ A config file adds a kind of its own with two lines, a config class and an entry
 from jaxformer.config import Execution, ModelConfig
 from jaxformer.config.registry import Registry
 from jaxformer.functional import attention_layer, feed_forward
+from jaxformer.functional.checked import checked
 from jaxformer.functional.layer import Cost, Sublayer
 
 MIXERS: Registry[Sublayer] = Registry("model.attention.kind", {}, {"softmax": attention_layer.SOFTMAX})
@@ -21,7 +22,16 @@ def sublayers_of(cfg: ModelConfig) -> dict[str, Sublayer]:
     Raises:
       ConfigError: a kind of the config has no entry in the tables.
     """
-    return {"attention": MIXERS[cfg.attention.kind], "mlp": FEED_FORWARDS[cfg.feed_forward.kind]}
+    mixer, feed_forward = MIXERS[cfg.attention.kind], FEED_FORWARDS[cfg.feed_forward.kind]
+    if not type(cfg.attention).__module__.startswith("jaxformer."):
+        mixer = checked(f"config.model.attention.kind: {cfg.attention.kind}", mixer)
+    if not type(cfg.feed_forward).__module__.startswith("jaxformer."):
+        feed_forward = checked(f"config.model.feed_forward.kind: {cfg.feed_forward.kind}", feed_forward)
+    return {"attention": mixer, "mlp": feed_forward._replace(init_cache=feed_forward.init_cache or nothing_kept)}
+
+
+def nothing_kept(cfg: ModelConfig, rows: int, length: int, dtype: str) -> None:
+    """The cache of a feed-forward layer that treats each token alone."""
 
 
 def costs_of(cfg: ModelConfig, length: int, execution: Execution) -> dict[str, Cost]:

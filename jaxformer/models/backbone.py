@@ -54,7 +54,8 @@ def hidden_sharded(
 
     Args:
       params: as in `specs(cfg)`.
-      tokens: [B, T] int.
+      tokens: [B, T] int in [0, V). Others are not refused, as a compiled program cannot do that; `look_up` says what
+        becomes of them.
       cfg: the model.
       positions: [B, T] int, position in the document; None: 0, 1, 2, ...
       segments: [B, T] int, document of each token (padding has its own number); None: one document per row.
@@ -82,7 +83,7 @@ def decode(
       params, cfg: a causal model; params["blocks"] stacked or a list (see `stack`).
       tokens: [B, T] int, the new tokens: prompts padded on the right, or one token of each row.
       cache: from `block.init_cache`, or what the last call returned.
-      progress: how far the sequences are, and so which of the two it is.
+      progress: how far the sequences are: whether these are prompts or next tokens.
       positions: [T] or [B, T] int, of the new tokens.
 
     Returns:

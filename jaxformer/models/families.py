@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from jaxformer.config import DataConfig, ModelConfig, registry
 from jaxformer.config.registry import FamilyTraits, Registry
+from jaxformer.functional.sublayers import MIXERS
 from jaxformer.models import backbone, bert, gpt
 from jaxformer.types import Array, Batch, Sums
 
@@ -75,6 +76,12 @@ FAMILIES: Registry[Family] = Registry("model.family", registry.FAMILIES, {
 def families_for(task: str) -> list[str]:
     """Names of the families that can do a task, "generate" or "fill_mask"."""
     return [name for name, family in FAMILIES.items() if task in family.tasks]
+
+
+def tasks_of(cfg: ModelConfig) -> list[str]:
+    """What programs can do with a model: the tasks of its family, without "generate" if its mixer keeps no cache."""
+    decodes = MIXERS[cfg.attention.kind].init_cache is not None
+    return [task for task in family_of(cfg).tasks if decodes or task != "generate"]
 
 
 def family_of(cfg: ModelConfig) -> Family:

@@ -33,7 +33,10 @@ def output_table(params: Params) -> Array:
 
 
 def apply(params: Params, tokens: Array, cfg: ModelConfig, **fields) -> Array:
-    """Logits of the next token, [B, T, V] float32. Arguments as in `backbone.hidden`.
+    """Logits of the next token, [B, T, V] float32. Arguments as in `backbone.hidden_sharded`.
+
+    Token ids outside [0, V) are not refused: those from -V to -1 count from the end of the embedding, beyond that they
+    are clipped to its first or last row, and where a mesh splits the vocabulary all of them are looked up as zeros.
 
     `jax.jvp` and `jax.hessian` of this and of `loss` need `execution.attention` "xla" or "chunked"; the kernels that
     "auto" takes on TPUs and GPUs support only `jax.grad`.

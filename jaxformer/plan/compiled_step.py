@@ -10,13 +10,16 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxformer.config import Config
+from jaxformer.data.progress_bars import say
 from jaxformer.errors import ConfigError
 from jaxformer.functional.attention import ANY, choose
 from jaxformer.models.attention_support import check_mesh, unsupported_by
 from jaxformer.models.families import family_of
+from jaxformer.models.own_kinds import check_model
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import batch_sharding, check_context, make_mesh
 from jaxformer.plan.topology import Topology
+from jaxformer.training.chunks import longest_chunk
 from jaxformer.training.optim import make_optimizer
 from jaxformer.training.state import TrainState
 from jaxformer.training.step import compile_steps
@@ -75,7 +78,7 @@ def target_config(config: Config, topology: Topology, mesh: Mesh) -> Config:
 
 def abstract_chunk(config: Config, mesh: Mesh) -> Batch:
     """Shapes and shardings of what one dispatch of the run takes: [K, B, T]."""
-    where, steps = batch_sharding(mesh, 1), config.execution.steps_per_dispatch
+    where, steps = batch_sharding(mesh, 1), longest_chunk(config)
     one = family_of(config.model).batch_spec(config.model, config.data, config.train.global_batch_size)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((steps, *x.shape), x.dtype, sharding=where), one)
 
@@ -93,10 +96,13 @@ def compile_step(config: Config, topology: Topology) -> CompiledStep:
     config = target_config(config, topology, mesh)
     check_context(config.model.context_length, mesh)
     check_mesh(config.execution, mesh)
+    check_model(config)
     model = make_model(config.model, config.loss, config.execution, config.optimizer.freeze)
     optimizer = make_optimizer(config.optimizer, config.train.steps, model.specs)
     steps = compile_steps(model, optimizer, mesh, config)
     began = time.perf_counter()
+    sizes = " x ".join(f"{name} {n}" for name, n in mesh.shape.items())
+    say(f"compiling the train step for {topology.name}, mesh {sizes}, remat {config.execution.remat}")
     with jax.set_mesh(mesh):
         program: Any = steps.train
         lowered = program.lower(steps.abstract_state, abstract_chunk(config, mesh), jax.ShapeDtypeStruct((), jnp.int32))

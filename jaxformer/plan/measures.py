@@ -17,7 +17,7 @@ from jaxformer.plan.roofline import roofline
 from jaxformer.plan.topology import Topology
 
 Plan = dict[str, Any]
-LISTED = 12  # collectives named one by one
+LISTED = 12  # collectives named by shape and source
 
 
 def make_plan(config: Config, topology: Topology) -> Plan:
@@ -37,7 +37,7 @@ def describe(step: CompiledStep, topology: Topology) -> Plan:
                    `saved_activations`), temporaries (XLA's, gradients and activations among them), total, limit, fits
       flops        model (ours, over all devices), program (of one device), useful: model / (program * devices)
       traffic      bytes to and from main memory
-      collectives  [kind, axes, count, bytes] summed up; `largest` one by one; `minimum` by axes
+      collectives  [kind, axes, count, bytes] summed up; `largest` also by shape and source; `minimum` by axes
       replicated   large arrays of the state that every device along an axis holds alike
       roofline     see `roofline.roofline`
 
@@ -76,14 +76,11 @@ def describe(step: CompiledStep, topology: Topology) -> Plan:
     sent = collectives.find(program, sizes)
     flops, traffic = costs.flops(program, _visited(config)), costs.traffic(program)
     plan["flops"] |= {"program": flops, "useful": model_flops / (flops * len(topology.devices)) if flops else None}
-    summed = _summed(sent)
+    summed = _summed(sent, "count", "kind", "axes")
     return plan | {
         "traffic": traffic,
         "collectives": summed,
-        "largest": [
-            {"kind": c.kind, "axes": c.axes, "times": c.times, "bytes": c.total, "shape": c.shape, "source": c.source}
-            for c in sent[:LISTED]
-        ],
+        "largest": _summed(sent, "times", "kind", "axes", "shape", "source")[:LISTED],
         "minimum": communication_bound.communication_bound(config, step.model.specs, step.mesh),
         "roofline": roofline(topology, step.mesh, flops, traffic, summed, model_flops),
     }
@@ -161,10 +158,12 @@ def replicated(step: CompiledStep) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: -row["bytes"])
 
 
-def _summed(sent: list[collectives.Collective]) -> list[dict[str, Any]]:
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
+def _summed(sent: list[collectives.Collective], count: str, *names: str) -> list[dict[str, Any]]:
+    """How often (under the name `count`) and how many bytes, of those that agree in these fields; most bytes first."""
+    rows: dict[tuple, dict[str, Any]] = {}
     for one in sent:
-        row = rows.setdefault((one.kind, one.axes), {"kind": one.kind, "axes": one.axes, "count": 0, "bytes": 0.0})
-        row["count"] += one.times
+        alike = {name: getattr(one, name) for name in names}
+        row = rows.setdefault(tuple(alike.values()), {**alike, count: 0, "bytes": 0.0})
+        row[count] += one.times
         row["bytes"] += one.total
     return sorted(rows.values(), key=lambda row: -row["bytes"])

@@ -11,7 +11,7 @@ from jaxformer.errors import ConfigError
 from jaxformer.functional.block import block_specs
 from jaxformer.parallel.constraints import ACTIVATION_RULES, RULES
 from jaxformer.plan.measures import Plan, make_plan
-from jaxformer.plan.summary import size, verdict
+from jaxformer.plan.summary import milliseconds, size, verdict
 from jaxformer.plan.topology import Topology
 from jaxformer.specs import is_spec
 
@@ -105,8 +105,8 @@ def _rank(trial: Trial) -> tuple[bool, float]:
 def _line(trial: Trial) -> str:
     plan, times = trial.plan, trial.plan.get("roofline")
     speed = "" if not times else (
-        f"{times['no_overlap'] * 1e3:9.1f} ms  {times['utilisation_no_overlap']:6.1%} to {times['utilisation']:6.1%}  "
-        f"{times['bound']}"
+        f"{milliseconds(times['no_overlap']):>12}  {times['utilisation_no_overlap']:6.1%} to "
+        f"{times['utilisation']:6.1%}  {times['bound']}"
     )  # fmt: skip
     return f"{trial.name:44} {size(plan['memory']['total']):>10}  fits: {verdict(plan):8}{speed}"
 

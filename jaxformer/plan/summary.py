@@ -27,7 +27,7 @@ def lines(plan: Plan) -> list[str]:
     mesh = " x ".join(f"{name} {n}" for name, n in plan["mesh"].items())
     memory = plan["memory"]
     out = [
-        f"{plan['topology']}: {plan['devices']} devices, mesh {mesh}; {plan['parameters'] / 1e9:.3f}e9 parameters, "
+        f"{plan['topology']}: {plan['devices']} devices, mesh {mesh}; {plan['parameters']:,} parameters, "
         f"{plan['tokens']} tokens an update; compiled in {plan['seconds']:.0f} s",
         "",
         "memory of one device",
@@ -57,11 +57,14 @@ def verdict(plan: Plan) -> str:
 
 
 def _work(plan: Plan) -> list[str]:
-    flops = plan["flops"]
+    flops, useful = plan["flops"], plan["flops"]["useful"] or 0.0
+    share = f"of which the model's {useful:.1%}"
+    if useful > 1:  # kernels leave blocks of masked scores out
+        share = f"{1 / useful:.1%} of the model's, which counts masked scores too"
     return [
         "work of one update",
         f"  {'model, all devices':34} {flops['model']:>12.4g} FLOP",
-        f"  {'program, one device':34} {flops['program']:>12.4g} FLOP, of which the model's {flops['useful'] or 0:.1%}",
+        f"  {'program, one device':34} {flops['program']:>12.4g} FLOP, {share}",
         f"  {'main memory, one device':34} {size(plan['traffic']):>12} read and written",
     ]
 
@@ -83,19 +86,40 @@ def _sent(plan: Plan) -> list[str]:
     out.append("  largest")
     out += [
         f"    {size(row['bytes']):>9} {row['kind']:18} {row['axes']:9} {row['times']:5.0f} x {row['shape']:24} "
-        f"{row['source'][-72:]}"
+        f"{_end(row['source'])}"
         for row in plan["largest"]
     ]
     return out
 
 
+def _end(path: str, most: int = 72) -> str:
+    """The last parts of a path, as many as fit.
+
+    >>> _end("while/body/dot_general", 16)
+    '.../dot_general'
+    """
+    whole = path
+    while len(path) > most - 4 * (path != whole) and "/" in path:
+        path = path.partition("/")[2]
+    return path if path == whole else f".../{path}"
+
+
+def milliseconds(seconds: float) -> str:
+    """A time with at least two digits that say something.
+
+    >>> milliseconds(0.25), milliseconds(1.234e-5)
+    ('250.0 ms', '0.012 ms')
+    """
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e3:.2g} ms"
+
+
 def _roofline(times: dict[str, Any]) -> list[str]:
     return [
         "least time of one update",
-        *(f"  {name:34} {times[name] * 1e3:>10.1f} ms" for name in ("compute", "memory", "links")),
-        f"  {'all three at once: ' + times['bound'] + ' bound':34} {times['step'] * 1e3:>10.1f} ms, "
+        *(f"  {name:34} {milliseconds(times[name]):>13}" for name in ("compute", "memory", "links")),
+        f"  {'all three at once: ' + times['bound'] + ' bound':34} {milliseconds(times['step']):>13}, "
         f"MFU {times['utilisation']:.1%}",
-        f"  {'links after the rest':34} {times['no_overlap'] * 1e3:>10.1f} ms, "
+        f"  {'links after the rest':34} {milliseconds(times['no_overlap']):>13}, "
         f"MFU {times['utilisation_no_overlap']:.1%}",
     ]
 

@@ -82,6 +82,9 @@ def parse(name: str) -> tuple[Chip, tuple[int, ...]]:
     most = MOST_DEVICES[chip.platform]
     if math.prod(shape) > most:
         raise ConfigError(f"--topology: {shown(name)} has too many devices; accepted: at most {most} of {kind}")
+    if chip.platform == "tpu" and any(n % 2 for n in shape[:2]):
+        form = ":XxY" if wanted == 2 else ":XxYxZ"
+        raise ConfigError(f"--topology: {name!r}: a host has 2 x 2 chips; accepted: {kind}{form} with even X and Y")
     return chip, shape
 
 

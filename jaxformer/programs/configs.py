@@ -26,6 +26,6 @@ def main() -> None:
     elif name in found:
         print(found[name].read_text(encoding="utf-8"), end="")
     else:
-        near = nearest(name, [*found], 0.6)
+        near = nearest(name, found)
         hint = f"did you mean {near}?" if near else f"accepted: {', '.join(found)}"
         raise ConfigError(f"{shown(name)[1:-1]}: no config that comes with jaxformer; {hint}")

@@ -13,9 +13,11 @@ def main() -> None:
     """Prints the most probable tokens for each mask, with their probabilities."""
     arguments = parser(__doc__, "fill-mask")
     add_workdir(arguments)
-    arguments.add_argument("--text", required=True, help="text with [MASK] in it, once or more")
+    arguments.add_argument("--text", required=True, action="append", help="text with [MASK] in it; repeatable")
     arguments.add_argument("--top-k", type=integer(1), default=5, metavar="K", help="tokens shown for each mask")
     options = arguments.parse_args()
+
+    import numpy as np
 
     from jaxformer import decoding
     from jaxformer.errors import ConfigError
@@ -26,22 +28,24 @@ def main() -> None:
     family, able = run.config.model.family, families_for("fill_mask")
     if family not in able:
         raise ConfigError(f"--workdir: {options.workdir} holds a {family}; fill_mask needs a {' or '.join(able)}")
-    if "[MASK]" not in options.text:
-        raise ConfigError(f"--text: {options.text!r} holds no [MASK]")
+    for text in options.text:
+        if "[MASK]" not in text:
+            raise ConfigError(f"--text: {text!r} holds no [MASK]")
     if run.config.compilation_cache:
         keep_compiled_programs()
     tokenizer, cfg = run.tokenizer, run.config.model
-    inside = tokenizer.encode(options.text, strict=True, specials=True).tolist()
+    inside = [tokenizer.encode(text, strict=True, specials=True).tolist() for text in options.text]
     # As in training: rows of pairs are [CLS] A [SEP]; all others are documents, which start with the separator.
     pairs = run.config.data.pairs
-    ids = [tokenizer.cls_id, *inside, tokenizer.sep_id] if pairs else [tokenizer.separator_id, *inside]
+    ids = [[tokenizer.cls_id, *x, tokenizer.sep_id] if pairs else [tokenizer.separator_id, *x] for x in inside]
     never = sorted(set(tokenizer.special_ids.tolist()) | set(range(tokenizer.vocab_size, cfg.vocab_size or 0)))
     top_k = min(options.top_k, tokenizer.vocab_size - len(tokenizer.special_ids))
-    out = decoding.fill_mask(run.params, [ids], cfg, tokenizer.mask_id, top_k=top_k, suppress=never)
-    print(options.text)
-    for number, (tokens, probabilities) in enumerate(zip(out.tokens, out.probabilities, strict=True), 1):
-        shown = [
-            f"{tokenizer.decode([token])!r} {100 * chance:.1f} %"
-            for token, chance in zip(tokens, probabilities, strict=True)
-        ]
-        print(f"mask {number}: {', '.join(shown)}")
+    out = decoding.fill_mask(run.params, ids, cfg, tokenizer.mask_id, top_k=top_k, suppress=never)
+    for row, text in enumerate(options.text):
+        print(text)
+        for number, at in enumerate(np.flatnonzero(out.rows == row), 1):
+            shown = [
+                f"{tokenizer.decode([token])!r} {100 * chance:.1f} %"
+                for token, chance in zip(out.tokens[at], out.probabilities[at], strict=True)
+            ]
+            print(f"mask {number}: {', '.join(shown)}")

@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     if not (args.n or args.d or args.c):
         raise ConfigError("give at least one of --n, --d and --c: the columns of parameters, tokens and FLOP")
     out = _writable(args.out)
-    settings = fit.Settings(
+    settings = fit.Settings.of_flags(
         delta=args.delta, replicates=args.bootstrap, seed=args.seed, resampling=args.resampling,
         budgets=tuple(args.budget), holdout=args.holdout,
     )  # fmt: skip
@@ -73,7 +73,7 @@ def summary(result: dict[str, Any]) -> str:
     """The result as text for a terminal."""
     settings = result["settings"]
     derived = "".join(f"; {name} from C = {settings['flops_constant']:g} N D" for name in settings["derived"])
-    lines = [f"{settings['source']}: {settings['rows']} rows{derived}"]
+    lines = [f"{settings['source']}: {settings['rows']} row{'s' * (settings['rows'] != 1)}{derived}"]
     if "parametric" in result:
         lines += _parametric_lines(result)
     else:
@@ -95,7 +95,7 @@ def summary(result: dict[str, Any]) -> str:
 
 def _parametric_lines(result: dict[str, Any]) -> list[str]:
     optimal, ranking = result["optimal"], result["ranking"]
-    lines = ["", f"fits best: {verdict.fits_best(ranking)}"]
+    lines = ["", verdict.fits_best(ranking)]
     lines += [f"E, the irreducible loss: {_text(result[result['fits_best']]['E'])}"]
     count = result["settings"]["replicates"]
     for row in ranking:

@@ -3,8 +3,10 @@
     jaxformer generate --workdir=runs/gpt_tiny --prompt='def '
     jaxformer generate --workdir=runs/gpt_tiny --prompt='import ' --temperature=0 --stream
     jaxformer generate --workdir=runs/gpt_tiny --prompt='class ' --beam=4
+    jaxformer generate --workdir=runs/gpt_tiny --prompt='def ' --prompt='class '
 
-A sample ends when the model ends the document, before a --stop text, or after --max-new-tokens.
+Several prompts are continued at once and printed one after the other, each as if it were alone. A sample ends
+when the model ends the document, before a --stop text, or after --max-new-tokens.
 """
 
 import argparse
@@ -26,7 +28,9 @@ def main() -> None:
     """Prints each sample: the prompt and its continuation."""
     arguments = parser(__doc__, "generate")
     add_workdir(arguments)
-    arguments.add_argument("--prompt", default="", help="text to continue; empty: the beginning of a document")
+    arguments.add_argument(
+        "--prompt", action="append", help="text to continue; repeatable; empty: the beginning of a document"
+    )
     arguments.add_argument("--max-new-tokens", type=integer(1), default=128, metavar="N")
     arguments.add_argument("--num-samples", type=integer(1), default=1, metavar="N")
     arguments.add_argument("--seed", type=integer(0, 2**31 - 1), default=0)
@@ -44,6 +48,7 @@ def main() -> None:
     arguments.add_argument("--length-penalty", type=finite, help="of the beam search; above 0: prefers longer texts")
     arguments.add_argument("--stream", action="store_true", help="print the text as it comes (one sample)")
     options = arguments.parse_args()
+    options.prompt = options.prompt or [""]
 
     from jaxformer import decoding
     from jaxformer.runs.pretrain import open_run
@@ -61,16 +66,18 @@ def main() -> None:
         keep_compiled_programs()
     parts = generated(run, sampling, options)
     if options.stream:
-        print(options.prompt, end="", flush=True)
-    texts = [Text(run.tokenizer.pieces, options.stop) for _ in range(options.num_samples)]
+        print(options.prompt[0], end="", flush=True)
+    prompts = [prompt for prompt in options.prompt for _ in range(options.num_samples)]
+    texts = [Text(run.tokenizer.pieces, options.stop) for _ in prompts]
     for _ in taken(parts, texts):
         if options.stream:
             print(texts[0].news(), end="", flush=True)
-    for number, text in enumerate(texts, 1):
-        if options.num_samples > 1:
-            print(f"--- {number} of {options.num_samples}")
-        print(text.news() if options.stream else options.prompt + text.news())
-    full = [text for text in texts if not text.ended and text.tokens < options.max_new_tokens]
+    exist = [(prompt, text) for prompt, text in zip(prompts, texts, strict=True) if text.tokens]  # not all beams do
+    for number, (prompt, text) in enumerate(exist, 1):
+        if len(texts) > 1:
+            print(f"--- {number} of {len(exist)}")
+        print(text.news() if options.stream else prompt + text.news())
+    full = [text for _, text in exist if not text.ended and text.tokens < options.max_new_tokens]
     if full:
         context = f"the context of {run.config.model.context_length} tokens"
         print(f"note: {context} is full; learned positions cannot extend it", file=sys.stderr)
@@ -81,6 +88,8 @@ def check(options: argparse.Namespace) -> None:
     samples, beam = options.num_samples, options.beam
     if options.stream and (samples > 1 or beam is not None):
         raise ConfigError("--stream: prints one sample; leave out --num-samples and --beam")
+    if options.stream and len(options.prompt) > 1:
+        raise ConfigError(f"--stream: prints one sample; accepted: one --prompt, not {len(options.prompt)}")
     if beam is not None and beam < samples:
         raise ConfigError(f"--beam: {beam}; accepted: at least --num-samples, {samples}")
     if "" in options.stop:
@@ -100,8 +109,10 @@ def generated(run: "Run", sampling: "Sampling", options: argparse.Namespace) -> 
       ConfigError: the run is not a GPT, or the prompt does not fit it.
     """
     import jax
+    import numpy as np
 
     from jaxformer import decoding
+    from jaxformer.decoding.request import check_task
     from jaxformer.functional.position_encodings import encoding_of
     from jaxformer.models.families import families_for
     from jaxformer.runs import memory_check
@@ -109,14 +120,15 @@ def generated(run: "Run", sampling: "Sampling", options: argparse.Namespace) -> 
     tokenizer, cfg = run.tokenizer, run.config.model
     if cfg.family not in (able := families_for("generate")):
         raise ConfigError(f"--workdir: {options.workdir} holds a {cfg.family}; generate needs a {' or '.join(able)}")
+    check_task("generate", cfg)
     # In training, documents start with the separator, so the prompt does too; the next separator ends the document.
-    ids = [tokenizer.separator_id, *tokenizer.encode(options.prompt, strict=True).tolist()]
+    ids = [[tokenizer.separator_id, *tokenizer.encode(text, strict=True).tolist()] for text in options.prompt]
     never = set(tokenizer.special_ids.tolist()) | set(range(tokenizer.vocab_size, cfg.vocab_size or 0))
-    tokens = len(ids) + options.max_new_tokens
+    tokens = max(map(len, ids)) + options.max_new_tokens
     if not encoding_of(cfg).extends:
         tokens = min(tokens, cfg.context_length)
     flags = "--num-samples and --max-new-tokens" if options.beam is None else "--beam and --max-new-tokens"
-    memory_check.check_decoding(cfg, options.beam or options.num_samples, tokens, flags)
+    memory_check.check_decoding(cfg, len(ids) * (options.beam or options.num_samples), tokens, flags)
     common = {
         "max_new_tokens": options.max_new_tokens,
         "stop": [tokenizer.separator_id],
@@ -124,12 +136,14 @@ def generated(run: "Run", sampling: "Sampling", options: argparse.Namespace) -> 
     }
     if options.beam is not None:
         found = decoding.beam_search(
-            run.params, [ids], cfg, beams=options.beam, length_penalty=options.length_penalty or 0.0, **common
+            run.params, ids, cfg, beams=options.beam, length_penalty=options.length_penalty or 0.0, **common
         )
-        first = [x[0, : options.num_samples] for x in (found.tokens, found.lengths, found.log_probs, found.stopped)]
-        return iter([decoding.Generated(*first)])
-    common |= {"sampling": sampling, "rng": jax.random.key(options.seed)}
-    prompts = [ids] * options.num_samples
+        best = [x[:, : options.num_samples] for x in (found.tokens, found.lengths, found.log_probs, found.stopped)]
+        return iter([decoding.Generated(*(x.reshape(-1, *x.shape[2:]) for x in best))])
+    prompts = [prompt for prompt in ids for _ in range(options.num_samples)]
+    samples = np.arange(len(prompts)) % options.num_samples  # a prompt gets the keys that it would get alone
+    rngs = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(options.seed), samples)
+    common |= {"sampling": sampling, "rng": rngs}
     # A stop text may be split into tokens in any way, so the text is searched, block by block.
     if options.stream or options.stop:
         return decoding.stream(run.params, prompts, cfg, **common)

@@ -12,7 +12,9 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
+from jaxformer.config import Config
 from jaxformer.errors import ConfigError
 from jaxformer.runs.command_line import integer, parse_config, parser, path_text
 from jaxformer.storage.files import write_atomically
@@ -43,15 +45,21 @@ def main() -> int:
     target = topology.make(options.topology)
     if options.search:
         found = search.search(parsed.config, target, tries=options.tries, log=print)
-        print("\n".join(["", *search.lines(found)]))
+        print("\n".join(["", *search.lines(found), *assumed(parsed.config, found[0].plan)]))
         _write(options.json, [one.plan for one in found])
         return 0 if any(one.plan["memory"]["fits"] is not False for one in found) else 2
     plan = measures.make_plan(parsed.config, target)
-    print("\n".join(summary.lines(plan)))
+    print("\n".join([*summary.lines(plan), *assumed(parsed.config, plan)]))
     _write(options.json, plan)
     if plan["memory"]["fits"] is False:
         raise ConfigError(summary.remedy(plan))
     return 0
+
+
+def assumed(config: Config, plan: dict[str, Any]) -> list[str]:
+    """What a plan takes for the vocabulary's size, if only the tokenizer knows it."""
+    size = plan["config"]["model"]["vocab_size"]
+    return [f"note: config.model.vocab_size: none; {size} is assumed"] if config.model.vocab_size is None else []
 
 
 def difference(files: list[str]) -> int:

@@ -15,7 +15,7 @@ from jaxformer.config import Config, MeshConfig
 from jaxformer.errors import ConfigError
 from jaxformer.runs.command_line import Parsed, add_verify, finite, integer, parse_config, parser
 from jaxformer.runtime.program import a_device_for_each_core
-from jaxformer.scaling import bootstrap, plotting, results
+from jaxformer.scaling import bootstrap, findings, plotting, results
 from jaxformer.scaling.ladder import StudyConfig, size_model
 from jaxformer.scaling.law_fit import Settings
 
@@ -42,7 +42,7 @@ def main() -> int:
         bootstrap.special()
     if stage in (None, "report"):
         plotting.matplotlib()
-    settings = Settings(delta=options.delta, replicates=options.bootstrap, holdout=options.holdout)
+    settings = Settings.of_flags(delta=options.delta, replicates=options.bootstrap, holdout=options.holdout)
     if stage in (None, "plan", "run"):
         from jaxformer.runs import scaling_study
         from jaxformer.runs.workdir_lock import WorkdirLock
@@ -53,12 +53,12 @@ def main() -> int:
         opened = scaling_study.open_study(parsed.config, verify=options.verify)
         check_memory(opened.config)
         if stage == "plan":
-            scaling_study.print_plan(opened)
+            scaling_study.print_plan(opened, settings)
             return 0
         with WorkdirLock(opened.config.workdir):
             scaling_study.start(opened, parsed.overrides, parsed.source)
             try:
-                scaling_study.run(opened, at_once=options.at_once)
+                scaling_study.run(opened, settings, at_once=options.at_once)
             except Interrupted as signal:
                 print(f"stopped by {signal}; the same command continues")
                 return 75
@@ -83,7 +83,7 @@ def check_memory(config: StudyConfig) -> None:
 
 
 def conclude(parsed: Parsed, stage: str | None, settings: Settings) -> None:
-    """Fits and, unless the stage is fit, writes the report; prints the paths and a summary."""
+    """Fits and, unless the stage is fit, writes the report; prints the paths and the findings."""
     from jaxformer import records
     from jaxformer.data import languages
     from jaxformer.runs import manifest
@@ -103,6 +103,7 @@ def conclude(parsed: Parsed, stage: str | None, settings: Settings) -> None:
     if stage in (None, "report"):
         command = f"jaxformer scaling --config={shlex.quote(str(about.get('config_file')))}"
         given = "".join(f" --config.{name}={shlex.quote(text)}" for name, text in parsed.given.items())
+        given += f" --stage={stage}" if stage else ""
         for flag, field in (("bootstrap", "replicates"), ("delta", "delta"), ("holdout", "holdout")):
             if getattr(settings, field) != getattr(Settings, field):
                 given += f" --{flag}={getattr(settings, field)}"
@@ -110,7 +111,7 @@ def conclude(parsed: Parsed, stage: str | None, settings: Settings) -> None:
             workdir, title(trained), found, fits, notes=notes, commands=[command + given], manifest=about
         )
         print(page)
-    print("\n".join([*notes, *results.summary(fits)]))
+    print("\n".join([*findings.lines(findings.table(fits)), *notes]))
 
 
 def title(config: Config) -> str:

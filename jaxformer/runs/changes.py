@@ -61,7 +61,12 @@ def notes(old: Config, new: Config) -> list[str]:
     every = [line for line in lines if line not in execution]
     lines = []
     if execution:
-        lines.append(f"{'; '.join(execution)} since this run began; its results agree to rounding, not bit for bit")
+        of_weights = getattr(new.model.attention, "dropout", 0.0)  # whose elements each kernel draws in its own way
+        rates = {"attention": of_weights, "gradient_accumulation_steps": of_weights + new.model.dropout}
+        agree = "its results agree to rounding, not bit for bit"
+        if any(rate and getattr(old.execution, name) != getattr(new.execution, name) for name, rate in rates.items()):
+            agree = "dropout then drops other elements, so its results are those of other random numbers"
+        lines.append(f"{'; '.join(execution)} since this run began; {agree}")
     if every:
         lines.append(f"{'; '.join(every)} since this run began")
     if old.train.steps != new.train.steps:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from jaxformer.config import Config, diff, from_mapping, load, reference, registry, to_dict
 from jaxformer.config.fields import MOST_INTEGER, at_home, did_you_mean, from_text, nearest, shown
-from jaxformer.config.loading import split
+from jaxformer.config.loading import blamed, split
 from jaxformer.errors import ConfigError
 from jaxformer.storage import credentials
 
@@ -60,10 +60,16 @@ class Parsed(NamedTuple):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's, whose errors are one line: ConfigError with the flag, the value and what is accepted."""
+    """argparse's, whose errors are one line: ConfigError with the flag, the value and what is accepted.
+
+    Attributes:
+      flags: all of them.
+      takes_fields: True if --config.section.field sets a field.
+    """
 
     def __init__(self, **settings: Any):
         self.flags: list[str] = []
+        self.takes_fields = False
         super().__init__(**settings)
 
     def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
@@ -77,7 +83,7 @@ class Parser(argparse.ArgumentParser):
         words = list(sys.argv[1:] if args is None else args)
         for word in words[: words.index("--") if "--" in words else None]:
             name = word.split("=")[0]
-            field = "--config" in self.flags and re.fullmatch(FIELD, name)
+            field = self.takes_fields and re.fullmatch(FIELD, name)
             if word.startswith("--") and name not in self.flags and not field:
                 self._unknown(name)
         return super().parse_known_args(words, namespace)
@@ -104,13 +110,15 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
     def _unknown(self, name: str) -> NoReturn:
-        near = nearest(name, self.flags, 0.6) if name.startswith("-") else ""
+        near = nearest(name, self.flags) if name.startswith("-") else ""
         first, dot, rest = name.partition(".")
-        if dot and first.startswith("--") and "--config" in self.flags:  # a field of the config
+        if dot and first.startswith("--") and self.takes_fields:
             near = f"--config.{rest if nearest(first, ['--config'], 0.7) else name[2:]}"
         hint = f"did you mean {near}?" if near else "see --help"
-        if not near and "--config" in self.flags:
+        if not near and self.takes_fields:
             hint += ", and --config.section.field=value for config fields"
+        if dot and "--config" in self.flags and not self.takes_fields:
+            hint = "this program takes no fields of the config, which are those of the run in --workdir"
         raise ConfigError(f"{shown(name)[1:-1]}: no such flag; {hint}")
 
 
@@ -227,7 +235,7 @@ def parse_config(parser: Parser, argv: Sequence[str] | None = None, cls: type[Co
     parser.add_argument("name", nargs="?", type=_config_text, metavar="CONFIG[:ARGUMENT]", help=about)
     parser.add_argument("--config", type=_config_text, metavar="CONFIG[:ARGUMENT]", help="the same")
     parser.add_argument("--print-config", action="store_true", help="print the whole config as a config file, and end")
-    parser.epilog = CONFIG_HELP + reference.help_text(cls)
+    parser.epilog, parser.takes_fields = CONFIG_HELP + reference.help_text(cls), True
     overrides, words = {}, []
     for word in _joined(sys.argv[1:] if argv is None else argv):
         if match := re.fullmatch(rf"({FIELD})(?:=(.*))?", word, re.DOTALL):
@@ -245,8 +253,10 @@ def parse_config(parser: Parser, argv: Sequence[str] | None = None, cls: type[Co
     if source is None:
         raise ConfigError("--config: is needed; `jaxformer configs` lists those that come with it")
     mapping = load(source)
-    base = from_mapping(mapping, cls=cls)
-    config = from_mapping(mapping, overrides, cls)
+    with blamed(split(source)[0], passing=(ConfigError,)):
+        base = from_mapping(mapping, cls=cls)
+        config = from_mapping(mapping, overrides, cls)
+        config.model.attention.summary()
     if "workdir" not in mapping:
         base = replace(base, workdir=f"runs/{split(source)[0].stem}")
         config = config if "workdir" in overrides else replace(config, workdir=base.workdir)

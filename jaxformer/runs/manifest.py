@@ -20,8 +20,9 @@ from typing import Any, TypeVar
 
 import jax
 
-from jaxformer.config import Config, DistributedConfig, diff, from_mapping, to_dict
+from jaxformer.config import Config, DistributedConfig, diff, from_mapping, registry, to_dict
 from jaxformer.config.fields import shown
+from jaxformer.config.loading import blamed, is_loaded, split
 from jaxformer.errors import ConfigError
 from jaxformer.runs import changes
 from jaxformer.storage import credentials, files, json_checksum
@@ -66,6 +67,7 @@ def describe(
         "seed": config.seed,
         "data_fingerprint": fingerprint,
         "batches": BATCHES,
+        **({"own_files": own} if (own := _own_files(config)) else {}),
         "git_commit": _git_commit(),
         "versions": {"jaxformer": _version("jaxformer"), "python": platform.python_version()}
         | {name: _version(name) for name in VERSIONS},
@@ -118,11 +120,13 @@ def read_config(workdir: str | Path, cls: type[C] = Config) -> C:  # type: ignor
 
 def _config_of(workdir: str | Path, manifest: Mapping[str, Any], cls: type[C]) -> C:
     """The manifest's config; fields that its version did not have take their defaults."""
+    file = str(manifest.get("config_file") or "")
     try:
-        config = from_mapping(manifest["config"], cls=cls)
+        with blamed(split(file)[0], passing=(ConfigError,)):
+            config = from_mapping(manifest["config"], cls=cls)
     except ConfigError as error:
-        file = manifest.get("config_file", "")
-        hint = f"; if {file} brings it, give --config={file}" if file and " is not one of " in str(error) else ""
+        missing = file and not is_loaded(file) and " is not one of " in str(error)
+        hint = f"; if {file} brings it, give --config={file}" if missing else ""
         raise ConfigError(f"workdir {workdir}: {FILE_NAME}: {error}{hint}") from None
     if config.model.vocab_size is None:
         raise ConfigError(f"workdir {workdir}: {FILE_NAME}: config.model.vocab_size: None; a run that started has one")
@@ -267,6 +271,21 @@ def record_change(config: Config) -> None:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         history = [*manifest.get("changes", []), {"at": now, "changed": changed}]
         _write(path, {**manifest, "config": new, "changes": history})
+
+
+def _own_files(config: Config) -> dict[str, str]:
+    """Name -> digest of the files in which the run's own kinds are written."""
+    found = [path for path in map(Path, registry.own_files(config)) if path.is_file()]
+    return {path.name: json_checksum.digest(path.read_bytes()) for path in found}
+
+
+def changed_files(workdir: str | Path, config: Config) -> str | None:
+    """A note about the files of own kinds that are not as they were when the run in `workdir` started, or None."""
+    now = _own_files(config)
+    changed = [name for name, digest in read(workdir).get("own_files", {}).items() if now.get(name) != digest]
+    if not changed:
+        return None
+    return f"note: {', '.join(changed)} changed since this run began; what it computes now may be something else"
 
 
 def write_or_check(manifest: Mapping[str, Any], config: Config, free: Sequence[str] = ()) -> None:

@@ -17,6 +17,7 @@ from jaxformer.errors import ConfigError
 from jaxformer.functional.block import init_cache
 from jaxformer.parallel.mesh import param_shardings
 from jaxformer.specs import count_params, is_spec
+from jaxformer.training.chunks import longest_chunk
 
 # Where a container's limit stands: cgroups v2, v1.
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -62,8 +63,7 @@ def check_training(config: Config, specs: Any, mesh: Mesh) -> None:
     each = [n * math.prod(s.shard_shape(x.shape)) for n, x, s in zip(copies, leaves, shardings, strict=True)]
     state = 4 * sum(each) * sharing
     train = config.train
-    steps = min(x for x in (config.execution.steps_per_dispatch, train.steps, train.eval_every_steps,
-                            config.checkpoint.save_every_steps) if x is not None)  # fmt: skip
+    steps = longest_chunk(config)
     tokens = steps * train.global_batch_size * config.model.context_length
     batches = TOKEN_BYTES * tokens * sharing // mesh.devices.size
     if state + batches > limit:

@@ -7,7 +7,7 @@ from jaxformer.config import Config, registry
 from jaxformer.data import languages, sample_prompt
 from jaxformer.data.batches import Batches
 from jaxformer.data.corpus import Corpus, Split
-from jaxformer.models.families import family_of
+from jaxformer.models.families import tasks_of
 from jaxformer.models.flops import count_parameters, training_flops
 from jaxformer.runs.command_line import Parsed
 from jaxformer.training import loop
@@ -49,7 +49,7 @@ def print_result(config: Config, corpus: Corpus, result: loop.Result, log, sourc
     log(f"held out: {describe(result.evaluation)}")
     print_floor(config, result.evaluation, log)
     print_codes(corpus.validation, result.evaluation, log)
-    workdir, tasks = shlex.quote(config.workdir), family_of(config.model).tasks
+    workdir, tasks = shlex.quote(config.workdir), tasks_of(config.model)
     text = shlex.quote(something_to_try(config, corpus)) if tasks else ""
     brings = "" if registry.is_built_in(config) else f" --config={shlex.quote(source)}"
     if "generate" in tasks:
@@ -61,7 +61,7 @@ def print_result(config: Config, corpus: Corpus, result: loop.Result, log, sourc
 
 def something_to_try(config: Config, corpus: Corpus) -> str:
     """A prompt for a GPT, or a text with [MASK] for a BERT, such as the corpus could hold."""
-    if "generate" in family_of(config.model).tasks:
+    if "generate" in tasks_of(config.model):
         return "def " if config.data.source == "stdlib" else sample_prompt.prompt(corpus.validation, corpus.tokenizer)
     if config.data.source == "stdlib":
         return "import [MASK]"

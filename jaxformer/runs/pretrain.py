@@ -3,6 +3,7 @@
 Everything that can be refused is refused before anything compiles and before anything is written.
 """
 
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,7 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 from jax.sharding import Mesh
 
-from jaxformer.config import Config, MeshConfig
+from jaxformer.config import Config, MeshConfig, from_mapping
+from jaxformer.config.mesh import AXES
 from jaxformer.config.registry import OBJECTIVES
 from jaxformer.data import languages
 from jaxformer.data.batches import Batches, eval_batches
@@ -20,10 +22,11 @@ from jaxformer.data.corpus import Corpus, Split, open_corpus
 from jaxformer.data.progress_bars import say
 from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.errors import ConfigError, ProgramError
+from jaxformer.models import own_kinds
 from jaxformer.models.attention_support import check_available, check_mesh, fallback_to_auto
 from jaxformer.models.flops import six_n, training_flops
 from jaxformer.modules import make_model
-from jaxformer.parallel.mesh import check_batch, check_context, host_rows, make_mesh, replicated
+from jaxformer.parallel.mesh import check_batch, check_context, host_rows, make_mesh, param_shardings
 from jaxformer.runs import changes, manifest, memory_check, messages, warm_start
 from jaxformer.runs.command_line import Parsed
 from jaxformer.runs.workdir_lock import WorkdirLock
@@ -90,6 +93,8 @@ def _pretrain(parsed: Parsed, stack: ExitStack) -> loop.Result:
         about = manifest.describe(config, parsed.overrides, parsed.source, corpus.fingerprint, tokenizer)
         manifest.write_or_check(about, config, changes.MAY_CHANGE)
         told.extend(changes.notes(manifest.stored_config(config.workdir), config))
+        if note := manifest.changed_files(config.workdir, config):
+            told.append(note)
         manifest.record_change(config)
         if not manifest.tokenizer_is_kept(config.workdir):
             try:
@@ -154,12 +159,14 @@ def _prepare(
     config = warm_start.with_tokenizer(config)
     corpus = open_corpus(config.data, progress=chief, verify=verify)
     config = fit_vocabulary(config, corpus.tokenizer)
+    own_kinds.check_model(config)
     model = make_model(config.model, config.loss, config.execution, config.optimizer.freeze)
     memory_check.check_training(config, model.specs, mesh)  # refuses what does not divide as well
     own = host_rows(config.train.global_batch_size, mesh)
     shape = {"rows": config.train.global_batch_size, "context_length": config.model.context_length}
     batches = Batches(corpus.train, corpus.tokenizer, config.data, **shape, host_row_indices=own, seed=config.seed)
     held_out = eval_batches(corpus.validation, corpus.tokenizer, config.data, **shape, host_row_indices=own)
+    own_kinds.check_batches(config, len(own), {"training": batches, "held-out": held_out})
     warm = None if made else warm_start.plan(config, model, corpus.tokenizer)
     return config, corpus, mesh, model, batches, held_out, warm
 
@@ -201,6 +208,8 @@ def open_run(workdir: str | Path) -> Run:
             f"workdir {workdir}: tokenizer.json is gone, damaged or another (its checksum is not the manifest's); "
             "going on with the run writes it again"
         )
+    if note := manifest.changed_files(workdir, config):
+        say(note)
     tokenizer = Tokenizer.load(workdir)
     params, step = _params(workdir, abstract_params(make_model(config.model, config.loss).specs))
     return Run(config, params, tokenizer, step)
@@ -215,13 +224,42 @@ def _params(
     return restore_params(directory, abstract, item=item, step=step, fingerprint=fingerprint, also=also)
 
 
-def evaluate(workdir: str | Path, *, cache_dir: str | None = None, verify: bool = False, log=print) -> dict[str, float]:
-    """Evaluates the newest valid checkpoint of a run on its whole held-out split, on one device.
+def mesh_of(workdir: str | Path, text: str | None) -> Mesh:
+    """The mesh that a program uses a run on.
+
+    Args:
+      workdir: of the run.
+      text: "run": the run's own mesh; "fsdp=4,tensor=2": this one, whose data axis takes what devices are left, or
+        "data=1,fsdp=4": of the first devices; None: one device.
+
+    Raises:
+      ConfigError: it names no axis, or does not fit the devices that are here.
+    """
+    if text is None:
+        return make_mesh(MeshConfig(1), jax.devices()[:1])
+    if text == "run":
+        return make_mesh(manifest.read_config(workdir).mesh)
+    axes = dict(part.partition("=")[::2] for part in text.split(","))
+    given: Config = from_mapping({}, {f"mesh.{name.strip()}": number for name, number in axes.items()})
+    sizes = [getattr(given.mesh, name) for name in AXES]
+    return make_mesh(given.mesh, jax.devices() if None in sizes else jax.devices()[: math.prod(sizes)])
+
+
+def evaluate(
+    workdir: str | Path,
+    *,
+    mesh: str | None = None,
+    cache_dir: str | None = None,
+    verify: bool = False,
+    log=print,
+) -> dict[str, float]:
+    """Evaluates the newest valid checkpoint of a run on its whole held-out split.
 
     The run's text is needed, under the names that it had: of relative names, seen from the current folder.
 
     Args:
       workdir: of the run.
+      mesh: where, as `mesh_of` reads it; no device then holds more than its part of the parameters.
       cache_dir: where corpora are kept; None: this user's cache folder, whatever the run's own was.
       verify: hash the text again and compare all that is kept of it, see `open_corpus`.
       log: takes the lines.
@@ -230,8 +268,15 @@ def evaluate(workdir: str | Path, *, cache_dir: str | None = None, verify: bool 
       ConfigError: there is no run, or its text has changed since; CheckpointError: no valid checkpoint.
     """
     config: Config = manifest.read_config(workdir)
+    if mesh is not None:
+        cluster.initialize(config.distributed)
     if config.compilation_cache:
         keep_compiled_programs()
+    devices = mesh_of(workdir, mesh)
+    check_batch(config.train.global_batch_size, 1, devices)
+    check_context(config.model.context_length, devices)
+    if note := manifest.changed_files(workdir, config):
+        say(note)
     about = manifest.read(workdir)
     kept_in = about["config"].get("data", {}).get("cache_dir")
     if kept_in is not None and cache_dir is None:
@@ -241,12 +286,11 @@ def evaluate(workdir: str | Path, *, cache_dir: str | None = None, verify: bool 
     stored = about["data_fingerprint"]
     if corpus.fingerprint != stored:
         raise ConfigError(f"workdir {workdir}: was trained on other text (corpus {stored}, now {corpus.fingerprint})")
-    mesh = make_mesh(MeshConfig(1), jax.devices()[:1])
     model = make_model(config.model, config.loss, fallback_to_auto(config.execution))
 
     def abstract(specs: Any) -> Params:
-        whole = replicated(mesh)
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), abstract_params(specs))
+        shapes, where = abstract_params(specs), param_shardings(specs, devices)
+        return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, where)
 
     params, step = _params(workdir, abstract(model.specs))
     frozen = None if model.frozen is None else _params(workdir, abstract(model.frozen), step, "frozen")[0]
@@ -256,11 +300,13 @@ def evaluate(workdir: str | Path, *, cache_dir: str | None = None, verify: bool 
         config.data,
         rows=config.train.global_batch_size,
         context_length=config.model.context_length,
+        host_row_indices=host_rows(config.train.global_batch_size, devices),
     )
-    with jax.set_mesh(mesh):
-        compiled = compile_eval(model, mesh)
-        found = loop.evaluate(compiled, lambda b: device_put_batch(b, mesh), params, held_out, frozen=frozen)
+    with jax.set_mesh(devices):
+        compiled = compile_eval(model, devices)
+        found = loop.evaluate(compiled, lambda b: device_put_batch(b, devices), params, held_out, frozen=frozen)
     values = metrics.evaluation(found, bytes_per_token(config, corpus.validation))
+    log = log if jax.process_index() == 0 else lambda _: None
     log(f"{workdir} at step {step}, held out: {describe(values)}")
     messages.print_floor(config, values, log)
     messages.print_codes(corpus.validation, values, log)

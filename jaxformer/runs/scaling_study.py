@@ -5,6 +5,7 @@ A study's directory holds `manifest.json`, `runs/` (one file per finished run), 
 need, and what is worth keeping.
 """
 
+import collections
 import functools
 import os
 import timeit
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxformer import records
 from jaxformer.config import Config
@@ -29,7 +31,7 @@ from jaxformer.runs import manifest
 from jaxformer.runs.pretrain import bytes_per_token, fit_vocabulary
 from jaxformer.runtime import cluster
 from jaxformer.runtime.program import keep_compiled_programs
-from jaxformer.scaling import ladder
+from jaxformer.scaling import fit, isoflop, ladder, laws, verdict
 from jaxformer.scaling.ladder import LadderConfig, StudyConfig
 from jaxformer.training.progress import duration
 from jaxformer.training.sweep import run_files, scheduler
@@ -90,8 +92,9 @@ def members(study: Study, finals: Mapping[str, Mapping[str, Any]]) -> list[Membe
     return [_member(study, run) for run in ladder.runs(study.config, losses, study.available)]
 
 
-def print_plan(study: Study, log: Callable[[str], None] = print) -> float:
-    """Prints what would be run and how long that takes on this machine; returns the remaining GFLOP."""
+def print_plan(study: Study, settings: fit.Settings, log: Callable[[str], None] = print) -> float:
+    """Prints what would be run, how long that takes on this machine, and what no fit with these settings could say of
+    it; returns the remaining GFLOP."""
     config = study.config
     found = _finished(study)
     losses = {name: float(record["loss"]) for name, record in found.items()}
@@ -111,12 +114,42 @@ def print_plan(study: Study, log: Callable[[str], None] = print) -> float:
     most = max(cell.tokens for cell in grid) / study.available
     if most > 1:
         log(f"warning: the longest run reads its text {most:.2f} times; scaling laws assume that text is read once")
+    for line in shortages(grid, [member.fields for member in wanted], settings):
+        log(f"warning: {line}")
     for line in study.corpus.notes() + _batches(config, study.corpus).notes():
         log(f"note: {line}")
     gflop = sum(trunk.steps * gflop_per_step(trunk.members[0]) for trunk in trunks(todo))
     seconds = 1e9 * gflop / (USUAL_SHARE * product_speed(config)) + COMPILE_SECONDS * len(shapes(todo))
     log(f"to do: {gflop / 1e3:.4g} TFLOP, about {duration(seconds)} here, from the speed of a large matrix product")
     return gflop
+
+
+def shortages(grid: list[ladder.Cell], runs: list[Mapping[str, Any]], settings: fit.Settings) -> list[str]:
+    """What the fits will lack, and what to add to the ladder; `runs` have "role" and "flops"."""
+    out = []
+    c = np.array([run["flops"] for run in runs if run["role"] == "ladder"])
+    sizes = collections.Counter(cell.budget for cell in grid if cell.budget is not None)
+    wide = sum(count >= isoflop.SIZES for count in sizes.values())
+    if len(c) < laws.SUM.rows_needed:
+        out.append(
+            f"{len(c)} run{'s' * (len(c) != 1)} for the fits, which need {laws.SUM.rows_needed}: nothing will be fitted"
+        )
+    elif few := verdict.too_few(len(c)):
+        out.append(few)
+    if sizes and wide < isoflop.BUDGETS:
+        out.append(
+            f"iso-FLOP minima need {isoflop.SIZES} sizes at each of {isoflop.BUDGETS} budgets; {wide} of "
+            f"{len(sizes)} will have them; add to ladder.widths or ladder.budgets, or widen the tokens per parameter"
+        )
+    if (
+        settings.holdout
+        and (left := sum(map(len, fit.budgets(c, settings)[: -settings.holdout]))) < laws.SUM.rows_needed
+    ):
+        out.append(
+            f"the largest budget will not be predicted: {left} run{'s' * (left != 1)} below it, and "
+            f"{laws.SUM.rows_needed} are needed; add to ladder.budgets, ladder.widths or ladder.seeds"
+        )
+    return out
 
 
 def start(study: Study, overrides: list[str], source: str, log: Callable[[str], None] = print) -> None:
@@ -138,7 +171,9 @@ def start(study: Study, overrides: list[str], source: str, log: Callable[[str], 
             records.write(path, mine)
 
 
-def run(study: Study, *, at_once: int | None = None, log: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
+def run(
+    study: Study, settings: fit.Settings, *, at_once: int | None = None, log: Callable[[str], None] = print
+) -> dict[str, dict[str, Any]]:
     """Trains the missing runs and gathers all records. Call `start` first.
 
     Raises:
@@ -146,7 +181,7 @@ def run(study: Study, *, at_once: int | None = None, log: Callable[[str], None] 
       ConfigError: a run's loss is below the entropy of its language, which only a data leak can cause.
     """
     config, workdir = study.config, Path(study.config.workdir)
-    gflop = print_plan(study, log)
+    gflop = print_plan(study, settings, log)
     if config.compilation_cache:
         keep_compiled_programs()
     sources = scheduler.Sources(

@@ -53,6 +53,7 @@ def loss_compute(table: Table, result: Mapping[str, Any]) -> Any:
     axes.set(xscale="log", yscale="log", xlabel=plotting.UNITS["C"], ylabel="loss (nats per token)",
              title="Loss against compute")  # fmt: skip
     plotting.loss_ticks(axes.yaxis)
+    plotting.log_ticks(axes.xaxis, plotting.flop)
     axes.legend(loc="upper right")
     plotting.size_bar(figure, axes, shades, log_n, "N")
     return figure
@@ -84,10 +85,10 @@ def optimum_lines(table: Table, result: Mapping[str, Any]) -> Any:
     figure, panels = plotting.panel(2)
     curve = result["optimal"]["curve"]
     for axes, key in zip(panels, ("N", "D"), strict=True):
-        text = _short(result["optimal"]["a" if key == "N" else "b"])
+        text = _growth(result["optimal"]["a" if key == "N" else "b"])
         axes.fill_between(curve["C"], curve[f"{key}_low"], curve[f"{key}_high"], color="0.8", linewidth=0)
         name = CALLED[result["optimal"]["law"]]
-        _inside_and_beyond(axes, curve, key, table, f"3 {name}: $C$ to the {text}", "its extrapolation")
+        _inside_and_beyond(axes, curve, key, table, f"3 {name}: {text}", "its extrapolation")
         styles = (("envelope", "1 envelope", "s", "--", 0.15), ("isoflop", "2 iso-FLOP", "o", "-.", 0.75))
         for part, name, marker, dash, shade in styles:
             if "skipped" in (found := result[part]):
@@ -96,7 +97,7 @@ def optimum_lines(table: Table, result: Mapping[str, Any]) -> Any:
             y = np.array([budget[key] for budget in found["budgets"]])
             slope = found["a" if key == "N" else "b"]
             axes.plot(c, y, marker, color=plotting.shade(shade), markeredgecolor="black", markersize=5, zorder=4,
-                      markeredgewidth=0.6, label=f"{name}: $C$ to the {_short(slope)}")  # fmt: skip
+                      markeredgewidth=0.6, label=f"{name}: {_growth(slope)}")  # fmt: skip
             if (exponent := _point(slope)) is not None:
                 line = np.exp(np.log(y).mean() + exponent * (np.log(c) - np.log(c).mean()))
                 axes.plot(c, line, linestyle=dash, color=plotting.shade(shade), linewidth=1.2)
@@ -104,6 +105,8 @@ def optimum_lines(table: Table, result: Mapping[str, Any]) -> Any:
                 low, high = np.array([budget["N_ci95"] for budget in found["budgets"]]).T
                 axes.vlines(c, low, high, color="0.2", linewidth=1.0, zorder=3)
         axes.set(xscale="log", yscale="log", xlabel=plotting.UNITS["C"], ylabel=f"optimal {plotting.UNITS[key]}")
+        plotting.log_ticks(axes.xaxis, plotting.flop)
+        plotting.log_ticks(axes.yaxis)
         axes.legend(loc="upper left")
     figure.suptitle("Compute-optimal size and tokens")
     return figure
@@ -157,7 +160,7 @@ def predicted_measured(holdout: Mapping[str, Any]) -> Any:
         axes.plot(measured, points, shape, color="black", markerfacecolor="none", markersize=6, label=name)
     axes.set(xlabel="measured loss (nats per token)", ylabel="predicted loss (nats per token)", xlim=ends, ylim=ends,
              title=f"Runs above {holdout['fitted_up_to']:.2g} FLOP, predicted from those below")  # fmt: skip
-    axes.legend(loc="upper left")
+    figure.legend(loc="outside lower center", ncols=2)
     return figure
 
 
@@ -233,8 +236,12 @@ def _point(quantity: Mapping[str, Any]) -> Any:
     return quantity["value"] if quantity["value"] is not None else quantity.get("estimate")
 
 
+def _growth(exponent: Mapping[str, Any]) -> str:
+    return f"{'exponent' if exponent['value'] is None else '$C$ to the'} {_short(exponent)}"
+
+
 def _short(quantity: Mapping[str, Any]) -> str:
     if quantity["value"] is None:
-        return "(not determined)"
+        return "not determined"
     low, high = quantity["ci95"]
     return f"{quantity['value']:.3f} [{low:.3f}, {high:.3f}]"

@@ -102,7 +102,8 @@ def _stuck(law: laws.Law, values: dict[str, Floats]) -> dict[str, Any]:
     reached a bound of its range."""
     low, high = laws.EXPONENT_RANGE
     stuck = stuck_exponents(law, values)
-    return {"at_bound": np.logical_or(*stuck.values()), "bound": f"{' or '.join(stuck)} = {low} or {high}"}
+    bound = f"{' or '.join(stuck)} = {low} or {high}, the ends of its range"
+    return {"at_bound": np.logical_or(*stuck.values()), "bound": bound}
 
 
 def find_outliers(residuals: Floats, params: int) -> tuple[Floats, Floats]:
@@ -110,6 +111,16 @@ def find_outliers(residuals: Floats, params: int) -> tuple[Floats, Floats]:
     z = (residuals - np.median(residuals)) / max(laws.robust_scale(residuals, params), 1e-9)
     index = np.flatnonzero(np.abs(z) > OUTLIER_Z)
     return index[np.argsort(-np.abs(z[index]))], z
+
+
+def budgets(c: Floats, settings: Settings) -> list[Floats]:
+    """Rows of each budget, ascending, as `predict_largest` counts budgets."""
+    groups = isoflop.budget_groups(c, settings.budget_tolerance)
+    if not groups:
+        order = np.argsort(c, kind="stable")
+        size = max(2, -(-len(order) // 10))
+        groups = [order[max(end - size, 0) : end] for end in range(len(order), 0, -size)][::-1]
+    return groups
 
 
 def predict_largest(table: Table, settings: Settings) -> dict[str, Any]:
@@ -127,17 +138,13 @@ def predict_largest(table: Table, settings: Settings) -> dict[str, Any]:
       ConfigError: holdout is 0, or too few budgets or rows remain.
     """
     if settings.holdout == 0:
-        raise ConfigError("no budgets to predict (holdout 0)")
-    groups = isoflop.budget_groups(table.c, settings.budget_tolerance)
-    if not groups:
-        order = np.argsort(table.c, kind="stable")
-        size = max(2, -(-len(order) // 10))
-        groups = [order[max(end - size, 0) : end] for end in range(len(order), 0, -size)][::-1]
+        raise ConfigError("no budgets to predict (--holdout=0)")
+    groups = budgets(table.c, settings)
     if settings.holdout >= len(groups):
         raise ConfigError(f"{table.source}: {len(groups)} budgets; holdout {settings.holdout} leaves none to fit")
     held = np.sort(np.concatenate(groups[-settings.holdout :]))
     rest = table.take(np.setdiff1d(np.arange(len(table)), held))
-    rest, test = dataclasses.replace(rest, source=f"{table.source} without its largest budgets"), table.take(held)
+    rest, test = dataclasses.replace(rest, source=f"{table.source}: without its largest budgets"), table.take(held)
     out = _forecast(laws.SUM, rest, test, settings)
     out |= {key: _or_skip(_forecast, law, rest, test, settings) for key, law in KAPLANS.items()}
     out["fits_best"] = verdict.closer({"parametric": out, **out})
@@ -178,9 +185,10 @@ def _fitted_laws(table: Table, settings: Settings, price: optimum.Price) -> dict
             out[key] = fitted[key][2]
         except ConfigError as error:
             out[key] = {"skipped": str(error)}
-    for key, floor in verdict.settle_floor(out).items():
+    count = table.num_clusters or len(table)
+    for key, floor in verdict.settle_floor(out, count).items():
         out[key]["E"] = floor
-    out["ranking"], out["fits_best"] = verdict.rank(out), verdict.closer(out)
+    out["ranking"], out["fits_best"] = verdict.rank(out, count), verdict.closer(out)
     best = out["ranking"][0]["law"]
     found, thetas, parameters = fitted[best]
     return out | {"optimal": {"law": best, "a": parameters["a"], "b": parameters["b"],

@@ -21,8 +21,7 @@ from jaxformer.scaling.optimum import Price
 from jaxformer.scaling.table import Floats, Table
 from jaxformer.scaling.valley import Valleys
 
-_SIZES_PER_BUDGET = 4
-_BUDGETS = 3
+SIZES, BUDGETS = 4, 3  # fewest sizes at a budget, and fewest such budgets
 _EQUAL = 1e-9
 
 
@@ -67,8 +66,8 @@ def opens_upward(log_n: Floats, loss: Floats, where: str) -> Floats:
       ConfigError: fewer than four different sizes, or equal losses.
       NoMinimumError: the parabola opens downward.
     """
-    if (sizes := len(np.unique(log_n))) < _SIZES_PER_BUDGET:
-        raise ConfigError(f"{where}: {sizes} different sizes; a parabola needs at least {_SIZES_PER_BUDGET}")
+    if (sizes := len(np.unique(log_n))) < SIZES:
+        raise ConfigError(f"{where}: {sizes} different size{'s' * (sizes != 1)}; a parabola needs at least {SIZES}")
     if np.ptp(loss) < _EQUAL:
         raise ConfigError(f"{where}: all of its losses are equal, so it has no minimum")
     coefficients = np.polynomial.polynomial.polyfit(log_n, loss, 2)
@@ -115,13 +114,13 @@ def minima(
         except ConfigError as error:
             left_out.append(str(error))
             downward += isinstance(error, NoMinimumError)
-    if len(kept) < _BUDGETS:
-        others = f" (and {len(left_out) - 1} more budgets left out)" if len(left_out) > 1 else ""
+    if len(kept) < BUDGETS:
+        others = f" (and {len(left_out) - 1} more left out)" if len(left_out) > 1 else ""
         if downward == len(groups):
-            raise NoMinimumError(f"{table.source}: {left_out[0]}; so do those of the other {downward - 1} budgets")
+            raise NoMinimumError(f"{table.source}: {left_out[0]}{'; so do those of the others' * (downward > 1)}")
         raise ConfigError(
             f"{table.source}: {len(kept)} of {len(groups)} budgets have a minimum inside the sizes tried; approach 2 "
-            f"needs at least {_BUDGETS}" + (f"; {left_out[0]}{others}" if left_out else "")
+            f"needs at least {BUDGETS}" + (f"; {left_out[0]}{others}" if left_out else "")
         )
     found = Valleys(*zip(*((np.log(table.n[group]), np.log(table.loss[group])) for _, group in kept), strict=True))
     drawn = found.replicates(replicates, seed)
@@ -185,9 +184,9 @@ def envelope(
         return first[inner[first]]
 
     best = winners(np.arange(len(table)))
-    if len(best) < _BUDGETS:
+    if len(best) < BUDGETS:
         raise ConfigError(
-            f"{table.source}: at {len(best)} budgets a size between others won; approach 1 needs at least {_BUDGETS}"
+            f"{table.source}: at {len(best)} budgets a size between others won; approach 1 needs at least {BUDGETS}"
         )
     if len(np.unique(table.n[best])) < 2:
         raise ConfigError(f"{table.source}: every run on the envelope has N = {table.n[best[0]]:.4g}; "

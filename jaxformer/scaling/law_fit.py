@@ -54,6 +54,14 @@ class Settings:
             if not 1 / LARGEST <= budget <= LARGEST:
                 raise ConfigError(f"budget: {budget}; accepted: FLOPs above 0, {LARGEST:g} at most")
 
+    @classmethod
+    def of_flags(cls, **fields: Any) -> "Settings":
+        """As the class, with an error that names the flag of a program."""
+        try:
+            return cls(**fields)
+        except ConfigError as error:
+            raise ConfigError(f"--{error}") from None
+
 
 def fit_law(law: laws.Law, table: Table, settings: Settings) -> tuple[laws.Estimate, Floats, dict[str, Any]]:
     """Fits a law to all rows of a table: the estimate, its replicates theta [R, P], parameters with intervals."""
@@ -64,7 +72,8 @@ def fit_law(law: laws.Law, table: Table, settings: Settings) -> tuple[laws.Estim
     value, values = found.natural(found.theta[None]), replicated(found, thetas, table, settings)
     low, high = laws.EXPONENT_RANGE
     stuck = stuck_exponents(law, values)
-    limits = {name: (stuck[pair[1]], f"{pair[1]} = {low} or {high}") for pair in law.terms for name in pair}
+    ends = f"{low} or {high}, the ends of its range"
+    limits = {name: (stuck[pair[1]], f"{pair[1]} = {ends}") for pair in law.terms for name in pair}
     if law.floor:
         limits["E"] = values["E"] < _WORTHLESS * table.loss.min(), "zero"
     levels = bootstrap.tails(len(table), len(law.names), table.clusters)
@@ -114,7 +123,7 @@ def drawn_weights(table: Table, settings: Settings) -> Floats:
       ConfigError: too many to keep in memory.
     """
     if settings.replicates * len(table) > _MOST_WEIGHTS:
-        raise ConfigError(f"replicates: {settings.replicates} for {len(table)} rows; accepted: "
+        raise ConfigError(f"replicates (--bootstrap): {settings.replicates} for {len(table)} rows; accepted: "
                           f"rows times replicates of {_MOST_WEIGHTS} at most")  # fmt: skip
     return bootstrap.weights(
         len(table), settings.replicates, seed=settings.seed, clusters=table.clusters, resampling=settings.resampling

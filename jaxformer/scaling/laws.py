@@ -119,7 +119,8 @@ class Law:
     def check(self, xs: Sequence[Floats], where: str) -> None:
         """Raises ConfigError, saying what is needed, if the rows cannot determine all parameters."""
         if len(xs[0]) < self.rows_needed:
-            raise ConfigError(f"{where}: {len(xs[0])} rows; {self} needs at least {self.rows_needed}")
+            rows = f"{len(xs[0])} row{'s' * (len(xs[0]) != 1)}"
+            raise ConfigError(f"{where}: {rows}; {self} needs at least {self.rows_needed}")
         for name, x in zip(self.variables, xs, strict=True):
             different, needed = len(np.unique(x)), 3 if len(self.variables) > 1 else len(self.names) + 1
             if different < needed:

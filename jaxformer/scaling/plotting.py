@@ -108,17 +108,18 @@ def loss_ticks(axis: Any) -> None:
     _set_ticks(axis, matplotlib().ticker.MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]), "{:g}".format)
 
 
-def log_ticks(axis: Any) -> None:
+def log_ticks(axis: Any, text: Callable[[float], str] | None = None) -> None:
     """Ticks such as 20k, 50k, 100k on a logarithmic axis that spans less than two decades; call it after plotting."""
     low, high = axis.get_view_interval()
     if high < 100 * low:
-        locator = matplotlib().ticker.LogLocator(subs=(1.0, 2.0, 5.0))
-        _set_ticks(axis, locator, lambda value: count(value) if value >= 1000 else f"{value:g}")
+        ticker = matplotlib().ticker
+        locator = ticker.LogLocator(subs=(1.0, 2.0, 5.0)) if high > 8 * low else ticker.MaxNLocator(4)
+        _set_ticks(axis, locator, text or (lambda value: count(value) if value >= 1000 else f"{value:g}"))
 
 
 def _set_ticks(axis: Any, locator: Any, text: Callable[[float], str]) -> None:
     axis.set_major_locator(locator)
-    axis.set_major_formatter(lambda value, _: text(value))
+    axis.set_major_formatter(lambda value, _: text(value) if value > 0 else "")
     axis.set_minor_formatter(matplotlib().ticker.NullFormatter())
 
 
@@ -131,6 +132,17 @@ def size_bar(figure: Any, axes: Any, shades: Any, logs: np.ndarray, name: str) -
     bar = figure.colorbar(shades, ax=axes, pad=0.01, ticks=marks, label=UNITS[name])
     bar.ax.yaxis.set_major_formatter(lambda value, _: count(10**value))
     bar.minorticks_off()
+
+
+def flop(value: float) -> str:
+    """A number of FLOP as a tick's label.
+
+    >>> flop(2e10), flop(1e10)
+    ('$2\\\\times10^{10}$', '$10^{10}$')
+    """
+    power = math.floor(math.log10(value) + 1e-9)
+    factor = f"{value / 10**power:.3g}"
+    return f"$10^{{{power}}}$" if factor == "1" else rf"${factor}\times10^{{{power}}}$"
 
 
 def count(value: float) -> str:

@@ -43,14 +43,14 @@ body { margin: 0 auto; max-width: 72rem; padding: 1rem; color: #1a1a1a; backgrou
 h1 { font-size: 1.7rem; line-height: 1.2; margin: .5rem 0 1rem; }
 h2 { font-size: 1.25rem; margin: 2.2rem 0 .6rem; padding-bottom: .2rem; border-bottom: 1px solid #ccc; }
 p, ul { max-width: 44rem; }
-.summary { padding: .6rem 1rem; border-left: 4px solid #333; background: #f4f4f4; max-width: none; }
-.summary p { margin: .2rem 0; max-width: none; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; margin: .4rem 0; }
 th, td { text-align: left; padding: .28rem .9rem .28rem 0; border-bottom: 1px solid #e2e2e2; vertical-align: top; }
 th { font-weight: 600; }
 td.number { white-space: nowrap; }
 .law { white-space: nowrap; }
+li .law, td[data-label=finding] .law, td[data-label^=not] .law { white-space: normal; }
+td[data-label=finding] { font-weight: 600; } td[data-label=value], td[data-label^="95"] { white-space: nowrap; }
 td.why { color: #444; font-style: italic; }
 .caption { color: #444; font-size: .92rem; margin: .8rem 0 .2rem; }
 .figures { display: grid; gap: 1.4rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); }
@@ -67,6 +67,7 @@ pre { background: #f4f4f4; padding: .6rem .8rem; overflow-x: auto; font-size: .8
   table.wide td { display: flex; gap: .7rem; border: 0; padding: .05rem 0; white-space: normal; }
   table.wide td:empty { display: none; }
   table.wide td::before { content: attr(data-label); flex: 0 0 8.5rem; color: #444; font-style: normal; }
+  table.wide td[data-label=finding]::before { content: none; }
 }
 """
 
@@ -76,7 +77,8 @@ def page(
     fits: Mapping[str, Mapping[str, Any]],
     figures: Mapping[str, str],
     *,
-    summary: Sequence[str] = (),
+    found: Sequence[Mapping[str, Any]] = (),
+    lacking: Sequence[str] = (),
     notes: Sequence[str] = (),
     tables: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     commands: Sequence[str] = (),
@@ -89,7 +91,7 @@ def page(
       fits: how N and C are counted ("all parameters, 6ND") -> result of `fit.fit_table`. The first is shown in full, of
         the others only the exponents.
       figures: name -> SVG text (see `embed`) or a `data:` URL; shown in this order.
-      summary: lines at the top.
+      found, lacking: the findings, a row each, and what would determine those that are not determined.
       notes: paragraphs on what was done and what it does not show.
       tables: heading -> rows, dicts with the same keys; a cell that is a dict with "ci95" is a number with an interval.
       commands: exact command lines.
@@ -97,8 +99,11 @@ def page(
     """
     name, first = next(iter(fits.items()))
     parts = [f"<h1>{html.escape(title)}</h1>"]
-    if summary:
-        parts.append('<div class="summary">' + "".join(f"<p>{html.escape(line)}</p>" for line in summary) + "</div>")
+    if found:
+        parts += ["<h2>Findings</h2>", table(found, f"N and C counted as: {name}")]
+    if lacking:
+        parts += ["<h2>What would determine the rest</h2>", "<ul>", *(f"<li>{_law(line)}</li>" for line in lacking)]
+        parts.append("</ul>")
     parts += [f"<p>{html.escape(note)}</p>" for note in notes]
     if figures:
         shown = [_figure(key, picture, _CAPTIONS.get(key, key)) for key, picture in figures.items()]
@@ -177,7 +182,7 @@ def _cell(key: str, value: Any) -> str:
         text, kind = interval(value, number), "number" if value["value"] is not None else "why"
     elif isinstance(value, float):
         text, kind = number(value), "number"
-    shown = _law(text) if key == "parameter" else _set(text)
+    shown = _law(text) if text and key in ("parameter", "finding", "not determined because") else _set(text)
     return f'<td class="{kind}" data-label="{html.escape(key, quote=True)}">{shown}</td>'
 
 
@@ -210,12 +215,14 @@ def _fit_tables(name: str, fit: Mapping[str, Any]) -> list[str]:
     out = []
     ranking = fit.get("ranking") or [{"law": key, "beaten": False} for key in CALLED if "law" in fit.get(key, {})]
     if ranking and "aicc" in ranking[0]:
-        words = ["fits best", *("beaten clearly" if row["beaten"] else "not distinguishable" for row in ranking[1:])]
+        few = verdict.too_few(ranking[0]["count"])
         rows = [
             {"law": fit[row["law"]]["law"], "residuals, root mean square": f"{100 * row['rms']:.3g}%",
-             "AICc": f"{verdict.higher(row['behind'])} higher" if row["behind"] else "lowest", "verdict": word}
-            for row, word in zip(ranking, words, strict=True)
+             "AICc": f"{verdict.higher(row['behind'])} higher" if row["behind"] else "lowest",
+             "verdict": "beaten clearly" if row["beaten"] else "not distinguishable" if row["behind"] else "fits best"}
+            for row in ranking
         ]  # fmt: skip
+        rows = [{**row, "AICc": "", "verdict": "too few runs to compare"} for row in rows] if few else rows
         out += ["<h2>Which law fits best</h2>", table(rows, f"N and C counted as: {name}")]
         out += [f"<p><strong>{html.escape(line[0].upper() + line[1:])}.</strong></p>" for line in verdict.warnings(fit)]
     for row in ranking:

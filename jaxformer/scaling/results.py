@@ -1,6 +1,5 @@
 """Turns the records of a study into fits, figures and a report."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from jaxformer.errors import ConfigError
-from jaxformer.scaling import figures, plotting, report, run_figures, verdict
-from jaxformer.scaling.fit import CALLED, LAWS, Settings, Table, fit_table
+from jaxformer.scaling import figures, findings, plotting, report, run_figures
+from jaxformer.scaling.fit import Settings, Table, fit_table
 from jaxformer.storage import files
 
 Record = Mapping[str, Any]
@@ -59,52 +58,34 @@ def fit(records: Sequence[Record], settings: Settings, source: str = "records") 
     """
     found = points(records)
     fits = {name: fit_table(table(found, name, source), settings) for name in CONVENTIONS}
-    diverged = [record["run"] for record in records if record["kind"] == "final" and record["status"] == "diverged"]
-    if diverged:
-        next(iter(fits.values()))["warnings"].append(f"{len(diverged)} runs diverged: {', '.join(diverged)}")
+    finals = [record for record in records if record["kind"] == "final"]
+    warnings = next(iter(fits.values()))["warnings"]
+    if diverged := [record["run"] for record in finals if record["status"] == "diverged"]:
+        warnings.append(f"{len(diverged)} run{'s' * (len(diverged) > 1)} diverged: {', '.join(diverged)}")
+    warnings += double_minima(_tried(finals))
     return fits
 
 
-def summary(fits: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Three lines: the law that fits best and the exponents; the optimal N and D at the largest budget; the error of
-    prediction. Laws are ordered by how well they fit; iso-FLOP curves are included if the table allows them."""
-    name, first = next(iter(fits.items()))
-    best, curves, ranking = first["optimal"], first["isoflop"], first["ranking"]
-    names = LAWS[best["law"]].names
-    shown = [key for key in names if key == "E" or key.startswith("alpha") or key == "beta"]
-    exponents = ", ".join(f"{key} {report.interval(first[best['law']][key])}" for key in shown)
-    if "E" not in names:
-        exponents += f", E by {CALLED[first['fits_best']]} {report.interval(first[first['fits_best']]['E'])}"
-    laws = [(CALLED[row["law"]] + " (beaten)" * row["beaten"], first[row["law"]]) for row in ranking]
-    parts = [("iso-FLOP curves", curves), *laws]
-    growth = ", ".join(f"by {by} {report.interval(part['a'], '{:.3f}'.format)}" for by, part in parts if "a" in part)
-    at, best_n = best["budgets"][0], ""
-    if "skipped" not in curves:
-        top = curves["budgets"][-1]
-        if math.isclose(top["C"], at["C"], rel_tol=0.05):
-            low, high = (plotting.count(n) for n in top["N_ci95"])
-            best_n = f"; by iso-FLOP curves N {plotting.count(top['N'])} [{low}, {high}]"
-    held = first["holdout"]
-    if "skipped" in held:
-        prediction = f"prediction: not done ({held['skipped']})"
-    else:
-        errors = {"kaplan_floor": held["kaplan_floor"], "parametric": held, "kaplan": held["kaplan"]}
-        off = {
-            key: f"{100 * part['mean_abs_error']:.2f} % on average, {100 * part['max_abs_error']:.2f} % at most by "
-            + CALLED[key] for key, part in errors.items() if "skipped" not in part
-        }  # fmt: skip
-        best_off = off.pop(held["fits_best"])
-        prediction = (
-            f"prediction: {len(held['rows'])} runs above {held['fitted_up_to']:.2g} FLOP, from the "
-            f"{held['fitted_rows']} below: off by {best_off}, which fits those below better"
-            + "".join(f"; {text}" for text in off.values())
-        )
-    return [
-        f"law ({name}): fits best {verdict.fits_best(ranking)}; {exponents}; N ~ C^a, a {growth}",
-        f"best at {at['C']:.3g} FLOP, by {CALLED[best['law']]}: N {report.interval(at['N'], plotting.count)}, "
-        f"D {report.interval(at['D'], plotting.count)} tokens, loss {report.interval(at['loss'])}{best_n}",
-        prediction,
-    ]
+def double_minima(tried: Sequence[Record]) -> list[str]:
+    """A line for each size whose loss against the learning rate has more than one minimum.
+
+    >>> runs = [{"params": 5000, "learning_rate": rate, "loss": loss} for rate, loss in ((1, 3.0), (2, 3.2), (4, 3.1))]
+    >>> double_minima(runs)[0].partition(" (")[0]
+    'N = 5k: the loss has 2 minima over the learning rate, at 1 and 4'
+    """
+    out = []
+    for size in sorted({record["params"] for record in tried}):
+        mine = sorted((r["learning_rate"], float(r["loss"])) for r in tried if r["params"] == size)
+        ends = [np.inf, *(loss if np.isfinite(loss) else np.inf for _, loss in mine), np.inf]
+        low = [i for i in range(1, len(ends) - 1) if ends[i - 1] > ends[i] < ends[i + 1]]
+        if len(low) > 1:
+            rise = max(ends[low[0] : low[-1]]) - sorted(ends[i] for i in low)[1]
+            at = " and ".join(f"{mine[i - 1][0]:g}" for i in low)
+            out.append(
+                f"N = {plotting.count(size)}: the loss has {len(low)} minima over the learning rate, at {at} (between "
+                f"them it is {rise:.2g} nats higher); which of them is the best may be chance"
+            )
+    return out
 
 
 def against_floor(fits: Mapping[str, Mapping[str, Any]], nats: float, standard_error: float = 0.0) -> str:
@@ -128,8 +109,8 @@ def against_floor(fits: Mapping[str, Mapping[str, Any]], nats: float, standard_e
         undetermined = other["value"] is None and "estimate" in other
         added = f"{other['estimate']:.4g}, not determined" if undetermined else report.interval(other)
         line += (
-            f"; by Kaplan's law with a floor, which fits better, residuals of {rms[0]:.3g} % (root mean square) "
-            f"against the sum's {rms[1]:.3g} %: its E {added}"
+            f". This E is by Kaplan's law with a floor, which fits better: residuals of {rms[0]:.3g} % (root mean "
+            f"square) against the sum's {rms[1]:.3g} %. The sum's E: {added}"
         )
     return line
 
@@ -170,11 +151,13 @@ def write_report(
     tables: dict[str, Sequence[Record]] = {"Runs": [_row(record) for record in ordered]}
     if spread := seed_spread(found):
         tables["Seeds"] = spread
+    rows = findings.table(fits)
     text = report.page(
         title,
         fits,
         {key: report.embed(figure) for key, figure in drawn.items()},
-        summary=summary(fits),
+        found=[{key: value for key, value in row.items() if key != "add"} for row in rows],
+        lacking=findings.lacking(rows),
         notes=notes,
         tables=tables,
         commands=commands,

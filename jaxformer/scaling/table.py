@@ -86,7 +86,7 @@ class Table:
         if not 0 <= common_error < np.inf:
             raise ConfigError(f"{source}: common_error: {common_error}; accepted: 0 or more")
         if not 1 / LARGEST <= flops_constant <= LARGEST:
-            raise ConfigError(f"flops-constant: {flops_constant}; accepted: a number above 0, 6 as a rule")
+            raise ConfigError(f"--flops-constant: {flops_constant}; accepted: a number above 0, 6 as a rule")
         names = tuple(names) if names is not None else tuple(f"row {i + 1}" for i in range(np.size(loss)))
         columns = {}
         for key, values in {"N": n, "D": d, "C": c, "loss": loss}.items():
@@ -186,6 +186,6 @@ class Table:
         """
         if not 0 <= count < len(self):
             raise ConfigError(
-                f"drop-highest-loss: {count}; accepted: 0 to {len(self) - 1}, one less than {self.source} has rows"
+                f"--drop-highest-loss: {count}; accepted: 0 to {len(self) - 1}, one less than {self.source} has rows"
             )
         return self.take(np.sort(np.argsort(self.loss, kind="stable")[: len(self) - count]))

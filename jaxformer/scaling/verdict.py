@@ -4,6 +4,10 @@ Laws are compared by AICc with the Laplace likelihood, because the fits are near
 2 n log(mean |log-residual|) + 2 k + 2 k (k + 1) / (n - k - 1). A law whose AICc is `CLEARLY` above the lowest has
 essentially no support (Burnham & Anderson 2002, section 2.6); its numbers are printed with a warning. E counts as
 determined only if the law that fits best determines it.
+
+Of fewer than `FEWEST` rows no law is called beaten. There the last term, a correction for small samples (Hurvich & Tsai
+1989), exceeds the 2 k that it corrects, for k = 6: five parameters and the noise scale. With 9 rows it puts those laws
+22 above Kaplan's law, which has four parameters, whatever the residuals.
 """
 
 from collections.abc import Mapping
@@ -14,6 +18,7 @@ import numpy as np
 # Names of the laws of N and D, by their keys in the result; "the sum" is Chinchilla's, E + A / N^alpha + B / D^beta.
 CALLED = {"parametric": "the sum", "kaplan": "Kaplan's law", "kaplan_floor": "Kaplan's law with a floor"}
 CLEARLY = 10.0
+FEWEST = 14  # 2 k (k + 1) / (n - k - 1) <= 2 k means n >= 2 (k + 1)
 _EXACT = 1e-12  # log-residuals below this are rounding
 
 
@@ -33,16 +38,23 @@ def aicc(residuals: np.ndarray, params: int, clusters: int | None = None) -> flo
     return float(fit + 2 * k + 2 * k * (k + 1) / max(count - k - 1, 1))
 
 
-def rank(fits: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The fitted laws, best first: {"law": key, "aicc", "behind": AICc above the best, "rms", "beaten"}.
+def too_few(count: int) -> str | None:
+    """Why so many rows, or clusters of rows, do not allow to compare laws; None if they do."""
+    return None if count >= FEWEST else f"{count} runs are too few to compare laws; at least {FEWEST} are needed"
+
+
+def rank(fits: Mapping[str, Mapping[str, Any]], count: int) -> list[dict[str, Any]]:
+    """The fitted laws, best first: {"law": key, "aicc", "behind": AICc above the best, "rms", "beaten",
+    "count"}.
 
     Args:
       fits: the laws by the keys of `CALLED`; skipped ones are left out.
+      count: rows, or clusters of rows.
     """
     done = sorted((fit["aicc"], key) for key, fit in fits.items() if key in CALLED and "aicc" in fit)
     return [
-        {"law": key, "aicc": value, "behind": value - done[0][0], "rms": fits[key]["rms"],
-         "beaten": value - done[0][0] >= CLEARLY} for value, key in done
+        {"law": key, "aicc": value, "behind": value - done[0][0], "rms": fits[key]["rms"], "count": count,
+         "beaten": count >= FEWEST and value - done[0][0] >= CLEARLY} for value, key in done
     ]  # fmt: skip
 
 
@@ -56,15 +68,21 @@ def higher(difference: float) -> str:
 
 
 def fits_best(ranking: list[dict[str, Any]]) -> str:
-    """A clause that names the best law of a ranking and compares the others with it.
+    """A clause that names the best law of a ranking and compares the others with it, or says that it cannot.
 
-    >>> fits_best([{"law": "kaplan", "rms": 0.005, "behind": 0.0}, {"law": "parametric", "rms": 0.02, "behind": 99.0}])
-    "Kaplan's law: residuals of 0.5 % (root mean square); then the sum, 2 %, AICc 99 higher"
+    >>> ranking = [{"law": "kaplan", "rms": 0.005, "behind": 0.0}, {"law": "parametric", "rms": 0.02, "behind": 99.0}]
+    >>> fits_best([{**row, "count": 20} for row in ranking])
+    "fits best: Kaplan's law, residuals of 0.5 % (root mean square); then the sum, 2 %, AICc 99 higher"
+    >>> fits_best([{**row, "count": 9} for row in ranking]).partition("; at least 14 are needed: ")[::2]
+    ('9 runs are too few to compare laws', "Kaplan's law, residuals of 0.5 % (root mean square); the sum, 2 %")
     """
     first, *others = ranking
-    line = f"{CALLED[first['law']]}: residuals of {100 * first['rms']:.2g} % (root mean square)"
-    rest = [f"{CALLED[row['law']]}, {100 * row['rms']:.2g} %, AICc {higher(row['behind'])} higher" for row in others]
-    return line + (f"; then {'; '.join(rest)}" if rest else "")
+    few = too_few(first["count"])
+    line = f"{few or 'fits best'}: {CALLED[first['law']]}, residuals of {100 * first['rms']:.2g} % (root mean square)"
+    for i, row in enumerate(others):
+        line += f"; {'then ' * (not few and i == 0)}{CALLED[row['law']]}, {100 * row['rms']:.2g} %"
+        line += "" if few else f", AICc {higher(row['behind'])} higher"
+    return line
 
 
 def closer(fits: Mapping[str, Mapping[str, Any]]) -> str:
@@ -73,9 +91,9 @@ def closer(fits: Mapping[str, Mapping[str, Any]]) -> str:
     return "kaplan_floor" if joined < fits["parametric"]["objective"] else "parametric"
 
 
-def settle_floor(fits: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def settle_floor(fits: Mapping[str, Mapping[str, Any]], count: int) -> dict[str, dict[str, Any]]:
     """The corrected E of the worse of the two laws with E, by its key: not determined, if the better law does not
-    determine its own E or fits clearly better; {} if it stays as it is."""
+    determine its own E or fits clearly better; {} if it stays as it is. `count`: as in `rank`."""
     best = closer(fits)
     other = "parametric" if best == "kaplan_floor" else "kaplan_floor"
     if "E" not in fits[other] or fits[other]["E"]["value"] is None:
@@ -85,7 +103,7 @@ def settle_floor(fits: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, A
         known = [end for end in (*judge["ci95"], *fits[other]["E"]["ci95"]) if end is not None]
         return {other: _undetermined(fits[other]["E"], [min(known), max(known)],
                                      f"{name}, which fits better, does not determine it ({judge['why']})")}  # fmt: skip
-    if fits[other]["aicc"] - fits[best]["aicc"] < CLEARLY:
+    if too_few(count) or fits[other]["aicc"] - fits[best]["aicc"] < CLEARLY:
         return {}
     low, high = judge["ci95"]
     return {other: _undetermined(fits[other]["E"], judge["ci95"],
@@ -102,7 +120,7 @@ def settle_frontier(floor: Mapping[str, Any], fits: Mapping[str, Mapping[str, An
 
 
 def warnings(fits: Mapping[str, Any]) -> list[str]:
-    """A line about the laws that the best one clearly beats; [] if there are none.
+    """A line about the laws that the best one clearly beats, or that they cannot be compared; [] if there are none.
 
     Args:
       fits: a result with "ranking", and with "holdout" if the largest budgets were predicted.
@@ -110,7 +128,7 @@ def warnings(fits: Mapping[str, Any]) -> list[str]:
     ranking = fits["ranking"]
     best, beaten = ranking[0], [row for row in ranking if row["beaten"]]
     if not beaten:
-        return []
+        return [few] if (few := too_few(best["count"])) else []
     names = " and ".join(CALLED[row["law"]] for row in beaten)
     rms = " and ".join(f"{100 * row['rms']:.2g} %" for row in beaten)
     more = " and ".join(higher(row["behind"]) for row in beaten)

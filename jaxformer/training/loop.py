@@ -25,6 +25,7 @@ from jaxformer.runtime.host_memory import settle_heap
 from jaxformer.specs import count_non_embedding, count_params
 from jaxformer.training import metrics
 from jaxformer.training.checkpoint.manager import Checkpoints
+from jaxformer.training.chunks import next_boundary
 from jaxformer.training.evaluate import (
     SPLIT,
     EvalBatches,
@@ -60,19 +61,6 @@ class Result:
     state: TrainState
     evaluation: dict[str, float] | None
     seconds: float
-
-
-def next_boundary(step: int, config: Config) -> int:
-    """Where the chunk that begins after `step` updates ends.
-
-    >>> from jaxformer.config import from_mapping
-    >>> config = from_mapping({"train": {"steps": 25, "eval_every_steps": 12}, "execution": {"steps_per_dispatch": 10},
-    ...                        "optimizer": {"warmup_steps": 0}})
-    >>> [next_boundary(step, config) for step in (0, 10, 11, 12, 20, 24)]
-    [10, 12, 12, 20, 24, 25]
-    """
-    periods = [config.execution.steps_per_dispatch, config.train.eval_every_steps, config.checkpoint.save_every_steps]
-    return min(config.train.steps, *(step - step % period + period for period in periods if period is not None))
 
 
 def train(
@@ -116,7 +104,7 @@ def train(
       bar: a progress bar (True), plain lines (False), or a bar where stderr is a terminal (None).
 
     Raises:
-      TrainingDiverged: train.max_bad_steps in a row were not finite.
+      TrainingDiverged: train.max_bad_steps in a row were not finite, or the last step or the final loss is not.
       CheckpointError: none is valid, or one cannot be written.
       ConfigError: the batch or a parameter does not divide over the mesh, or the held-out split is empty.
     """
@@ -187,6 +175,7 @@ def train(
             return Result(status, step, state, None, time.perf_counter() - began)
         values = run.evaluate(step, state, final=True)
         checkpoints.wait()
+        reporter.check_end(step, int(state.bad_steps), values["loss"])
         if status == "stopped_early":
             reporter.event(step, "stopped_early")
             progress.line(f"stopped at step {step}: no better evaluation in {config.train.early_stop_evals}")
@@ -268,14 +257,16 @@ class _Run:
 
     def chunks(self, step: int) -> Iterator[tuple[Batch, np.int32]]:
         """The chunks after `step`, each brought to the devices while the one before is used."""
-        ends = [step]
-        while ends[-1] < self.config.train.steps:
-            ends.append(next_boundary(ends[-1], self.config))
+
+        def ends(end: int) -> Iterator[int]:
+            yield end
+            while end < self.config.train.steps:
+                yield (end := next_boundary(end, self.config))
 
         def place(interval: tuple[int, int]) -> tuple[Batch, np.int32]:
             return self.steps.place_chunk([self.batches[i] for i in range(*interval)])
 
-        return read_ahead(self.feed, place, pairwise(ends))
+        return read_ahead(self.feed, place, pairwise(ends(step)))
 
     def report(self) -> None:
         """Waits for the newest chunk and reports its metrics."""

@@ -76,7 +76,7 @@ def evaluation(estimates: Mapping[str, WeightedMean], bytes_per_token: float | N
     for name, e in estimates.items():
         out |= {name: e.mean, f"{name}_stderr": e.stderr}
     mean, stderr, weight, rows = estimates["loss"]
-    perplexity = math.exp(mean) if mean < 700 else math.inf  # exp of more overflows
+    perplexity = math.inf if mean > 700 else math.exp(mean)  # exp of more overflows; nan stays nan
     out |= {"perplexity": perplexity, "weight": weight, "rows": rows}
     if bytes_per_token is not None:
         bits, their_stderr = (nats / bytes_per_token / math.log(2) for nats in (mean, stderr))

@@ -88,6 +88,21 @@ class Reporter:
                 f"{norm:g}) and were skipped; try a lower optimizer.learning_rate"
             )
 
+    def check_end(self, step: int, bad_steps: int, loss: float) -> None:
+        """Checks how a run ended: its last `bad_steps` steps were not finite, and `loss` is the final evaluation's.
+
+        Raises:
+          TrainingDiverged: the last tenth of the steps, or the loss, was not finite: what was evaluated is hardly what
+            was trained.
+        """
+        ended_badly = bad_steps >= max(1, step // 10)
+        if not ended_badly and math.isfinite(loss):
+            return
+        self.event(step, "diverged")
+        why = f"the last steps were not finite and were skipped ({bad_steps} in a row)"
+        why = why if ended_badly else f"the held-out loss is not finite ({loss:g})"
+        raise TrainingDiverged(f"step {step}: {why}; try a lower optimizer.learning_rate")
+
     def exclude(self, seconds: float) -> None:
         """Leaves `seconds` of other work than training out of the speed."""
         self._excluded += seconds

@@ -17,6 +17,7 @@ from jaxformer.parallel.mesh import batch_sharding, check_batch, param_shardings
 from jaxformer.runtime.host_memory import one_at_a_time
 from jaxformer.specs import only_trained, with_trained
 from jaxformer.training import state as states
+from jaxformer.training.chunks import longest_chunk
 from jaxformer.training.microbatch import fori_over_batches, split_microbatches
 from jaxformer.training.optim import Schedule, clip, make_schedule
 from jaxformer.training.state import TrainState
@@ -253,7 +254,7 @@ def compile_steps(
             donate_argnums=0,
         ),
         evaluate=compile_eval(model, mesh),
-        place_chunk=functools.partial(place_chunk, mesh=mesh, capacity=cfg.execution.steps_per_dispatch),
+        place_chunk=functools.partial(place_chunk, mesh=mesh, capacity=longest_chunk(cfg)),
         device_put_batch=functools.partial(device_put_batch, mesh=mesh),
         abstract_state=abstract,
     )

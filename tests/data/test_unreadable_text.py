@@ -116,11 +116,12 @@ def test_a_line_that_is_too_long_is_not_held(tmp_path, monkeypatch):
     assert peak < 20_000_000
 
 
-def test_a_file_of_broken_lines_alone_is_said_to_hold_no_text(tmp_path):
+@pytest.mark.parametrize("count, lines", [(3, "3 lines"), (1, "1 line")])
+def test_a_file_of_broken_lines_alone_is_said_to_hold_no_text(tmp_path, count, lines):
     path = tmp_path / "a.jsonl"
-    path.write_text('{"txt": "a"}\n' * 3)
+    path.write_text('{"txt": "a"}\n' * count)
     assert error_of(lambda: read(path, faults=Faults("skip"))) == (
-        f"config.data.files: {path} holds no text that can be read (3 lines left out, such as config.data.text_field: "
+        f"config.data.files: {path} holds no text that can be read ({lines} left out, such as config.data.text_field: "
         f"{path}:1: no field 'text' holding text; the line has the fields txt)"
     )
 
@@ -207,6 +208,11 @@ def test_the_corpus_says_how_many_lines_of_each_split_are_left_out(tmp_path, cap
         f"3 lines or examples of the validation text cannot be read and are left out; the first: config.data.files: "
         f"{tmp_path}/a.jsonl:5: not JSON (Expecting value: line 1 column 1 (char 0))",
     ]
+
+
+def test_one_line_left_out_is_one(tmp_path, capsys):
+    open_corpus(corpus(tmp_path, ["broken", line("one"), line("two")], validation_fraction=0.5), progress=False)
+    assert "1 line or example of the train text cannot be read and is left out; the first: " in capsys.readouterr().err
 
 
 def test_counts_with_held_out_files_with_one_document_and_with_a_cut_text(tmp_path):

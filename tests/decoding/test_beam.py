@@ -65,6 +65,18 @@ def test_as_many_beams_as_continuations_find_the_best_ones_in_order(length_penal
     np.testing.assert_allclose(np.exp(out.log_probs[0].astype(np.float64)).sum(), 1, rtol=1e-5)
 
 
+def test_places_without_a_continuation_are_empty():
+    """They were filled with tokens that are suppressed, as continuations of full length."""
+    never = [i for i in range(CFG.vocab_size) if i not in (3, 5)]
+    out = beam_search(PARAMS, PROMPTS[:2], CFG, beams=8, max_new_tokens=2, stop=[5], suppress=never)
+    assert all(x.dtype == np.int32 for x in (out.tokens, out.lengths)) and out.stopped.dtype == bool
+    for row in range(2):
+        got = {tuple(t[:n].tolist()) for t, n in zip(out.tokens[row], out.lengths[row], strict=True) if n}
+        assert got == {(3, 3), (3, 5), (5,)} and np.isfinite(out.log_probs[row, :3]).all()
+        assert (out.tokens[row, 3:] == -1).all() and not out.lengths[row, 3:].any() and not out.stopped[row, 3:].any()
+        assert np.isneginf(out.log_probs[row, 3:]).all() and np.isneginf(out.scores[row, 3:]).all()
+
+
 @pytest.mark.slow
 def test_each_row_is_searched_as_if_alone_and_beams_report_the_models_probabilities():
     together = beam_search(PARAMS, PROMPTS, CFG, beams=3, max_new_tokens=9, stop=[5], length_penalty=0.6)

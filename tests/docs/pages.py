@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^( *)```(\w+)([^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
-
 INCLUDED = re.compile(r"^--8<--\n(.*)\n--8<--\n", re.MULTILINE)  # as pymdownx.snippets has it
 
 

@@ -66,6 +66,13 @@ def test_every_field_is_told(site):
         assert f"<code>--config.{field.path}={field.default}</code>" in text, field.path
 
 
+def test_lists_of_included_pages_are_lists(site):
+    """Python-Markdown wants a blank line, or four spaces, where GitHub does not."""
+    for name, text in pages(site).items():
+        for paragraph in re.findall(r"<p>(.*?)</p>", text, re.DOTALL):
+            assert not re.search(r"^(?:- |\d\. |\| )", paragraph, re.MULTILINE), f"{name}: {paragraph[:200]}"
+
+
 def test_doctests_are_code(site):
     """A `>>>` outside a block of code would be three quotations inside each other."""
     for name, text in pages(site).items():

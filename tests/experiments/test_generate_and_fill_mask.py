@@ -1,5 +1,7 @@
 """The programs generate and fill_mask: what they print for a (stubbed) run, and one line for what they refuse."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -64,6 +66,32 @@ def test_samples_continue_the_prompt_and_repeat_with_the_seed(play):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("flags", [[], ["--num-samples=2"], ["--beam=2", "--num-samples=2"], ["--stop=e"]], ids=str)
+def test_several_prompts_are_continued_as_each_alone(play, flags):
+    """Only the last of them was."""
+    run, prompts = run_of(positions="rotary"), ("ab", "abc de", "")
+    flags = ["--max-new-tokens=6", *flags]
+    each = [play(generate, run, f"--prompt={prompt}", *flags)[1] for prompt in prompts]
+    code, out, err = play(generate, run, *(f"--prompt={prompt}" for prompt in prompts), *flags)
+    alone = [re.sub(r"^--- \d of 2\n", "", text) for one in each for text in re.split(r"(?m)^(?=--- \d of 2$)", one)]
+    alone = [text for text in alone if text]
+    assert (code, err) == (0, "") and len(alone) in (3, 6)
+    assert out == "".join(f"--- {i} of {len(alone)}\n{text}" for i, text in enumerate(alone, 1))
+
+
+def test_only_beams_that_exist_are_printed(play, monkeypatch):
+    """Two tokens that may come, one new token: the third and fourth beam were texts of probability 0."""
+    from jaxformer import decoding
+
+    search, run = decoding.beam_search, run_of(CHARS)
+    keep = CHARS.encode("ab").tolist()
+    never = [i for i in range(run.config.model.vocab_size) if i not in keep]
+    monkeypatch.setattr(decoding, "beam_search", lambda *a, **k: search(*a, **{**k, "suppress": never}))
+    code, out, _ = play(generate, run, "--prompt=c", "--max-new-tokens=1", "--beam=4", "--num-samples=4")
+    assert code == 0 and re.fullmatch(r"--- 1 of 2\nc[ab]\n--- 2 of 2\nc[ab]\n", out)
+
+
+@pytest.mark.slow
 def test_an_empty_prompt_begins_a_document_and_a_beam_prints_the_likeliest_texts(play):
     run = run_of(positions="rotary")
     code, out, _ = play(generate, run, "--max-new-tokens=5", "--temperature=0")
@@ -120,6 +148,7 @@ def test_streamed_text_has_whole_characters_and_holds_back_what_may_be_a_stop():
         (["--num-samples=0"], {}, "--num-samples: 0; accepted: at least 1"),
         (["--beam=2", "--num-samples=3"], {}, "--beam: 2; accepted: at least --num-samples, 3"),
         (["--stream", "--num-samples=2"], {}, "--stream: prints one sample"),
+        (["--stream", "--prompt=a", "--prompt=b"], {}, "--stream: prints one sample; accepted: one --prompt, not 2"),
         (["--stop="], {}, "--stop: ''; accepted: a text"),
         (["--seed=-1"], {}, "--seed: -1; accepted: 0 to 2147483647"),
     ],
@@ -151,10 +180,17 @@ def test_masks_are_filled_with_what_the_model_says(play, pairs):
         assert line == f"mask {1 if position == 3 else 2}: {shown}"
 
 
+def test_several_texts_are_filled_in_as_each_alone(play):
+    run, texts = run_of(family="bert", tokenizer=CHARS), ("--text=ab[MASK]d[MASK]", "--text=[MASK]ab cd")
+    each = [play(fill_mask, run, text)[1] for text in texts]
+    assert play(fill_mask, run, *texts) == (0, "".join(each), "")
+
+
 @pytest.mark.parametrize(
     ("flags", "changes", "line"),
     [
         (["--text=abc"], {}, "--text: 'abc' holds no [MASK]"),
+        (["--text=[MASK]", "--text=abc"], {}, "--text: 'abc' holds no [MASK]"),
         (["--text=[MASK]" + "a" * 60], {}, "text: 62 tokens are more than config.model.context_length 48"),
         (["--text=[MASK]X"], {}, "text: 'X' not in the vocabulary"),
         (["--text=[MASK]", "--top-k=0"], {}, "--top-k: 0; accepted: at least 1"),

@@ -238,11 +238,31 @@ WRONG = [
     (dict(bias=jnp.zeros((3, 3, 3))), r"bias has shape \(3, 3, 3\); accepted: what broadcasts to \(2, 4, 3, 3\)"),
     (dict(mask=jnp.ones((2, 3, 3), bool)), r"dense has shape \(2, 3, 3\); accepted: what broadcasts to \(2, 4, 3, 3\)"),
     (dict(mask=masks.padding(X[:, 0, :, 0] > 0)), r"keys has shape \(2, 4\); accepted: what broadcasts to \(2, 3\)"),
-    (dict(mask=masks.padding(jnp.ones(3, bool))), r"keys has shape \(3,\)"),
+    (dict(mask=masks.Mask(keys=jnp.ones(3, bool))), r"keys has shape \(3,\)"),
     (dict(mask=masks.segments(jnp.ones((3, 3)))), r"query_segments has shape \(3, 3\)"),
-    (dict(mask=masks.prefix(jnp.ones((2, 3), int))), r"prefix has shape \(2, 3\); accepted: what broadcasts to \(2,\)"),
+    (
+        dict(mask=masks.Mask(prefix=jnp.ones((2, 3), int))),
+        r"prefix has shape \(2, 3\); accepted: what broadcasts to \(2,\)",
+    ),
     (dict(mask=masks.Mask(query_segments=jnp.ones((2, 3)))), "query_segments and key_segments come together"),
     (dict(mask=masks.Mask(key_index=jnp.arange(4))), r"key_index has shape \(4,\)"),
+    (dict(key=X[:, :, :0], value=X[:, :, :0]), "4 query heads are not a multiple of 0 key heads"),
+    (dict(query=X[..., :0], key=X[..., :0]), "have heads of width 0; accepted: 1 up"),
+    (dict(implementation="bogus", return_weights=True), "implementation 'bogus'; accepted: auto, .*xla"),
+    *[
+        (
+            dict(implementation=name, return_weights=True),
+            f"implementation '{name}' returns no weights; accepted there: auto, xla",
+        )
+        for name in ("chunked", "splash", "cudnn")
+    ],
+    *[
+        (
+            dict(implementation=name, bias=lambda q, k: jnp.zeros((3, q.size, k.size))),
+            r"bias, a function, returns shape \(3, 3, 3\); accepted: what broadcasts to \(2, 4, 3, 3\)",
+        )
+        for name in ("auto", "xla", "chunked")
+    ],
 ]
 
 
@@ -250,6 +270,50 @@ WRONG = [
 def test_wrong_arguments_are_named(change, message):
     with pytest.raises(ValueError, match=message):
         attention(**{"query": X, "key": X, "value": X, **change})
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+@pytest.mark.parametrize("dtype", [jnp.int32, bool, jnp.complex64])
+def test_what_is_no_float_is_refused(name, dtype):
+    """Integers gave zeros."""
+    with pytest.raises(TypeError, match=rf"{name} has dtype {jnp.dtype(dtype)}; accepted: floats \(float32, bfloat16"):
+        attention(**{"query": X, "key": X, "value": X, name: X.astype(dtype)})
+
+
+@pytest.mark.parametrize("implementation", ["auto", "xla", "chunked"])
+@pytest.mark.parametrize("axis", ["B", "T", "S", "H"])
+def test_nothing_to_attend_to_gives_zeros(axis, implementation):
+    """chunked divided by zero."""
+    size = {"B": 2, "T": 3, "S": 5, "H": 4} | {axis: 0}
+    query = jnp.ones((size["B"], size["T"], size["H"], 6))
+    key, value = (jnp.ones((size["B"], size["S"], size["H"] // 2, n), jnp.bfloat16) for n in (6, 7))
+    for options in {}, {"soft_cap": 2.0}, {"bias": lambda q, k: q[:, None] - k[None, :]}, {"mask": masks.window(2)}:
+
+        def total(*arrays, options=options):
+            out = attention(*arrays, implementation=implementation, **options)
+            return jnp.sum(out.astype(jnp.float32)), out
+
+        grads, out = jax.grad(total, (0, 1, 2), has_aux=True)(query, key, value)
+        assert out.shape == (*query.shape[:3], 7) and out.dtype == jnp.bfloat16 and not out.any()
+        for grad, array in zip(grads, (query, key, value), strict=True):
+            assert grad.shape == array.shape and grad.dtype == array.dtype and not grad.any()
+    if implementation != "chunked":
+        _, weights = attention(query, key, value, implementation=implementation, return_weights=True)
+        assert weights.shape == (size["B"], size["H"], size["T"], size["S"]) and weights.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("implementation", ["xla", "chunked"])
+def test_one_number_is_a_bias(implementation):
+    arrays = cases.inputs(LONG, 2, jnp.float32)
+    for bias in jnp.float32(3), lambda q, k: jnp.float32(3):
+        got = attention(*arrays, masks.causal(), bias=bias, implementation=implementation)
+        np.testing.assert_allclose(got, attention(*arrays, masks.causal()), rtol=1e-5, atol=1e-6)
+
+
+def test_auto_says_what_returns_the_weights(caplog):
+    with caplog.at_level("INFO", "jaxformer"):
+        attention(X, X, X, return_weights=True)
+    assert "attention: auto is xla for 3 queries" in caplog.text
 
 
 def test_a_mask_that_is_not_bool_is_refused():

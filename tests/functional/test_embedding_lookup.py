@@ -1,5 +1,7 @@
 """A table split over devices gives the rows, and gets the gradient, of a whole one."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,6 +44,26 @@ def test_a_split_table_is_the_whole_one(sizes, axis, part):
     wanted = np.zeros_like(TABLE)
     np.add.at(wanted, TOKENS, G)
     np.testing.assert_allclose(gradient, wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "sizes, rows, gradient",
+    [
+        (None, [0, 0, 9, 9, 9], [2, 2]),
+        ((1, 8, 1), [0, 0, 9, 9, 9], [2, 2]),
+        ((1, 1, 2, 4), [None, None, None, None, None], [1, 1]),
+    ],
+)
+def test_ids_outside_the_table_are_as_documented(sizes, rows, gradient):
+    """Counted from the end, clipped without a gradient, or zeros; 0 and 9 stand beside them."""
+    tokens = np.tile([-11, -10, -1, 10, 2**31 - 1, 0, 9], (8, 1))
+    table = jnp.asarray(TABLE, jnp.float32)
+    with contextlib.nullcontext() if sizes is None else jax.set_mesh(mesh_of(*sizes)):
+        found, backward = jax.vjp(jax.jit(lambda table: look_up(jnp.asarray(tokens), table, "vocab")), table)
+        counted = np.asarray(backward(jnp.ones_like(found))[0])[[0, 9], 0] / 8
+    for got, row in zip(np.asarray(found[0]), rows, strict=False):
+        np.testing.assert_array_equal(got, 0 * table[0] if row is None else table[row])
+    np.testing.assert_array_equal(counted, gradient)
 
 
 def test_without_a_mesh_it_is_the_plain_one():

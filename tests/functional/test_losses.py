@@ -48,6 +48,20 @@ def test_cross_entropy(options):
         np.testing.assert_allclose(ours, theirs, rtol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_what_cross_entropy_says_of_dtypes_and_impossible_tokens(dtype):
+    logits = jnp.array([[0.0, 1.0, -jnp.inf]], dtype)
+    for target, smoothing, expected in (
+        (0, 0.0, (1.3125, 1.3125)),
+        (2, 0.0, (math.inf,) * 2),
+        (0, 0.1, (math.inf, 1.3125)),
+    ):
+        out, backward = jax.vjp(lambda x, t=target, s=smoothing: cross_entropy(x, jnp.array([t]), s), logits)
+        assert [x.dtype for x in out] == [dtype] * 2
+        np.testing.assert_allclose([float(x[0]) for x in out], expected, rtol=1e-2)
+        assert np.isfinite(backward((jnp.ones(1, dtype), jnp.zeros(1, dtype)))[0].astype(jnp.float32)).all()
+
+
 @pytest.mark.parametrize(
     "options, chunk_tokens", [*((o, 9) for o in OPTIONS[:-1]), *((OPTIONS[-1], c) for c in CHUNKS)]
 )

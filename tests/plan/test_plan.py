@@ -18,7 +18,7 @@ from jaxformer.config import from_mapping, load
 from jaxformer.errors import ConfigError
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import RULES, make_mesh
-from jaxformer.plan import measures, roofline, search, summary, topology
+from jaxformer.plan import collectives, measures, roofline, search, summary, topology
 from jaxformer.plan.communication_bound import communication_bound
 from jaxformer.plan.compiled_step import compile_step, target_config
 from jaxformer.plan.topology import Topology
@@ -149,6 +149,46 @@ def test_the_context_axis_is_planned_as_a_run_would_use_it():
 def cpu_plan():
     topology.prepare("cpu:8")
     return measures.make_plan(small(data=2, fsdp=2, tensor=2), topology.make("cpu:8"))
+
+
+def test_a_plan_of_little_is_readable():
+    """Nothing is 0.000e9, 0.0 ms or more than the whole; equal collectives share a line; a cut name says so."""
+    sent = [
+        collectives.Collective("all-gather", "fsdp", 4, 1e6, 2, "f32[8]", f"while/body/{'long_name/' * 9}dot{i // 10}")
+        for i in range(13)
+    ]
+    roof = dict.fromkeys(("compute", "memory", "links", "step", "no_overlap"), 1.234e-7)
+    plan = {
+        "topology": "cpu:4", "devices": 4, "mesh": {"data": 1, "fsdp": 4}, "parameters": 2448, "tokens": 128,
+        "seconds": 1.0, "memory": {"fits": None}, "replicated": [], "traffic": 1e6, "minimum": {}, "config": {},
+        "flops": {"model": 106.9, "program": 25.0, "useful": 1.069},
+        "collectives": measures._summed(sent, "count", "kind", "axes"),
+        "largest": measures._summed(sent, "times", "kind", "axes", "shape", "source"),
+        "roofline": {**roof, "bound": "links", "utilisation": 0.1, "utilisation_no_overlap": 0.1},
+    }  # fmt: skip
+    text = "\n".join(summary.lines(plan))
+    assert " 2,448 parameters, " in text and "0.00012 ms" in text and "in 26" in text
+    assert "93.5% of the model's, which counts masked scores too" in text and "106.9%" not in text
+    listed = [line.split(None, 5)[2:] for line in text.partition("largest\n")[2].splitlines()[:2]]
+    named = ".../" + "long_name/" * 6 + "dot"
+    assert listed == [["all-gather", "fsdp", "20", f"x f32[8]                   {named}0"],
+                      ["all-gather", "fsdp", "6", f"x f32[8]                   {named}1"]]  # fmt: skip
+    plan["flops"]["useful"] = 0.5
+    assert "of which the model's 50.0%" in "\n".join(summary.lines(plan))
+
+
+def test_planning_says_what_it_compiles_and_what_it_assumes(monkeypatch, capsys):
+    from jaxformer.programs import plan
+
+    monkeypatch.setattr("sys.argv", ["plan", "gpt_tiny", "--topology=cpu:1", "--config.model.num_layers=1",
+                                     "--config.model.width=24", "--config.model.context_length=16"])  # fmt: skip
+    assert plan.main() == 0
+    told = capsys.readouterr()
+    mesh = "mesh data 1 x fsdp 1 x context 1 x tensor 1"
+    assert told.err == f"compiling the train step for cpu:1, {mesh}, remat none\n"
+    assert told.out.endswith("note: config.model.vocab_size: none; 4096 is assumed\n")
+    config = from_mapping({"model": {"vocab_size": 64}})
+    assert plan.assumed(config, {"config": {"model": {"vocab_size": 64}}}) == []
 
 
 @pytest.mark.slow

@@ -5,13 +5,19 @@ import os
 import sys
 from dataclasses import replace
 
+import jax
+import numpy as np
 import pytest
 from file_formats import early_fingerprint
 
 from jaxformer.config import CheckpointConfig, Execution, MeshConfig, from_mapping
 from jaxformer.errors import ConfigError
+from jaxformer.modules import make_model
 from jaxformer.runs import changes, manifest
+from jaxformer.specs import is_spec
 from jaxformer.storage import json_checksum
+from jaxformer.training.step import gradients
+from jaxformer.types import Batch
 
 
 @pytest.fixture
@@ -182,6 +188,37 @@ def test_how_it_runs_may_change_and_is_said(config):
     )
     manifest.record_change(replace(changed, workdir=changed.workdir))  # nothing changed: nothing is written
     assert len(manifest.read(config.workdir)["changes"]) == 1
+
+
+CHANGES = ({"attention": "chunked"}, {"gradient_accumulation_steps": 2}, {"remat": "full"}, {"layers": "scan"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dropout", ["none", "residual", "weights"])
+def test_the_note_says_when_dropout_drops_other_elements(config, dropout):
+    """It says so exactly where the losses of one batch and one key differ by more than rounding."""
+    rates = {"none": (0.0, 0.0), "residual": (0.3, 0.0), "weights": (0.0, 0.3)}[dropout]
+    attention = replace(config.model.attention, num_heads=2, dropout=rates[1])
+    model = replace(config.model, num_layers=1, width=16, context_length=16, dropout=rates[0], attention=attention)
+    config = replace(config, model=model, execution=Execution(attention="xla"))
+    claim(config)
+
+    def loss(config):
+        made = make_model(config.model, config.loss, config.execution)
+        tokens = np.arange(64, dtype=np.int32).reshape(4, 16)
+        batch = Batch(tokens, tokens[:, ::-1], np.ones((4, 16), np.float32), None, None)
+        micro_batches = config.execution.gradient_accumulation_steps
+        rng = np.random.default_rng(0)
+        params = jax.tree.map(lambda s: rng.normal(0, 0.5, s.shape).astype(np.float32), made.specs, is_leaf=is_spec)
+        of = jax.jit(lambda *a: gradients(*a, model=made, micro_batches=micro_batches)[0])
+        return float(of(params, batch, jax.random.key(1)))
+
+    before = loss(config)
+    for change in CHANGES:
+        changed = replace(config, execution=replace(config.execution, **change))
+        differ = abs(loss(changed) - before) > 1e-5
+        (said,) = changes.notes(manifest.stored_config(config.workdir), changed)
+        assert ("dropout then drops other elements" in said, "agree to rounding" in said) == (differ, not differ)
 
 
 def test_the_manifest_of_a_version_before(config):

@@ -139,13 +139,18 @@ def test_one_column_gives_its_power_law(tmp_path, flag, column, law, capsys):
 BAD = [
     (["--n", "parms"], "no column 'parms'; did you mean 'params'? It has 'params', 'tokens', 'nll'"),
     (["--csv", "nowhere.csv"], "nowhere.csv: no such file or directory"),
-    (["--loss", "tokens", "--d", "nll", "--drop-highest-loss", "30"], "drop-highest-loss: 30; accepted: 0 to 29"),
+    (
+        ["--loss", "tokens", "--d", "nll", "--drop-highest-loss", "30"],
+        "error: --drop-highest-loss: 30; accepted: 0 to 29",
+    ),
     (["--drop-highest-loss", "25"], "5 rows; L = E + A / N^alpha + B / D^beta needs at least 8"),
+    (["--drop-highest-loss", "29"], ": 1 row; L = E + A / N^alpha + B / D^beta needs at least 8"),
     (["--drop-highest-loss", "x"], "--drop-highest-loss: 'x' is not an integer"),
-    (["--budget", "0"], "budget: 0.0; accepted: FLOPs above 0"),
+    (["--budget", "0"], "error: --budget: 0.0; accepted: FLOPs above 0"),
+    (["--flops-constant", "0"], "error: --flops-constant: 0.0; accepted: a number above 0"),
     (["--bootstrap", "10"], "--bootstrap: 10; accepted: 100 to 100000"),
-    (["--delta", "0"], "delta: 0.0; accepted: a number between 0 and 1"),
-    (["--resampling", "jackknife"], "resampling: 'jackknife'; accepted: weights, rows"),
+    (["--delta", "0"], "error: --delta: 0.0; accepted: a number between 0 and 1"),
+    (["--resampling", "jackknife"], "error: --resampling: 'jackknife'; accepted: weights, rows"),
     (["--cluster", "seed"], "no column 'seed'"),
     (["--d", "params"], "N and D rise and fall together"),
     (["--holdout", "-1"], "--holdout: -1; accepted: at least 0"),
@@ -273,9 +278,10 @@ def test_the_page_is_whole_and_needs_nothing_from_outside(tmp_path):
         "Ladder <&>",
         {"all parameters": result, "without embeddings": result},
         pictures,
-        summary=["a = 0.5"],
+        found=[{"finding": "a", "value": "0.5", "95% interval": "[0.4, 0.6]"}],
+        lacking=["To determine alpha_N: sizes"],
         tables={"Runs": [{"N": 1e6, "loss": 3.0}]},
-        commands=["python -m experiments.scaling --config=configs/x.py && echo '<done>'"],
+        commands=["jaxformer scaling --config=configs/x.py && echo '<done>'"],
         manifest={"versions": {"jax": "0.10"}, "seeds": [0, 1]},
     )
     checker = Checker()
@@ -283,6 +289,7 @@ def test_the_page_is_whole_and_needs_nothing_from_outside(tmp_path):
     assert checker.open == [] and "script" not in checker.tags and "link" not in checker.tags
     assert len(checker.addresses) == len(pictures)
     assert all(address.startswith("data:image/svg+xml;base64,") for address in checker.addresses)
+    assert page.index("<td") < page.index("[0.4, 0.6]") < page.index("To determine") < page.index("<figure")
     assert not re.search(r"https?://", re.sub(r'src="[^"]*"', "", page))
     assert (
         page.count("Ladder &lt;&amp;&gt;") == 2

@@ -9,7 +9,7 @@ import pytest
 from planted import TRUTH, loss_of
 
 from jaxformer.errors import ConfigError
-from jaxformer.scaling import figures, results, run_figures, verdict
+from jaxformer.scaling import figures, findings, results, run_figures, verdict
 from jaxformer.scaling.fit import Settings
 
 SETTINGS = Settings(replicates=100)
@@ -68,6 +68,17 @@ def test_diverged_runs_are_named(found, monkeypatch):
     (line,) = [line for line in results.fit(diverged, SETTINGS)[name]["warnings"]
                if "diverged" in line]  # fmt: skip
     assert line.startswith("4 runs diverged: w1000000-")
+    one = [{**r, "status": "diverged"} if r["run"] == "w1000000-n200-lr1.0-s1" else r for r in found]
+    assert "1 run diverged: w1000000-n200-lr1.0-s1" in results.fit(one, SETTINGS)[name]["warnings"]
+
+
+def test_two_minima_over_the_learning_rate_are_said():
+    def tried(*losses):
+        return [{"params": 5000, "learning_rate": 2.0**i, "loss": loss} for i, loss in enumerate(losses)]
+
+    assert results.double_minima(tried(3.1, 3.0, 3.2)) == results.double_minima(tried(3.0, 3.1, "nan")) == []
+    (line,) = results.double_minima(tried(3.1, 3.0, 3.25, 3.2, math.nan))
+    assert line.startswith("N = 5k: the loss has 2 minima over the learning rate, at 2 and 8 (between them it is 0.05")
 
 
 def test_every_convention_counts_as_it_says(found):
@@ -90,36 +101,42 @@ def test_the_planted_law_comes_back(fits):
     assert other["alpha"]["value"] == pytest.approx(law["alpha"]["value"], rel=1e-3)
 
 
-def test_the_summary_is_three_lines(fits):
-    lines = results.summary(fits)
-    assert len(lines) == 3 and not any("\n" in line for line in lines)
-    said = r"law \(all parameters, exact FLOP\): fits best the sum: residuals of \S+ % \(root mean square\); then "
-    assert re.match(said, lines[0]) and re.search(r"; E \S+ \[.*, alpha 0\.\d+ \[", lines[0])
-    assert re.match(r"best at \S+ FLOP, by the sum: N ", lines[1]) and lines[2].startswith("prediction: ")
-    assert " at most by the sum, which fits those below better; " in lines[2]
-    # By iso-FLOP curves too, where four sizes meet at a budget.
+def test_the_findings_are_rows_and_short_lines(fits):
+    rows = findings.table(fits)
+    assert rows[0]["value"].startswith("the sum, residuals of ") and rows[1]["value"].startswith("Kaplan's law, ")
+    found = {row["finding"]: row for row in rows}
+    low, high = next(iter(fits.values()))["parametric"]["alpha"]["ci95"]
+    assert found["alpha, exponent of N"]["95% interval"] == f"[{low:.3g}, {high:.3g}]"
+    assert re.search(r"^error of predicting \d+ runs above \S+ FLOP, by the sum: \S+ % on average, \S+ % at most$",
+                     "\n".join(findings.lines(rows)), re.M)  # fmt: skip
+    # No budget is shared by four sizes: the row says so, and a line says what would do.
+    curves = found["a by iso-FLOP curves"]
+    assert curves["value"] == "not determined" and curves["not determined because"] and "skipped" not in str(curves)
+    assert any(line.startswith("To determine a by iso-FLOP curves: at least 3 bud") for line in findings.lacking(rows))
+    assert max(len(line.split()) for line in findings.lines(rows)) < 50
     first = next(iter(fits.values()))
-    assert "skipped" in first["isoflop"] and not any("iso-FLOP" in line for line in lines)
     top = {"C": first["optimal"]["budgets"][0]["C"], "N": 5e6, "N_ci95": [4e6, 6e6]}
-    found = {"budgets": [top], "a": {"value": 0.5, "ci95": [0.4, 0.6]}}
-    lines = results.summary({"all": {**first, "isoflop": found}})
-    assert "N ~ C^a, a by iso-FLOP curves 0.500 [0.400, 0.600], by the sum " in lines[0]
-    assert lines[1].endswith("; by iso-FLOP curves N 5M [4M, 6M]")
+    iso = {"budgets": [top], "a": {"value": 0.5, "ci95": [0.4, 0.6]}}
+    lines = findings.lines(findings.table({"all": {**first, "isoflop": iso}}))
+    assert "a by iso-FLOP curves: 0.500 [0.400, 0.600]" in lines
+    assert any(line.endswith(" FLOP, by iso-FLOP curves: 5M [4M, 6M]") for line in lines)
 
 
 def test_a_better_law_with_a_floor_is_the_one_that_speaks_of_the_floor(fits):
     first = next(iter(fits.values()))
-    assert first["fits_best"] == "parametric" and "fits best the sum" in results.summary(fits)[0]
+    assert first["fits_best"] == "parametric" and findings.table(fits)[0]["value"].startswith("the sum")
     joined = first["kaplan_floor"] | {"E": {"value": 1.25, "ci95": [1.2, 1.3]}, "rms": 0.001, "aicc": -1e3}
-    ranking = verdict.rank({**first, "kaplan_floor": joined})
+    ranking = verdict.rank({**first, "kaplan_floor": joined}, 24)
     best = first["optimal"] | {"law": "kaplan_floor"}
     other = first | {"fits_best": "kaplan_floor", "kaplan_floor": joined, "ranking": ranking, "optimal": best}
     other = {"all": other}
-    line = results.summary(other)[0]
-    assert "fits best Kaplan's law with a floor: residuals of 0.1 % (root mean square); then the sum" in line
-    assert "; E 1.25 [1.2, 1.3], alpha_N" in line and ", by the sum (beaten) " in line
+    lines = findings.lines(findings.table(other))
+    assert lines[0] == "law that fits best: Kaplan's law with a floor, residuals of 0.1 %" and "the sum" in lines[1]
+    assert "E, irreducible loss, by Kaplan's law with a floor: 1.25 [1.2, 1.3]" in lines
     held, missed = (results.against_floor(other, nats) for nats in (1.21, 1.31))
-    assert "E 1.25 [1.2, 1.3] contains it, the interval's half width is 4 % of E; by Kaplan's law with a floor" in held
+    assert (
+        "E 1.25 [1.2, 1.3] contains it, the interval's half width is 4 % of E. This E is by Kaplan's law with" in held
+    )
     assert "does NOT contain it" in missed and "contains it" in results.against_floor(other, 1.31, standard_error=0.01)
 
 
@@ -178,9 +195,7 @@ def test_a_training_curve_is_the_trunk_and_the_last_decay(found, fits, tmp_path)
 
 @pytest.mark.slow
 def test_the_report_is_one_page_and_figures(found, fits, tmp_path):
-    page = results.write_report(
-        tmp_path, "A study", found, fits, commands=["python -m experiments.scaling"], manifest={"seed": 0}
-    )
+    page = results.write_report(tmp_path, "A study", found, fits, commands=["jaxformer scaling"], manifest={"seed": 0})
     text = page.read_text(encoding="utf-8")
     for name in ("loss_compute", "optimum", "residuals", "holdout", "profile", "learning_rate", "training"):
         assert f'<figure id="{name}">' in text, name

@@ -1,5 +1,6 @@
 """What is said of laws that fit worse: the best one first, and no E that it does not pin."""
 
+import itertools
 import json
 
 import numpy as np
@@ -9,7 +10,7 @@ from test_kaplan import STEEP, planted
 
 from experiments import coverage
 from jaxformer.programs import fit as program
-from jaxformer.scaling import fit, report, results, verdict
+from jaxformer.scaling import figures, findings, fit, laws, report, verdict
 from jaxformer.scaling.table import Table
 
 
@@ -30,7 +31,8 @@ def test_a_floor_that_the_better_law_denies_is_not_pinned(kaplans):
     )
     assert floor["ci95"][0] == 0.0 == result["kaplan_floor"]["E"]["ci95"][0] and floor["estimate"] > 1
     assert all(law["with_floor"]["E"]["value"] is None for law in result["power_laws"].values())
-    assert "by the sum (beaten)" in results.summary({"all": result})[0]
+    rows = findings.table({"all": result})
+    assert {"finding": "laws that these data reject", "value": "the sum"}.items() <= rows[1].items()
 
 
 def test_a_law_that_is_beaten_clearly_is_said_to_be_everywhere(kaplans, tmp_path, capsys):
@@ -89,11 +91,62 @@ def test_laws_that_fit_alike_are_not_called_beaten():
         "kaplan_floor": {"aicc": -109.9, "rms": 0.01, "objective": 1.0, "E": {"value": 1.2, "ci95": [1.1, 1.3]}},
         "kaplan": {"skipped": "too few rows"},
     }
-    assert [row["law"] for row in verdict.rank(fits)] == ["kaplan_floor", "parametric"]
-    assert not verdict.rank(fits)[1]["beaten"] and verdict.settle_floor(fits) == {}
+    assert [row["law"] for row in verdict.rank(fits, 20)] == ["kaplan_floor", "parametric"]
+    assert not verdict.rank(fits, 20)[1]["beaten"] and verdict.settle_floor(fits, 20) == {}
     fits["kaplan_floor"]["aicc"] = -110.1
-    assert verdict.rank(fits)[1]["beaten"]
-    assert "fits clearly better, has E = 1.2 [1.1, 1.3]" in verdict.settle_floor(fits)["parametric"]["why"]
+    assert verdict.rank(fits, 20)[1]["beaten"]
+    assert "fits clearly better, has E = 1.2 [1.1, 1.3]" in verdict.settle_floor(fits, 20)["parametric"]["why"]
+    assert not verdict.rank(fits, 13)[1]["beaten"] and verdict.settle_floor(fits, 13) == {}
+
+
+def few_rows(count, seed):
+    """A table of the sum, three budgets a factor of 4 apart, sizes a factor of 2 either way."""
+    c = np.sort(np.geomspace(2.2e17, 8.8e17, 3)[np.arange(count) % 3])
+    n = np.sqrt(c / 120) * np.concatenate([np.geomspace(0.5, 2, int((c == each).sum())) for each in np.unique(c)])
+    return Table.of(n=n, d=c / 6 / n, c=c, loss=noisy(np.random.default_rng(seed), n, c / 6 / n))
+
+
+def test_few_runs_reject_no_law():
+    """Of 9 runs it said that these data reject the two laws with E, whose residuals were no larger."""
+    table = few_rows(9, 4)
+    result = fit.fit_table(table, fit.Settings(replicates=100, budgets=(5.5e18,)))
+    ranking = result["ranking"]
+    assert ranking[0]["law"] == "kaplan" and max(row["behind"] for row in ranking) > verdict.CLEARLY
+    assert not any(row["beaten"] for row in ranking)
+    assert "9 runs are too few to compare laws; at least 14 are needed" in result["warnings"]
+    rows = findings.table({"all": result})
+    assert rows[0]["value"] == "not determined" and "too few" in rows[0]["not determined because"]
+    page = report.page("title", {"all": result}, figures={}, found=rows)
+    assert page.count("too few runs to compare<") == 3
+    assert not [word for word in ("reject", "beaten", "higher") if word in page]
+    assert "too few" in program.summary(result) and "fits best: " not in program.summary(result)
+    # By the axes, whose ticks stood over each other, and by the legend: "C to the (not determined)".
+    drawn = figures.draw(table, result)
+    for name in ("loss_compute", "optimum"):
+        drawn[name].draw_without_rendering()
+        for axes in drawn[name].axes[: 1 if name == "loss_compute" else 2]:
+            low, high = axes.get_xlim()
+            ticks = [*axes.get_xticklabels(), *axes.get_xticklabels(minor=True)]
+            ticks = [tick for tick in ticks if tick.get_text() and low <= tick.get_position()[0] <= high]
+            boxes = sorted((tick.get_window_extent() for tick in ticks), key=lambda box: box.x0)
+            assert len(boxes) > 1 and all(a.x1 < b.x0 for a, b in itertools.pairwise(boxes)), name
+    words = [text.get_text() for axes in drawn["optimum"].axes for text in axes.get_legend().get_texts()]
+    assert not any("to the not" in word or "(not" in word for word in words)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [8, 11, 14])
+def test_few_runs_of_a_law_seldom_reject_it(count):
+    """Of 80 tables of the sum 80, 0 and 0 rejected it; of 8, 9 and 10 rows of Kaplan's law with a floor 80, 23, 11."""
+    rejected = 0
+    for seed in range(20):
+        table, fits = few_rows(count, seed), {}
+        for key, law in fit.LAWS.items():
+            found = laws.estimate(law, [table.n, table.d], table.loss)
+            off = np.log(table.loss / found.predict(found.theta[None], [table.n, table.d])[0])
+            fits[key] = {"aicc": verdict.aicc(off, len(law.names)), "rms": 0.0}
+        rejected += next(row["beaten"] for row in verdict.rank(fits, count) if row["law"] == "parametric")
+    assert rejected <= 1
 
 
 @pytest.mark.slow

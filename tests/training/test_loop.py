@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import random
@@ -25,6 +26,7 @@ from jaxformer.parallel.mesh import make_mesh
 from jaxformer.training import evaluate, loop, step
 from jaxformer.training.checkpoint.checksum import checksums
 from jaxformer.training.checkpoint.manager import Checkpoints
+from jaxformer.training.chunks import longest_chunk
 from jaxformer.training.loop import train
 from jaxformer.training.progress import Progress
 from jaxformer.training.reporter import Reporter
@@ -102,10 +104,22 @@ def test_chunks_end_in_the_same_places_wherever_a_run_begins(dispatch, every_eva
 
     whole = list(ends(0))
     assert whole[-1] == 50
+    assert longest_chunk(config) == max(end - start for start, end in itertools.pairwise([0, *whole]))
     for i, start in enumerate(whole):
         assert list(ends(start)) == whole[i + 1 :]
     for period in filter(None, (every_eval, every_save, dispatch)):
         assert set(range(period, 51, period)) <= set(whole)
+
+
+def test_a_dispatch_has_room_for_the_longest_chunk_and_no_more(tmp_path):
+    """Chunks were padded to steps_per_dispatch: 2,000,000 of them took for ever, 2**31 - 1 all memory."""
+    many, few = (make_config(train={"steps_per_dispatch": number}) for number in (10_000, 6))
+    mesh = make_mesh(many.mesh, jax.devices()[:1])
+    optimizer = loop.make_optimizer(many.optimizer, many.train.steps, model_with(0.2).specs)
+    chunk, count = step.compile_steps(model_with(0.2), optimizer, mesh, many).place_chunk([ToyBatches(8)[0]])
+    assert (chunk.tokens.shape, int(count)) == ((6, 8, T), 1)
+    got, wanted = (checksums(run(tmp_path / name, c).state.params) for name, c in (("many", many), ("few", few)))
+    assert got == wanted
 
 
 # Resuming
@@ -324,6 +338,35 @@ def test_bad_steps_now_and_then_are_skipped(tmp_path):
     result = run(tmp_path / "a", config, batches=ToyBatches(8, bad=(1, 3, 8)))
     assert result.status == "finished" and int(result.state.skipped) == 3
     assert np.isfinite(result.evaluation["loss"])
+
+
+@pytest.mark.parametrize("bad", [(10, 11), range(12)], ids=["the last", "all"])
+def test_a_run_whose_last_steps_were_skipped_has_diverged(tmp_path, bad):
+    """Fewer than max_bad_steps in a row, because the run ended: "finished", with the loss of older weights."""
+    for _ in range(2):  # so it is when it is started again
+        with pytest.raises(TrainingDiverged) as error:
+            run(tmp_path / "a", make_config(), batches=ToyBatches(8, bad=tuple(bad)))
+        assert str(error.value) == (
+            f"step 12: the last steps were not finite and were skipped ({len(bad)} in a row); try a lower "
+            "optimizer.learning_rate"
+        )
+    found = load(tmp_path / "a")
+    assert found[-1] == {"kind": "event", "step": 12, "event": "diverged"}
+    assert len([r for r in found if r["kind"] == "train"]) == 4 and not [r for r in found if r["kind"] == "final"]
+
+
+def test_a_skipped_step_at_the_end_of_a_long_run_is_one_of_many(tmp_path):
+    result = run(tmp_path / "a", make_config(train={"steps": 40}), batches=ToyBatches(8, bad=(38, 39)))
+    assert result.status == "finished" and int(result.state.bad_steps) == 2
+    assert load(tmp_path / "a", "final")[-1]["step"] == 40
+
+
+def test_a_final_loss_that_is_not_finite_has_diverged(tmp_path):
+    """Every step was finite, but the last one's update was not small."""
+    config = make_config(train={"steps": 1}, optimizer={"learning_rate": 1e38, "warmup_steps": 0})
+    with pytest.raises(TrainingDiverged, match=r"^step 1: the held-out loss is not finite \((nan|inf)\); try a lower"):
+        run(tmp_path / "a", config)
+    assert load(tmp_path / "a")[-1]["event"] == "diverged"
 
 
 def test_what_cannot_work_fails_before_it_compiles(tmp_path):

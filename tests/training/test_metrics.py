@@ -53,7 +53,9 @@ def test_evaluation_for_people():
     assert out["bits_per_byte_stderr"] == pytest.approx(0.025)
     assert (out["accuracy"], out["accuracy_stderr"], out["weight"], out["rows"]) == (0.25, 0.01, 400, 10)
     assert "bits_per_byte" not in metrics.evaluation(rows)
-    assert metrics.evaluation({"loss": metrics.WeightedMean(1e4, 0.0, 1.0, 1)})["perplexity"] == math.inf
+    for loss, perplexity in (1e4, math.inf), (math.inf, math.inf), (700.0, math.exp(700)), (math.nan, math.nan):
+        got = metrics.evaluation({"loss": metrics.WeightedMean(loss, 0.0, 1.0, 1)})["perplexity"]
+        np.testing.assert_equal(got, perplexity)
 
 
 @pytest.mark.parametrize(

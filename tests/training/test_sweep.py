@@ -114,6 +114,18 @@ def test_members_together_are_the_runs_alone(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_dispatch_has_room_for_the_longest_chunk_and_no_more(tmp_path):
+    members = []
+    for one in (member("short", 6), member("long", 12)):
+        config = replace(one.config, execution=replace(one.config.execution, steps_per_dispatch=10_000))
+        members.append(Member(one.name, config, one.fields))
+    config = members[0].config
+    made = stacked_program.StackedProgram(MODEL, config, 1, batches_of(config)[0])
+    assert made.place([[batches_of(config)[0]]])[0].tokens.shape[:2] == (1, 6)
+    check_alone(swept(members, tmp_path, 1), members, tmp_path)
+
+
+@pytest.mark.slow
 def test_members_of_other_lengths_share_the_program(tmp_path):
     members = [member("short", steps=6), member("long", steps=12)]
     assert len(shapes(members)) == 1 and len(trunks(members)) == 2
@@ -157,14 +169,15 @@ def test_more_is_asked_for_when_some_have_finished(tmp_path):
 
 @pytest.mark.parametrize("at_once", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_diverged_member_is_frozen_and_touches_nobody(tmp_path, at_once):
-    shared = [member(name, seed=seed) for seed, name in enumerate(("good", "bad", "hiccup"))]
-    bad = {0: (), 1: tuple(range(4, 12)), 2: (4, 5)}
+    shared = [member(name, seed=seed) for seed, name in enumerate(("good", "bad", "hiccup", "late"))]
+    bad = {0: (), 1: tuple(range(4, 12)), 2: (4, 5), 3: (10, 11)}
     sources = SOURCES._replace(
         batches=lambda config: ToyBatches(config.train.global_batch_size, seed=config.seed, bad=bad[config.seed])
     )
     found = scheduler.run(lambda done: shared, tmp_path, sources, at_once=at_once, log=lambda line: None, bar=False)
-    assert [found[name]["status"] for name in ("good", "bad", "hiccup")] == ["finished", "diverged", "finished"]
-    assert math.isnan(found["bad"]["loss"]) and found["hiccup"]["skipped"] == 2
+    ends = {"good": "finished", "bad": "diverged", "hiccup": "finished", "late": "diverged"}
+    assert {name: found[name]["status"] for name in found} == ends
+    assert math.isnan(found["bad"]["loss"]) and math.isnan(found["late"]["loss"]) and found["hiccup"]["skipped"] == 2
     check_alone(found, [shared[0]], tmp_path)
     curve = records.load(tmp_path / "runs" / "bad.jsonl", "train")
     assert np.isfinite(curve[0]["loss"]) and math.isnan(curve[-1]["loss"])

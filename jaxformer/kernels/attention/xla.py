@@ -87,7 +87,7 @@ def _crop_bias(bias: Bias | None, rows: slice, columns: slice) -> Bias | None:
         return None
     if callable(bias):
         return lambda q, k: bias(q + rows.start, k + columns.start)
-    bias = bias if bias.shape[-1] == 1 else bias[..., columns]
+    bias = bias if bias.shape[-1:] in ((), (1,)) else bias[..., columns]
     return bias if bias.ndim < 2 or bias.shape[-2] == 1 else bias[..., rows, :]
 
 

@@ -178,7 +178,7 @@ class _Sweep:
         """The states after update `end`, and the metrics [M, n] of each dispatch up to it. Consumes `states`."""
         configs = [member.config for member in members]
         sources = [self.sources.batches(config) for config in configs]
-        size = program.config.execution.steps_per_dispatch
+        size = program.capacity
         dispatches = [range(start, min(start + size, end)) for start in range(step, end, size)]
 
         def load(steps: range) -> Any:
@@ -224,12 +224,14 @@ class _Sweep:
             return
         config, state = member.config, program.member(ended, index)
         tokens = config.train.global_batch_size * config.model.context_length
-        diverged = int(state.bad_steps) >= config.train.max_bad_steps
-        values: dict[str, float] = {"loss": math.nan, "loss_stderr": math.nan}
+        diverged, values = int(state.bad_steps) > 0, {}
         if not diverged:
             held_out = self.sources.held_out(config)
             found = evaluate(program.evaluate, jax.device_put, averaged(state), held_out, frozen=state.frozen)
             values = metrics.evaluation(found, self.sources.bytes_per_token)
+            diverged = not math.isfinite(values["loss"])
+        if diverged:
+            values |= {"loss": math.nan, "loss_stderr": math.nan}
         final = {
             "kind": "final",
             "step": config.train.steps,

@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 from jaxformer.config import Config
 from jaxformer.runtime.host_memory import one_at_a_time
 from jaxformer.training import state as states
+from jaxformer.training.chunks import longest_chunk
 from jaxformer.training.optim import TracedHyperparameters, make_optimizer, make_schedule
 from jaxformer.training.state import TrainState
 from jaxformer.training.step import eval_step, train_steps
@@ -37,6 +38,7 @@ class StackedProgram:
     Attributes:
       count: M.
       each: members per device.
+      capacity: most updates in one dispatch.
       compiled: the train step.
       compile_seconds: what compiling it took.
       bytes_per_member: device memory to train one: state, temporaries and batches.
@@ -57,7 +59,7 @@ class StackedProgram:
         used = jax.devices()[: -(-count // self.each)]
         self.model, self.config, self.count = model, config, self.each * len(used)
         self._ema = config.optimizer.ema_decay is not None
-        self._capacity = config.execution.steps_per_dispatch
+        self.capacity = longest_chunk(config)
         self._mesh = jax.make_mesh((len(used),), ("members",), axis_types=(AxisType.Auto,), devices=used)
         one = jax.sharding.SingleDeviceSharding(used[0])
         self._sharded = NamedSharding(self._mesh, P("members")) if len(used) > 1 else one
@@ -73,7 +75,7 @@ class StackedProgram:
         arguments = (
             jax.tree.map(lambda x: self._leaf((self.count, *x.shape), x.dtype), self.abstract_member()),
             jax.tree.map(lambda x: self._leaf(x.shape, x.dtype), self._numbers([config] * self.count)),
-            jax.tree.map(lambda x: self._leaf((self.count, self._capacity, *np.shape(x)), np.asarray(x).dtype), batch),
+            jax.tree.map(lambda x: self._leaf((self.count, self.capacity, *np.shape(x)), np.asarray(x).dtype), batch),
             jax.ShapeDtypeStruct((), np.int32, sharding=self._replicated),
         )
         began = time.perf_counter()
@@ -87,11 +89,11 @@ class StackedProgram:
         return self._init(self._place(np.asarray([config.seed for config in configs], np.int32)))
 
     def place(self, batches: Sequence[Sequence[Batch]]) -> tuple[Batch, Any]:
-        """The next batches of each member, at most execution.steps_per_dispatch, on the devices; and their count."""
+        """The next batches of each member, at most `capacity`, on the devices; and their count."""
         count = len(batches[0])
-        padded = [list(mine) + [mine[-1]] * (self._capacity - count) for mine in batches]
+        padded = [list(mine) + [mine[-1]] * (self.capacity - count) for mine in batches]
         chunk = jax.tree.map(
-            lambda *xs: np.stack(xs).reshape(self.count, self._capacity, *np.shape(xs[0])),
+            lambda *xs: np.stack(xs).reshape(self.count, self.capacity, *np.shape(xs[0])),
             *[batch for mine in padded for batch in mine],
         )
         return self._place(chunk), jax.device_put(np.int32(count), self._replicated)
