@@ -55,6 +55,12 @@ def on_page_markdown(markdown, page, config, files):
     return markdown
 
 
+def on_page_content(html, page, config, files):
+    """The search finds what pages say, not the source code that they show."""
+    shown = '<details class="mkdocstrings-source"'
+    return html.replace(shown, f"{shown} data-search-exclude")
+
+
 def front_door():
     """Every name of `import jaxformer` with its first line, linked to where it is documented."""
     package = importlib.import_module("jaxformer")
