@@ -181,7 +181,7 @@ def test_decoding_that_does_not_fit(place, monkeypatch):
     tokenizer = make_tokenizer("bytes", [], None)
     model = model_config(num_layers=1, width=16, num_heads=2, context_length=16, vocab_size=320, positions="rotary")
     run = jaxformer_main.Run(SimpleNamespace(model=model, compilation_cache=False), {}, tokenizer, 7)
-    monkeypatch.setattr(jaxformer_main, "open_run", lambda workdir: run)
+    monkeypatch.setattr(jaxformer_main, "open_run", lambda workdir, mesh: run)
     monkeypatch.setattr(memory_check, "machine_bytes", lambda: 2**30)
     for case, flags in (
         ("new tokens that do not fit", ["--max-new-tokens=1000000000"]),

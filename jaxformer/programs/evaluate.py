@@ -21,9 +21,6 @@ def main() -> None:
     arguments.add_argument(
         "--cache-dir", type=path_text, metavar="DIR", help="cache of corpora (default: in your cache folder)"
     )
-    arguments.add_argument(
-        "--mesh", metavar="AXIS=N,...", help="devices to spread it over, as fsdp=4,tensor=2, or run: the run's own mesh"
-    )
     add_verify(arguments)
     options = arguments.parse_args()
     from jaxformer.runs.pretrain import evaluate

@@ -24,7 +24,7 @@ def main() -> None:
     from jaxformer.models.families import families_for
     from jaxformer.runs.pretrain import open_run
 
-    run = open_run(options.workdir)
+    run = open_run(options.workdir, options.mesh)
     family, able = run.config.model.family, families_for("fill_mask")
     if family not in able:
         raise ConfigError(f"--workdir: {options.workdir} holds a {family}; fill_mask needs a {' or '.join(able)}")

@@ -61,7 +61,7 @@ def main() -> None:
         min_p=options.min_p,
         repetition_penalty=1.0 if options.repetition_penalty is None else options.repetition_penalty,
     )
-    run = open_run(options.workdir)
+    run = open_run(options.workdir, options.mesh)
     if run.config.compilation_cache:
         keep_compiled_programs()
     parts = generated(run, sampling, options)

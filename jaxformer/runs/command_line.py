@@ -211,6 +211,9 @@ def add_workdir(arguments: argparse.ArgumentParser) -> None:
     """
     arguments.add_argument("--workdir", required=True, type=path_text, help="directory of the run")
     arguments.add_argument(
+        "--mesh", metavar="AXIS=N,...", help="devices to spread it over, as fsdp=4,tensor=2, or run: the run's own mesh"
+    )
+    arguments.add_argument(
         "--config", dest="extension", type=_config_text, metavar="FILE",
         help="the run's config file, needed where it brings layers, a family, an objective or a source of its own",
     )  # fmt: skip

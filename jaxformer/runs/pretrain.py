@@ -49,7 +49,7 @@ class Run(NamedTuple):
 
     Attributes:
       config: as in its manifest; attention "auto" where the kernel it names is not here.
-      params: of the newest valid checkpoint (the moving average where there is one), on one device.
+      params: of the newest valid checkpoint (the moving average where there is one).
       tokenizer: the run's own.
       step: updates made.
     """
@@ -196,8 +196,12 @@ def bytes_per_token(config: Config, split: Split) -> float | None:
     return split.num_bytes / max(split.num_tokens - 1, 1)
 
 
-def open_run(workdir: str | Path) -> Run:
+def open_run(workdir: str | Path, mesh: str | None = None) -> Run:
     """Config, parameters and tokenizer of the run in `workdir`.
+
+    Args:
+      workdir: of the run.
+      mesh: what the parameters are split over, as `mesh_of` reads it; from then on it is the one in use.
 
     Raises:
       ConfigError: there is no run; CheckpointError: it has no valid checkpoint.
@@ -211,8 +215,17 @@ def open_run(workdir: str | Path) -> Run:
     if note := manifest.changed_files(workdir, config):
         say(note)
     tokenizer = Tokenizer.load(workdir)
-    params, step = _params(workdir, abstract_params(make_model(config.model, config.loss).specs))
+    devices = mesh_of(workdir, mesh)
+    if mesh is not None:
+        jax.set_mesh(devices)
+    params, step = _params(workdir, _laid_out(make_model(config.model, config.loss).specs, devices))
     return Run(config, params, tokenizer, step)
+
+
+def _laid_out(specs: Any, mesh: Mesh) -> Params:
+    """Shapes of parameters, and where they lie."""
+    shapes, where = abstract_params(specs), param_shardings(specs, mesh)
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, where)
 
 
 def _params(
@@ -288,12 +301,8 @@ def evaluate(
         raise ConfigError(f"workdir {workdir}: was trained on other text (corpus {stored}, now {corpus.fingerprint})")
     model = make_model(config.model, config.loss, fallback_to_auto(config.execution))
 
-    def abstract(specs: Any) -> Params:
-        shapes, where = abstract_params(specs), param_shardings(specs, devices)
-        return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, where)
-
-    params, step = _params(workdir, abstract(model.specs))
-    frozen = None if model.frozen is None else _params(workdir, abstract(model.frozen), step, "frozen")[0]
+    params, step = _params(workdir, _laid_out(model.specs, devices))
+    frozen = None if model.frozen is None else _params(workdir, _laid_out(model.frozen, devices), step, "frozen")[0]
     held_out = eval_batches(
         corpus.validation,
         corpus.tokenizer,

@@ -40,7 +40,7 @@ def play(monkeypatch, capsys):
 
     def play(module, run, *flags):
         if run is not None:
-            monkeypatch.setattr(jaxformer_main, "open_run", lambda workdir: run)
+            monkeypatch.setattr(jaxformer_main, "open_run", lambda workdir, mesh: run)
         monkeypatch.setattr("sys.argv", ["program", "--workdir=runs/x", *flags])
         with pytest.raises(SystemExit) as end:
             program(module.main)

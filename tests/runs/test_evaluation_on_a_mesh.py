@@ -1,5 +1,10 @@
 """`evaluate --mesh`: the numbers of one device, with a part of the parameters on each."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
@@ -79,3 +84,17 @@ def corpus(config):
 def test_a_mesh_that_cannot_be_is_one_line(run, mesh, line):
     with pytest.raises(ConfigError, match=line):
         evaluate(run, mesh)
+
+
+@pytest.mark.slow
+def test_text_from_a_mesh(run):
+    """By the program, in a process of its own, because the mesh stays in use there."""
+    words = [sys.executable, "-m", "jaxformer", "generate", f"--workdir={run}", "--prompt=", "--max-new-tokens=12"]
+    env = {**os.environ, "JAX_NUM_CPU_DEVICES": "4", "XLA_FLAGS": ""}
+    texts = [
+        subprocess.run(
+            [*words, *more], env=env, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
+        )
+        for more in ([], ["--mesh=fsdp=4"], ["--mesh=data=1,fsdp=2,tensor=2"])
+    ]
+    assert len({done.stdout for done in texts}) == 1 and texts[0].stdout.strip()
