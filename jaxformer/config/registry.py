@@ -52,7 +52,6 @@ OBJECTIVES: dict[str, ObjectiveTraits] = {
     "masked": ObjectiveTraits(share=lambda data: data.mask_rate),
 }
 SOURCES: dict[str, None] = dict.fromkeys(("stdlib", "files", "tfds", "markov", "hierarchy"))
-_BUILT_IN = frozenset((*FAMILIES, *OBJECTIVES, *SOURCES))
 # What the fields of an entry may be, by their annotation, and in words.
 ACCEPTED: dict[Any, tuple[Callable[[Any], bool], str]] = {
     Callable: (callable, "a function"),
@@ -118,24 +117,25 @@ def objectives_of(family: str) -> list[str]:
 
 def is_built_in(config: Any) -> bool:
     """False if a `Config` names a family, an objective, a source or a kind of layer that a config file brought."""
-    model, data = config.model, config.data
-    kinds = (model.attention, model.positions, model.feed_forward)
-    return {model.family, data.objective, data.source} <= _BUILT_IN and all(
-        type(kind).__module__.startswith("jaxformer.") for kind in kinds
-    )
+    return not _own_parts(config, {"data.source": config.data.source})
 
 
 def own_files(config: Any) -> list[str]:
     """The files in which the kinds of layers, the family and the objective of a config are written, as far as config
     files brought them."""
+    modules = {sys.modules.get(_named(part)[0]) for part in _own_parts(config, {})}
+    return sorted(file for file in (getattr(module, "__file__", None) for module in modules) if file)
+
+
+def _own_parts(config: Any, more: Mapping[str, str]) -> list[Any]:
+    """The classes and functions behind a config's names that are not written in this package; `more`: other fields."""
     model = config.model
     kinds = {"model.attention.kind": model.attention, "model.positions.kind": model.positions,
              "model.feed_forward.kind": model.feed_forward}  # fmt: skip
     named = {name: kind.kind for name, kind in kinds.items()}
-    named |= {"model.family": model.family, "data.objective": config.data.objective}
+    named |= {"model.family": model.family, "data.objective": config.data.objective, **more}
     parts = [*map(type, kinds.values()), *(f for each in named.items() for f in _functions(_BROUGHT.get(each)))]
-    modules = {sys.modules.get(_named(part)[0]) for part in parts if not _named(part)[0].startswith("jaxformer.")}
-    return sorted(file for file in (getattr(module, "__file__", None) for module in modules) if file)
+    return [part for part in parts if not _named(part)[0].startswith("jaxformer.")]
 
 
 _BROUGHT: dict[tuple[str, str], Any] = {}  # (field, name) -> entry that was assigned

@@ -34,7 +34,7 @@ def check_model(config: Config) -> None:
     expect(isinstance(batch, Batch), f"{where}: batch_spec returned", batch, "a Batch of jax.ShapeDtypeStruct")
 
     def trace(params: Any, values: Any, batch: Batch) -> None:
-        found, weights = family.loss(params, batch, cfg, config.loss, None, Execution(layers="scan"), values), None
+        found = family.loss(params, batch, cfg, config.loss, None, Execution(layers="scan"), values)
         expect(isinstance(found, tuple) and len(found) == 2, f"{where}: loss returned", found, "(objective, metrics)")
         objective, metrics = found
         weights = family.weights(batch, cfg)

@@ -148,7 +148,9 @@ def starter(
         theirs = _flat(values)
 
         def merged(path: Any, spec: ParamSpec, fresh: Any) -> Any:
-            old = theirs.get(leaf_name(path), fresh)
+            if leaf_name(path) not in theirs:
+                return fresh
+            old = theirs[leaf_name(path)]
             index = found.rows if "vocab" in spec.axes else None
             if index is None and old.shape == fresh.shape:
                 return old

@@ -15,13 +15,14 @@ from jaxformer.runs.command_line import parse_config, parser
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with two texts and a config; `base` in it is a run on the first."""
+    """A folder with two texts, a config and another tokenizer; `base` in it is a run on the first."""
     folder = tmp_path_factory.mktemp("warm")
     (folder / "text.txt").write_text("All happy families are alike; each is unhappy in its own way. " * 60)
     (folder / "other.txt").write_text("It was the best of times, it was the worst of times. " * 60)
     text = CONFIG.replace("TEXT", repr(str(folder / "text.txt"))).replace("CACHE", repr(str(folder / "cache")))
     (folder / "config.py").write_text(text)
     start(folder, "base", "optimizer.ema_decay=0.5")
+    tokenizers.train("bpe", ["All happy families are alike; each is unhappy in its own way. "] * 9, 280).save(folder)
     return folder
 
 
@@ -69,8 +70,7 @@ def test_a_shorter_and_a_longer_context(place, capsys):
 
 def test_another_tokenizer_keeps_the_rows_of_the_tokens_that_both_have(place, capsys):
     old = tokenizers.train("bytes", [], None)
-    new = tokenizers.train("bpe", ["All happy families are alike; each is unhappy in its own way. "] * 9, 280)
-    new.save(place)
+    new = tokenizers.Tokenizer.load(place)
     capsys.readouterr()
     start(place, "bpe", *STILL, f"init_from={place / 'base'}", f"data.tokenizer_file={place / 'tokenizer.json'}")
     assert "; of 320 tokens it has 262\n" in capsys.readouterr().out
@@ -79,6 +79,16 @@ def test_another_tokenizer_keeps_the_rows_of_the_tokens_that_both_have(place, ca
     np.testing.assert_array_equal(after[new.separator_id], before[old.separator_id])
     whole = new.pieces.index(max(new.pieces, key=len))
     assert not (before == after[whole]).all(axis=1).any()  # "happy" begins anew
+
+
+def test_what_is_new_begins_as_in_any_run(place):
+    """A table over the vocabulary that the other run has not is not rearranged by the other's ids."""
+    untied = [*STILL, "model.tie_embeddings=false", f"data.tokenizer_file={place / 'tokenizer.json'}"]
+    start(place, "alone", *untied)
+    start(place, "untied", *untied, f"init_from={place / 'base'}")
+    alone, taken = params(place, "alone"), params(place, "untied")
+    (name,) = alone.keys() - params(place, "base").keys()
+    jax.tree.map(np.testing.assert_array_equal, alone[name], taken[name])
 
 
 def test_another_family_keeps_what_both_have(place, capsys):
