@@ -3,8 +3,10 @@
 Pages link to files of the repository as they are seen from docs/, so that the links work in a checkout too.
 """
 
+import base64
 import importlib
 import inspect
+import json
 import re
 from pathlib import Path
 
@@ -23,6 +25,7 @@ SHOWN = {".md", ".png", ".svg", ".html"}
 GROUPS = {
     "jaxformer.functional": "Functions",
     "jaxformer.masks": "Masks",
+    "jaxformer.patterns": "Patterns of masks",
     "jaxformer.models": "Models",
     "jaxformer.config": "Config",
     "jaxformer.specs": "Parameters",
@@ -39,6 +42,11 @@ def on_files(files, config):
         if path.suffix in SHOWN:
             page = f"results/{path.relative_to(ROOT / RESULTS).as_posix()}"
             files.append(File.generated(config, page, abs_src_path=str(path)))
+    for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+        content, figures = notebook_page(path)
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=content))
+        for name, figure in figures.items():
+            files.append(File.generated(config, f"notebooks/{name}", content=figure))
     files.append(File.generated(config, "api/fields.md", content=fields_page()))
     return files
 
@@ -48,6 +56,7 @@ def on_page_markdown(markdown, page, config, files):
     if page.file.generated_by is not None:  # GitHub lets a list go on at two spaces, Python-Markdown at four
         markdown = re.sub(r"^  (?=\S)", "    ", markdown, flags=re.MULTILINE)
         markdown = re.sub(r"^(    .*)\n(?=- )", r"\1\n\n", markdown, flags=re.MULTILINE)
+        markdown = markdown.replace("](docs/", "](")  # as seen from the root of the repository
     if page.file.src_uri == "api/jaxformer.md":
         markdown = markdown.replace("<!-- names -->", front_door())
     for source, name in {**PAGES, RESULTS: "results"}.items():
@@ -75,11 +84,36 @@ def front_door():
         about = about or inspect.cleandoc(value.__doc__).split("\n\n")[0].replace("\n", " ")
         shown = f"[`{name}`][{module}.{name}]"
         if inspect.ismodule(value):
-            shown = f"[`{name}`]({'masks.md' if name == 'masks' else f'models.md#file-{name}'})"
+            page = f"{name}.md" if name in ("masks", "patterns") else "models.md#file-" + name.replace("_", "-")
+            shown = f"[`{name}`]({page})"
         elif name in ("Array", "Params"):
             shown = f"`{name}`"
         rows[group].append(f"{shown}\n:   {about}\n")
     return "\n".join(f"## {heading}\n\n" + "\n".join(found) for heading, found in rows.items() if found)
+
+
+def notebook_page(path):
+    """(Markdown, {name: PNG}) of a notebook with its outputs."""
+    notebook, parts, figures = json.loads(path.read_text(encoding="utf-8")), [], {}
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        language = "sh" if source.startswith("%%sh") else "python"
+        parts.append(f"```{language}\n{source.removeprefix('%%sh').strip()}\n```")
+        for output in cell["outputs"]:
+            data = output.get("data", {"text/plain": output.get("text", "")})
+            if "image/png" in data:
+                name = f"{path.stem}-{len(figures)}.png"
+                figures[name] = base64.b64decode("".join(data["image/png"]))
+                parts.append(f"![What the code above draws]({name})")
+            else:
+                parts.append(f"```text\n{''.join(data['text/plain']).rstrip()}\n```")
+    title, *rest = parts
+    where = f"This page is a notebook: [docs/notebooks/{path.name}]({path.name})."
+    heading, _, text = title.partition("\n\n")
+    return "\n\n".join([heading, where, text, *rest]) + "\n", figures
 
 
 def fields_page():

@@ -15,7 +15,7 @@ except ValueError as _error:  # of a bad environment variable: one line, where t
     print(f"error: environment: {_reason}; accepted: another value, or none", file=sys.stderr)
     raise SystemExit(2) from None
 
-from jaxformer import masks
+from jaxformer import masks, patterns
 from jaxformer.config import (
     T5,
     Alibi,
@@ -23,18 +23,26 @@ from jaxformer.config import (
     Bert,
     Config,
     Dense,
+    EncoderConfig,
     Execution,
+    Gru,
     Learned,
+    LinearAttention,
+    Linformer,
     LossConfig,
+    Lsh,
+    Lstm,
     ModelConfig,
     NoPositions,
+    Performer,
     Rotary,
     Sinusoidal,
     Softmax,
+    encoder_of,
     from_mapping,
 )
 from jaxformer.errors import ConfigError
-from jaxformer.functional.attention import attention
+from jaxformer.functional.attention import attention, combine
 from jaxformer.functional.block import block, block_specs, stack
 from jaxformer.functional.layer import Context, Cost, Sublayer
 from jaxformer.functional.layers import (
@@ -50,7 +58,16 @@ from jaxformer.functional.layers import (
     silu,
     unembed,
 )  # fmt: skip
+from jaxformer.functional.linear_attention import (
+    elu_plus_one,
+    favor_attention,
+    favor_features,
+    linear_attention,
+    orthogonal_directions,
+)
+from jaxformer.functional.linformer import linformer_attention
 from jaxformer.functional.losses import TokenLoss, cross_entropy, token_loss
+from jaxformer.functional.lsh import lsh_attention, random_rotations
 from jaxformer.functional.masked_loss import masked_token_loss
 from jaxformer.functional.position_encodings import PositionEncoding, rotation, score_bias
 from jaxformer.functional.positions import (
@@ -64,8 +81,9 @@ from jaxformer.functional.positions import (
     t5_bias,
     t5_buckets,
 )  # fmt: skip
+from jaxformer.functional.recurrent import LstmState, gru, lstm
 from jaxformer.masks import Mask, causal, dense, expand, padding, prefix, segments, window
-from jaxformer.models import bert, gpt
+from jaxformer.models import bert, encoder_decoder, gpt
 from jaxformer.specs import ParamSpec, abstract_params, count_params, init_params, param_axes, stack_specs
 from jaxformer.types import Array, Batch, Model, Params
 
@@ -73,11 +91,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Alibi", "Array", "AttentionConfig", "Batch", "Bert", "Config", "ConfigError", "Context", "Cost", "Dense",
-    "Execution", "Learned", "LossConfig", "Mask", "Model", "ModelConfig", "NoPositions", "ParamSpec", "Params",
-    "PositionEncoding", "Rotary", "Sinusoidal", "Softmax", "Sublayer", "T5", "TokenLoss", "abstract_params",
-    "alibi", "alibi_slopes", "attention", "bert", "block", "block_specs", "causal", "count_params", "cross_entropy",
-    "dense", "dropout", "embed", "expand", "from_mapping", "gelu", "gelu_tanh", "gpt", "init_params", "layer_norm",
-    "learned", "linear", "masked_token_loss", "masks", "mlp", "padding", "param_axes", "prefix", "relu", "rms_norm",
+    "EncoderConfig", "Execution", "Gru", "Learned", "LinearAttention", "Linformer", "LossConfig", "Lsh", "Lstm",
+    "LstmState", "Mask", "Model", "ModelConfig", "NoPositions", "ParamSpec", "Params", "Performer", "PositionEncoding",
+    "Rotary", "Sinusoidal", "Softmax", "Sublayer", "T5", "TokenLoss", "abstract_params", "alibi", "alibi_slopes",
+    "attention", "bert", "block", "block_specs", "causal", "combine", "count_params", "cross_entropy", "dense",
+    "dropout", "elu_plus_one", "embed", "encoder_decoder", "encoder_of", "expand", "favor_attention", "favor_features",
+    "from_mapping", "gelu", "gelu_tanh", "gpt", "gru", "init_params", "layer_norm", "learned", "linear",
+    "linear_attention", "linformer_attention", "lsh_attention", "lstm", "masked_token_loss", "masks", "mlp",
+    "orthogonal_directions", "padding", "param_axes", "patterns", "prefix", "random_rotations", "relu", "rms_norm",
     "rotary", "rotary_angles", "rotary_frequencies", "rotation", "score_bias", "segments", "silu", "sinusoidal",
     "stack", "stack_specs", "t5_bias", "t5_buckets", "token_loss", "unembed", "window",
 ]  # fmt: skip

@@ -27,3 +27,10 @@ class InvalidCheckpointError(Exception):
 
 class TrainingDiverged(RuntimeError):  # noqa: N818 (named after an event, like KeyboardInterrupt)
     """Too many steps in a row were not finite; the message is one line, ready to print."""
+
+
+class StoreError(OSError):
+    """An object store refuses or does not answer; the message is one line, ready to print."""
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror}"

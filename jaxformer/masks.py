@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxformer.patterns import GlobalTokens, Marked, MaskPattern, union
 from jaxformer.types import Array
 
 
@@ -24,17 +25,22 @@ from jaxformer.types import Array
 class Mask:
     """Conditions under which query t may attend to key s; those that are None or False do not apply.
 
-    `causal`, `window` and `prefix` compare positions in the sequence ("index"): 0, 1, 2, ... unless `query_index` or
-    `key_index` is given (as for a decoding cache). A key with a negative index is an empty slot and always masked.
+    `causal`, `window`, `prefix` and `prefix_keys` compare positions in the sequence ("index"): 0, 1, 2, ... unless
+    `query_index` or `key_index` is given (as for a decoding cache). A key with a negative index is an empty slot and
+    always masked.
 
     Attributes:
       causal: key index <= query index.
       window: |query index - key index| < window.
       prefix: [B] int; key index <= query index, or key index < prefix (prefix language model).
+      prefix_keys: [B, S] bool; key index <= query index, or the key is True here (the prefixes of packed documents).
       keys: [B, S] bool; False for keys that are always masked (padding).
       query_segments, key_segments: [B, T], [B, S] int; a query attends to keys of its own segment.
       query_index, key_index: [T] or [B, T], [S] or [B, S] int.
       dense: bool, broadcastable to [B, H, T, S].
+      patterns: one of them allows the pair; none: they hide nothing. See `either`.
+      global_queries, global_keys: [B, T], [B, S] bool, global tokens, where `patterns.Marked` is among the patterns.
+      heads: [H] int, the numbers of the heads for patterns that differ between heads; None: 0, 1, 2, ...
       parts: number of sequence shards of a self-attention with context parallelism
         (`parallel.context.SequenceSharding`): its arrays are then [parts * B, T / parts, ...], while the fields here
         still describe whole rows, in the order of the shards.
@@ -49,7 +55,12 @@ class Mask:
     query_index: Array | None = None
     key_index: Array | None = None
     dense: Array | None = None
+    prefix_keys: Array | None = None
     parts: int = field(default=1, metadata={"static": True})
+    patterns: tuple[MaskPattern, ...] = field(default=(), metadata={"static": True})
+    global_queries: Array | None = None
+    global_keys: Array | None = None
+    heads: Array | None = None
     __array_ufunc__ = None  # so that `array & mask` comes here
 
     def __post_init__(self) -> None:
@@ -60,21 +71,29 @@ class Mask:
     @property
     def hides(self) -> bool:
         """True if there is any condition; otherwise every query attends to every key."""
-        arrays = (self.prefix, self.keys, self.query_segments, self.key_segments, self.key_index, self.dense)
-        return self.causal or self.window is not None or any(x is not None for x in arrays)
+        arrays = (
+            self.prefix, self.prefix_keys, self.keys, self.query_segments, self.key_segments, self.key_index, self.dense
+        )  # fmt: skip
+        return self.causal or self.window is not None or bool(self.patterns) or any(x is not None for x in arrays)
 
     def __and__(self, other: "Mask") -> "Mask":
         """Both masks' conditions.
 
         Raises:
-          ValueError: if both have a prefix, segments or an index; express one of them with `dense`.
+          ValueError: if both have a prefix, segments, an index or patterns; express one of them with `dense`.
           TypeError: `other` is no mask.
         """
         if not isinstance(other, Mask):
             raise TypeError(f"Mask &: {type(other).__name__} is no Mask; accepted: an array of bool inside dense()")
         windows = [w for w in (self.window, other.window) if w is not None]
         both: dict[str, Any] = {}
-        for name in ("keys", "dense", "prefix", "query_segments", "key_segments", "query_index", "key_index"):
+        single = (
+            "prefix", "prefix_keys", "query_segments", "key_segments", "query_index", "key_index", "global_queries",
+            "global_keys", "heads",
+        )  # fmt: skip
+        if self.patterns and other.patterns:
+            raise ValueError("Mask &: both sides have patterns; expand one of them and pass it to dense()")
+        for name in ("keys", "dense", *single):
             a, b = getattr(self, name), getattr(other, name)
             if a is None or b is None:
                 both[name] = b if a is None else a
@@ -86,6 +105,7 @@ class Mask:
             causal=self.causal or other.causal,
             window=min(windows, default=None),
             parts=max(self.parts, other.parts),
+            patterns=self.patterns or other.patterns,
             **both,
         )
 
@@ -116,18 +136,27 @@ def window(size: int) -> Mask:
     return Mask(window=size)
 
 
-def prefix(lengths: Array) -> Mask:
-    """Causal, except that every query of row b attends to its first `lengths[b]` keys. `lengths`: [B] int.
+def prefix(of: Array) -> Mask:
+    """Causal, except that every query attends to the keys of a prefix as well; not to be combined with `causal()`.
 
-    Source: Raffel et al. 2020, section 3.2.1 (prefix LM).
+    Args:
+      of: [B] int, every query of row b attends to its first `of[b]` keys; or [B, S] bool, to the keys that are True,
+        which with `segments` are the prefix of each document in the row.
 
     Raises:
       ValueError: another number of axes.
+
+    Source: Raffel et al. 2020, section 3.2.1 (prefix LM).
     """
-    lengths = jnp.asarray(lengths)
-    if lengths.ndim != 1:
-        raise ValueError(f"prefix: lengths has shape {lengths.shape}; accepted: [B], one for each row")
-    return Mask(prefix=lengths)
+    found = jnp.asarray(of)
+    if found.ndim == 2 and found.dtype == bool:
+        return Mask(prefix_keys=found)
+    if found.ndim != 1:
+        raise ValueError(
+            f"prefix: lengths has shape {found.shape}; accepted: [B], one for each row, or [B, S] bool, True for the "
+            "keys of a prefix"
+        )
+    return Mask(prefix=found)
 
 
 def padding(keys: Array) -> Mask:
@@ -166,6 +195,34 @@ def dense(allowed: Array) -> Mask:
     return Mask(dense=_allowed("dense", allowed))
 
 
+def either(*patterns: MaskPattern | GlobalTokens | tuple[MaskPattern, ...]) -> Mask:
+    """A query attends to the keys that one of the patterns lets it meet; see `jaxformer.patterns`.
+
+    Raises:
+      ValueError: there is no pattern, or several arrays of global tokens.
+      TypeError: something else than a pattern.
+
+    >>> from jaxformer.patterns import local, strided
+    >>> mask = causal() & either(strided(2))
+    >>> expand(mask, 5, 5)[0, 4].astype(int).tolist()
+    [1, 0, 1, 1, 1]
+    """
+    flat: list[Any] = [each for of in patterns for each in (of if type(of) is tuple else (of,))]
+    marked = [each for each in flat if isinstance(each, GlobalTokens)]
+    others = dict.fromkeys(each for each in flat if not isinstance(each, GlobalTokens))
+    for each in others:
+        if not isinstance(each, MaskPattern):
+            raise TypeError(f"either: {type(each).__name__} is no pattern; accepted: local(...), strided(...), ...")
+    if not flat or len(marked) > 1:
+        raise ValueError(f"either: {len(flat)} patterns, {len(marked)} arrays of global tokens; accepted: 1 or more, 1")
+    of = marked[0] if marked else GlobalTokens(None, False, False)  # type: ignore[arg-type]
+    return Mask(
+        patterns=(*others, *(Marked() for _ in marked)),
+        global_queries=of.marked if of.see else None,
+        global_keys=of.marked if of.seen else None,
+    )
+
+
 def expand(mask: Mask | None, queries: int, keys: int) -> Array | None:
     """The mask as one bool array broadcastable to [B, H, T, S], or None if everything is allowed.
 
@@ -181,10 +238,15 @@ def expand(mask: Mask | None, queries: int, keys: int) -> Array | None:
     if max(q.ndim, k.ndim) == 4:
         q, k = (x if x.ndim == 4 else x[None] for x in (q, k))
     parts = []
+    if mask.prefix_keys is not None:
+        q4, k4 = (x if x.ndim == 4 else x[None] for x in (q, k))
+        parts.append((k4 <= q4) | mask.prefix_keys[:, None, None, :])
     if mask.causal:
         parts.append(k <= q)
     if mask.window is not None:
         parts.append((q - k < mask.window) & (k - q < mask.window))
+    if mask.patterns:
+        parts.append(union(mask.patterns, q, k, mask.heads, mask.global_queries, mask.global_keys))
     if mask.prefix is not None:
         # The index may be [T] only; add a batch axis so that it broadcasts with the prefix's [B, 1, 1, 1].
         q4, k4 = (x if x.ndim == 4 else x[None] for x in (q, k))
@@ -228,7 +290,8 @@ def crop(mask: Mask, queries: int, keys: int, query_slice: slice, key_slice: sli
         index[axis] = part
         return x[tuple(index)]
 
-    indexed = mask.causal or mask.window is not None or mask.prefix is not None
+    indexed = mask.causal or mask.window is not None or mask.prefix is not None or mask.prefix_keys is not None
+    indexed = indexed or bool(mask.patterns)
     q = jnp.arange(queries) if mask.query_index is None and indexed else mask.query_index
     k = jnp.arange(keys) if mask.key_index is None and indexed else mask.key_index
     allowed = mask.dense
@@ -238,35 +301,12 @@ def crop(mask: Mask, queries: int, keys: int, query_slice: slice, key_slice: sli
     return replace(
         mask,
         keys=cut(mask.keys, key_slice, -1),
+        prefix_keys=cut(mask.prefix_keys, key_slice, -1),
+        global_queries=cut(mask.global_queries, query_slice, -1),
+        global_keys=cut(mask.global_keys, key_slice, -1),
         query_segments=cut(mask.query_segments, query_slice, -1),
         key_segments=cut(mask.key_segments, key_slice, -1),
         query_index=cut(q, query_slice, -1),
         key_index=cut(k, key_slice, -1),
         dense=allowed,
     )
-
-
-def check_shapes(mask: Mask, batch: int, heads: int, queries: int, keys: int) -> None:
-    """Checks that the mask fits scores of [B, H, T, S]; an axis of size 1 broadcasts.
-
-    Raises:
-      ValueError: a field has another shape, or only one of the two segments is given.
-    """
-    shapes = {  # field -> the fewest axes, and the shape that it broadcasts to
-        "prefix": (1, (batch,)),
-        "keys": (2, (batch, keys)),
-        "query_segments": (2, (batch, queries)),
-        "key_segments": (2, (batch, keys)),
-        "query_index": (1, (batch, queries)),
-        "key_index": (1, (batch, keys)),
-        "dense": (0, (batch, heads, queries, keys)),
-    }
-    for name, (rank, accepted) in shapes.items():
-        x = getattr(mask, name)
-        if x is None:
-            continue
-        pairs = zip(x.shape[::-1], accepted[::-1], strict=False)
-        if not rank <= x.ndim <= len(accepted) or any(size not in (1, full) for size, full in pairs):
-            raise ValueError(f"Mask: {name} has shape {x.shape}; accepted: what broadcasts to {accepted}")
-    if (mask.query_segments is None) != (mask.key_segments is None):
-        raise ValueError("Mask: query_segments and key_segments come together; one of them is None")

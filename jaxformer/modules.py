@@ -18,16 +18,17 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from jaxformer import masks
-from jaxformer.config import Execution, LossConfig, ModelConfig
+from jaxformer.config import Execution, LossConfig, ModelConfig, TuneConfig
 from jaxformer.errors import ConfigError
 from jaxformer.functional import block as blocks
-from jaxformer.functional.attention import ANY, KERNELS
+from jaxformer.functional.attention_choice import ANY, KERNELS
 from jaxformer.functional.layer import NO_CONTEXT, Context
 from jaxformer.functional.position_encodings import encoding_of, rotation, score_bias
 from jaxformer.functional.sublayers import sublayers_of
 from jaxformer.models.attention_support import unsupported_by
 from jaxformer.models.backbone import DEFAULT_EXECUTION
 from jaxformer.models.families import family_of
+from jaxformer.models.tuning import tuned, without_gradients
 from jaxformer.specs import freeze as frozen_specs
 from jaxformer.specs import init_params, stack_specs
 from jaxformer.types import Array, Batch, Model, Params, Sums
@@ -62,7 +63,7 @@ class Shell(nn.Module):
           ConfigError: the config's positions add a bias from a table of the whole model, which a part does not own.
         """
         cfg, encoding = self.config, encoding_of(self.config)
-        if encoding.bias is not None and encoding.specs is not None:
+        if encoding.biases and encoding.specs is not None:
             raise ConfigError(
                 f"config.model.positions.kind: {cfg.positions.kind} has a table of the whole model, which "
                 f"{type(self).__name__} does not own; accepted: other positions, or functional.block with a Context"
@@ -100,6 +101,11 @@ class Transformer(Shell):
         loss, rng = family_of(self.config).loss, self.dropout_rng()
         return loss(self.tree, batch, self.config, self.loss_config, rng, self.execution, frozen)
 
+    def predict(self, batch: Batch, frozen: Any = None) -> tuple[Sums, dict[str, Array]]:
+        """(metrics, predictions); see `types.Model`. For models with a `predict`."""
+        predict: Any = family_of(self.config).predict
+        return predict(self.tree, batch, self.config, self.loss_config, None, self.execution, frozen)
+
 
 class GPT(Transformer):
     """Owns the parameters of `models.gpt`."""
@@ -113,6 +119,23 @@ class BERT(Transformer):
     only = "bert"
 
 
+class EncoderDecoder(Transformer):
+    """Owns the parameters of `models.encoder_decoder`."""
+
+    only = "encoder_decoder"
+
+    def __call__(  # type: ignore[override]
+        self,
+        tokens: Array,
+        source_tokens: Array,
+        positions: Array | None = None,
+        segments: Array | None = None,
+        **inputs: Array | None,
+    ) -> Array:
+        """Logits [B, T, V] of the target `tokens` [B, T]; the source is [B, S]; other arguments as of `Transformer`."""
+        return super().__call__(tokens, positions, segments, source_tokens=source_tokens, **inputs)
+
+
 class Block(Shell):
     """Owns the parameters of one `functional.block.block`."""
 
@@ -120,9 +143,17 @@ class Block(Shell):
         """Those of one block."""
         return blocks.block_specs(self.config)
 
-    def __call__(self, x: Array, mask: masks.Mask | None = None, positions: Array | None = None) -> Array:
-        """[B, T, D] -> [B, T, D]; arguments as in `context`."""
-        return blocks.block(self.tree, x, self.config, self.context(x, mask, positions))[0]
+    def __call__(
+        self,
+        x: Array,
+        mask: masks.Mask | None = None,
+        positions: Array | None = None,
+        source: Array | None = None,
+        source_mask: masks.Mask | None = None,
+    ) -> Array:
+        """[B, T, D] -> [B, T, D]; arguments as in `context`, and as of `Context` where layers attend to a source."""
+        context = self.context(x, mask, positions)._replace(source=source, source_mask=source_mask)
+        return blocks.block(self.tree, x, self.config, context)[0]
 
 
 class Stack(Shell):
@@ -132,9 +163,17 @@ class Stack(Shell):
         """Those of all blocks."""
         return stack_specs(blocks.block_specs(self.config), self.config.num_layers)
 
-    def __call__(self, x: Array, mask: masks.Mask | None = None, positions: Array | None = None) -> Array:
-        """[B, T, D] -> [B, T, D]; arguments as in `context`."""
-        return blocks.stack(self.tree, x, self.config, self.context(x, mask, positions))[0]
+    def __call__(
+        self,
+        x: Array,
+        mask: masks.Mask | None = None,
+        positions: Array | None = None,
+        source: Array | None = None,
+        source_mask: masks.Mask | None = None,
+    ) -> Array:
+        """[B, T, D] -> [B, T, D]; arguments as in `context`, and as of `Context` where layers attend to a source."""
+        context = self.context(x, mask, positions)._replace(source=source, source_mask=source_mask)
+        return blocks.stack(self.tree, x, self.config, context)[0]
 
 
 class Attention(Shell):
@@ -167,6 +206,7 @@ def make_model(
     loss_config: LossConfig,
     execution: Execution = DEFAULT_EXECUTION,
     freeze: Sequence[str] = (),
+    tune: TuneConfig | None = None,
 ) -> Model:
     """The `Model` that training receives, running through the shell's own `init` and `apply`.
 
@@ -175,6 +215,7 @@ def make_model(
       loss_config: of the loss.
       execution: how it is computed.
       freeze: parameters that are not trained, as `optimizer.freeze`.
+      tune: which layers learn, and how fast; None: all alike.
 
     Raises:
       ConfigError: an attention implementation that cannot do what this model asks of it; a name in `freeze` that no
@@ -194,12 +235,23 @@ def make_model(
             "inside one"
         ) from None
 
+    tune = TuneConfig() if tune is None else tune
+    specs = tuned(specs, tune, config.num_layers)
+
     def init(rng: Array) -> Params:
         return shell.init({"params": rng}, method=lambda module: module.tree)["params"]
 
     def loss(params: Params, batch: Batch, rng: Array | None, frozen: Any = None) -> tuple[Sums, Sums]:
+        if tune.trained_layers is not None:
+            params = without_gradients(params, tune, config.num_layers)
+            return family.loss(params, batch, config, loss_config, rng, execution, frozen)
         rngs = {} if rng is None else {"dropout": rng}
         out: Any = shell.apply({"params": params}, batch, frozen, rngs=rngs, method="loss")
         return out
 
-    return Model(specs, init, loss, lambda batch: family.weights(batch, config), frozen)
+    def predict(params: Params, batch: Batch, frozen: Any = None) -> tuple[Sums, dict[str, Array]]:
+        found: Any = shell.apply({"params": params}, batch, frozen, method="predict")
+        return found
+
+    more = {} if family.predict is None else {"predict": predict}
+    return Model(specs, init, loss, lambda batch: family.weights(batch, config), frozen, **more)

@@ -19,11 +19,11 @@ import os
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from jaxformer.errors import RecordError
 from jaxformer.storage import files
+from jaxformer.storage.address import place
 
 # kind -> fields that every record of that kind must have; it may have more.
 SCHEMA: dict[str, frozenset[str]] = {
@@ -36,15 +36,31 @@ SCHEMA: dict[str, frozenset[str]] = {
 CHECKSUM = re.compile(rb', "crc": "([0-9a-f]{8})"}')  # at the end of a line: checksum of the line without it
 # Types of fields, in records of any kind: counts, numbers (only flops may be null) and text.
 COUNTS = frozenset(
-    {"step", "tokens", "skipped", "params", "params_non_embedding", "width", "num_layers", "seed", "branched_at"}
+    {
+        "step",
+        "tokens",
+        "skipped",
+        "params",
+        "params_non_embedding",
+        "width",
+        "num_layers",
+        "seed",
+        "branched_at",
+        "restarts",
+        "steps_redone",
+        "peak_device_bytes",
+        "peak_host_bytes",
+    }
 )
 NUMBERS = frozenset(
     {"loss", "loss_stderr", "objective", "grad_norm", "learning_rate", "seconds", "flops", "epochs", "perplexity",
      "bits_per_byte", "bits_per_byte_stderr", "accuracy", "accuracy_stderr", "tokens_per_second", "utilisation",
-     "flops_6nd_per_token", "floor", "floor_stderr"}
+     "flops_6nd_per_token", "floor", "floor_stderr", "productive_share", "productive_seconds", "wall_seconds",
+     "startup_seconds", "compilation_seconds", "data_seconds", "evaluation_seconds", "checkpoint_seconds"}
 )  # fmt: skip
 WORDS = frozenset({"split", "event", "run", "trunk", "role", "status", "fingerprint"})
-COMPRESSED = "compressed_bits_per_byte"  # name of a compressor -> bits per byte
+# name of a compressor -> bits per byte; what -> seconds of this start that were spent on it so far, and "total"
+BY_NAME = frozenset({"compressed_bits_per_byte", "spent"})
 # Text fields that become file names: a study copied from elsewhere must not point outside its folder.
 NAMES = frozenset({"run", "trunk"})
 # Additional fields of a study's records.
@@ -83,9 +99,9 @@ def _not_a(name: str, value: Any) -> str | None:
         if not real or (isinstance(value, int) and abs(value) > 2**1000):
             return "a number"
         return "a number of at least 0" if name.endswith("_stderr") and value < 0 else None
-    if name == COMPRESSED:
+    if name in BY_NAME:
         whole = isinstance(value, dict) and all(isinstance(each, int | float) for each in value.values())
-        return None if whole else "numbers by name"
+        return None if whole and (name != "spent" or "total" in value) else "numbers by name"
     if name not in WORDS:
         return None
     if not isinstance(value, str):
@@ -110,8 +126,7 @@ def append(path: str | os.PathLike, record: dict[str, Any]) -> None:
             _repair_end(file)
             file.write(line.encode())
             if record["kind"] != "train":  # these are many; the next record of another kind syncs them too
-                file.flush()
-                os.fsync(file.fileno())
+                files.sync(file)
     except OSError as error:
         raise RecordError(f"{path}: cannot be written ({error.strerror})") from None
 
@@ -241,7 +256,7 @@ def set_aside(path: str | os.PathLike, more: Mapping[str, frozenset[str]] | None
     Raises:
       RecordError: not a regular file, or it cannot be written.
     """
-    path = Path(path)
+    path = place(path)
     try:
         lines = _lines(path)
     except FileNotFoundError:
@@ -261,8 +276,7 @@ def set_aside(path: str | os.PathLike, more: Mapping[str, frozenset[str]] | None
     try:
         with files.open_to_append(damaged, sole=True) as file:
             file.write(b"".join(line + b"\n" for line in bad))
-            file.flush()
-            os.fsync(file.fileno())
+            files.sync(file)
         files.write_atomically(path, b"\n".join([*good, lines[-1]]))
     except OSError as error:
         raise RecordError(f"{path}: cannot be written ({error.strerror})") from None

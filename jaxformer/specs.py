@@ -38,8 +38,8 @@ class ParamSpec:
         matrix between activations; "output": makes logits; "norm": a scale; "bias": is added.
       num_inputs: of a "hidden" matrix, how many leading dimensions are its input, "layers" not counted; the others
         are its output: 2 of [heads, head_width, embed].
-      rate, decay, epsilon: multiply the optimizer's learning rate, weight decay and epsilon for this parameter. The
-        decay is 0 for norms and biases where nothing is said.
+      rate, decay, epsilon: multiply the optimizer's learning rate, weight decay and epsilon for this parameter; rate
+        may be a tuple, one for each stacked layer. The decay is 0 for norms and biases where nothing is said.
       trained: False: the optimizer leaves it as it was initialised or loaded, and no gradient is computed for it.
 
     Raises:
@@ -51,7 +51,7 @@ class ParamSpec:
     init: Initializer
     role: Role
     num_inputs: int = 1
-    rate: float = 1.0
+    rate: float | tuple[float, ...] = 1.0
     decay: float | None = None
     epsilon: float = 1.0
     trained: bool = True

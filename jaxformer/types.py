@@ -38,6 +38,15 @@ class Batch(NamedTuple):
           token_types  [B, T] int32, sentence A (0) or B (1)
           pair_labels  [B] int32, next-sentence label: 0 "B follows A", 1 "B is random", -1 "no label" (a row that
                        only fills the last batch, or one for which no other document was drawn)
+
+        an encoder-decoder, whose other arrays are the target's (tokens: a start token, then the targets shifted right),
+
+          source_tokens, source_positions, source_segments  [B, S] int32, as the target's; a target sees the source of
+                       its own segment number
+
+        and a GPT with prefixes (prefix LM)
+
+          prefix       [B, T] bool, tokens that all tokens of their segment see
     """
 
     tokens: Array
@@ -62,6 +71,8 @@ class Model(NamedTuple):
       weights: ``batch -> {name: weight}``: the weights of ``objective`` without running the model, so that
         micro-batches of unequal weight add up to exactly the whole batch.
       frozen: tree of ``ParamSpec`` of arrays that the loss sees and nobody updates, or None.
+      predict: ``(params, batch, frozen) -> (metrics, predictions)``, without dropout: arrays with the rows first, by
+        name, of which metrics are made that are no means over tokens; None: there are no such metrics.
     """
 
     specs: Any
@@ -69,3 +80,4 @@ class Model(NamedTuple):
     loss: Callable[[Params, Batch, Array | None, Any], tuple[Sums, Sums]]
     weights: Callable[[Batch], dict[str, Array]]
     frozen: Any = None
+    predict: Callable[[Params, Batch, Any], tuple[Sums, dict[str, Array]]] | None = None

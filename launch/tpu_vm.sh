@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains on all workers of a Cloud TPU VM (a slice), from any machine with gcloud, and starts again when a worker is lost.
 #
-#     TPU=my-v5e-16 ZONE=us-west4-a launch/tpu_vm.sh --config=configs/gpt2_124m.py --config.workdir=/mnt/shared/gpt2
+#     TPU=my-v5e-16 ZONE=us-west4-a launch/tpu_vm.sh --config=configs/gpt2_124m.py --config.workdir=gs://my-bucket/gpt2
 #
 # Edit nothing; the environment says where (no hyperparameters):
 #   TPU, ZONE     name and zone of the TPU VM; PROJECT (gcloud's own)
@@ -9,7 +9,7 @@
 #   SETUP         run on every worker first (e.g. 'git clone ... && pip install -e jaxformer[tpu]'); unset: nothing
 #   RESTARTS      starts again after a crash without a newer checkpoint (3)
 #   PYTHON        the interpreter on the workers (python3)
-# The working directory and the text must lie where all workers see them (a mounted disk or bucket).
+# The working directory and the text must lie where all workers see them (a bucket, or a mounted disk).
 #
 # JAX asks the TPU VM's metadata server who the workers are. SIGTERM or Ctrl-C to this script is passed on: all save the
 # same step. A spot TPU VM that is taken away is gone: create it again and run the same command.

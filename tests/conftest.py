@@ -42,7 +42,22 @@ def pytest_configure(config):
 
 
 # Where laws are checked on a few numbers, most of the time is XLA's, and half of that its optimizations'.
-QUICK = {"functional", "models", "decoding", "training", "test_pretrain.py", "test_modules.py", "test_specs.py"}
+QUICK = {
+    "functional",
+    "models",
+    "decoding",
+    "training",
+    "test_pretrain.py",
+    "test_modules.py",
+    "test_specs.py",
+    "test_extension.py",
+    "test_own_kinds.py",
+    "test_warm_start.py",
+    "interchange",
+    "test_meshes.py",
+    "test_peers.py",
+    "test_peers_encoder_decoder.py",
+}
 
 
 @pytest.fixture(autouse=True)

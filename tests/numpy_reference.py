@@ -142,7 +142,9 @@ def silu(x):
     return x / (1 + np.exp(-x))
 
 
-ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "swiglu": silu, "geglu": gelu}
+ACTIVATIONS = {
+    "relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "swiglu": silu, "geglu": gelu, "geglu_tanh": gelu_tanh,
+}  # fmt: skip
 
 
 def mlp(x, p, activation):
@@ -153,8 +155,9 @@ def mlp(x, p, activation):
     return hidden @ p["w_down"] + p.get("b_down", 0.0)
 
 
-def block(p, x, cfg, allowed=None, frequencies=None, positions=None, bias=None, rotary_scale=1.0):
-    """One block without dropout. `positions`: [B, T]; the other arguments as above."""
+def block(p, x, cfg, allowed=None, frequencies=None, positions=None, bias=None, rotary_scale=1.0, source=None):
+    """One block without dropout. `positions`: [B, T]; `source`: (an encoder's states, which of them each token sees);
+    the other arguments as above."""
 
     def norm(name, x):
         q = p[name]
@@ -162,34 +165,43 @@ def block(p, x, cfg, allowed=None, frequencies=None, positions=None, bias=None, 
             return rms_norm(x, q["scale"], cfg.norm_epsilon)
         return layer_norm(x, q["scale"], q.get("bias", 0.0), cfg.norm_epsilon)
 
-    def attend(x):
-        a = p["attention"]
+    def mix(a, x, read, turned, **options):
         query, key, value = (
-            np.einsum("btd,dhk->bthk", x, a[f"w_{name}"]) + a.get(f"b_{name}", 0.0)
-            for name in ("query", "key", "value")
+            np.einsum("btd,dhk->bthk", y, a[f"w_{name}"]) + a.get(f"b_{name}", 0.0)
+            for name, y in (("query", x), ("key", read), ("value", read))
         )
         if cfg.attention.qk_norm:
             query, key = (rms_norm(y, a[f"{n}_scale"], cfg.norm_epsilon) for n, y in (("query", query), ("key", key)))
-        if frequencies is not None:
+        if turned:
             query, key = (rotary(y, positions, frequencies, rotary_scale) for y in (query, key))
-        out = attention(query, key, value, allowed=allowed, bias=bias, soft_cap=cfg.attention.soft_cap)
+        out = attention(query, key, value, scale=cfg.attention.scale, soft_cap=cfg.attention.soft_cap, **options)
         return np.einsum("bthk,hkd->btd", out, a["w_out"]) + a.get("b_out", 0.0)
+
+    def attend(x):
+        return mix(p["attention"], x, x, frequencies is not None, allowed=allowed, bias=bias)
+
+    def look(x):
+        return mix(p["cross"], x, source[0], False, allowed=source[1])
 
     def feed(x):
         return mlp(x, p["mlp"], cfg.feed_forward.activation)
 
     if cfg.block == "parallel":
         y = norm("attention_norm", x)
-        return x + attend(y) + feed(y)
+        return x + attend(y) + (look(y) if source else 0) + feed(y)
     if cfg.block == "post_norm":
         x = norm("attention_norm", x + attend(x))
+        x = norm("cross_norm", x + look(x)) if source else x
         return norm("mlp_norm", x + feed(x))
     x = x + attend(norm("attention_norm", x))
+    x = x + look(norm("cross_norm", x)) if source else x
     return x + feed(norm("mlp_norm", x))
 
 
-def hidden(params, tokens, cfg, positions, allowed, frequencies=None, bias=None, rotary_scale=1.0, types=None):
-    """Last hidden states of a GPT or BERT, layer by layer. `positions`: [B, T]."""
+def hidden(
+    params, tokens, cfg, positions, allowed, frequencies=None, bias=None, rotary_scale=1.0, types=None, source=None
+):
+    """Last hidden states of a stack, layer by layer. `positions`: [B, T]; `source`: as of `block`."""
     e = params["embedding"]
     x = e["tokens"][tokens]
     if cfg.positions.kind == "learned":
@@ -208,7 +220,7 @@ def hidden(params, tokens, cfg, positions, allowed, frequencies=None, bias=None,
         x = norm(params["embedding_norm"], x)
     for layer in range(cfg.num_layers):
         p = {group: {name: leaf[layer] for name, leaf in leaves.items()} for group, leaves in params["blocks"].items()}
-        x = block(p, x, cfg, allowed, frequencies, positions, bias, rotary_scale)
+        x = block(p, x, cfg, allowed, frequencies, positions, bias, rotary_scale, source)
     return norm(params["final_norm"], x) if "final_norm" in params else x
 
 

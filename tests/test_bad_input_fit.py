@@ -101,6 +101,7 @@ def test_what_is_no_file(place):  # noqa: F811
     assert place.run("fit", "--csv=/dev/zero", *rest) == (2, expected()["fit: a device"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
 def test_byte_order_marks_are_read(place, encoding):  # noqa: F811
     path = place.folder / "table.csv"

@@ -10,7 +10,7 @@ from jaxformer.config import registry
 from jaxformer.data.objectives import OBJECTIVES
 from jaxformer.functional.sublayers import MIXERS
 from jaxformer.models.families import FAMILIES
-from jaxformer.runs import pretrain
+from jaxformer.runs import evaluation, pretrain
 from jaxformer.runs.command_line import parse_config, parser
 
 __all__ = ["place"]
@@ -148,6 +148,7 @@ def test_what_own_kinds_return(place, monkeypatch, case):
     sys.modules.pop("config_file_config")
 
 
+@pytest.mark.slow
 def test_a_mixer_that_keeps_nothing(place):
     """Its run proposes no sample, and asking for one is one line, before the memory that a cache needs is counted. When
     its file has changed, whatever goes on with the run says so."""
@@ -166,7 +167,7 @@ def test_a_mixer_that_keeps_nothing(place):
     pretrain.pretrain(parse_config(parser("", "pretrain"), again))
     note = "note: config.py changed since this run began; what it computes now may be something else\n"
     assert note in place.capsys.readouterr().out
-    pretrain.evaluate(place.folder / "run", cache_dir=str(place.folder / "cache"), log=lambda _: None)
+    evaluation.evaluate(place.folder / "run", cache_dir=str(place.folder / "cache"), log=lambda _: None)
     assert note in place.capsys.readouterr().err
     pretrain.open_run(place.folder / "run")
     assert note in place.capsys.readouterr().err

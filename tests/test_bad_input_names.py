@@ -42,14 +42,14 @@ def test_a_field_whose_path_is_too_long(place, flag):  # noqa: F811
     assert (code, line) == (2, expected()["a name too long for a file"].replace("--workdir", flag[2:]))
 
 
-@pytest.mark.parametrize("flag", ["--config.workdir", "--config.data.cache_dir", "--config.data.files"])
+@pytest.mark.parametrize("flag", ["--config.data.cache_dir", "--config.data.tfds_dir"])
 def test_an_address_where_a_path_is_needed(place, monkeypatch, flag):  # noqa: F811
     """Before, it made a folder called gs: here, and failed at its first save."""
     monkeypatch.chdir(place.folder)
     before = sorted(place.folder.iterdir())
     code, line = place.pretrain(f"{flag}=gs://bucket/run")
     where = flag[2:]
-    assert (code, line) == (2, expected()["an address of an object store"].replace("config.workdir", where))
+    assert (code, line) == (2, expected()["an address of an object store"].replace("config.data.cache_dir", where))
     code, line = place.pretrain(f"{flag}=s3://me:S3CRET@bucket/run")
     assert (
         code == 2 and "S3CRET" not in line and line.startswith(f"error: {where}: 's3://***@bucket/run' is an address")
@@ -202,7 +202,7 @@ def test_memory_that_is_all_used(place, monkeypatch):  # noqa: F811
     def none(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr("jaxformer.runs.pretrain.evaluate", none)
+    monkeypatch.setattr("jaxformer.runs.evaluation.evaluate", none)
     assert place.run("evaluate", "--workdir=a") == (2, expected()["no memory left"])
 
 

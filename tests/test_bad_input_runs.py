@@ -350,6 +350,7 @@ def test_a_damaged_array_file_is_one_line_and_no_more(runs, damage):
         assert len(lines) == 3 and all(" is not valid: " in line for line in lines[:2]), done.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_a_run_to_start_from_that_is_not_there_or_another(made, place):
     runs = Runs(made, place)
     start = ["--config.workdir=DIR/new".replace("DIR", str(place.folder)), "--config.model.width=32"]
@@ -359,6 +360,21 @@ def test_a_run_to_start_from_that_is_not_there_or_another(made, place):
     assert (code, line) == (2, expected()["a run to start from of another width"])
     code, line = runs.resume("--config.init_optimizer=true", *start)
     assert (code, line) == (2, expected()["an optimizer's state from nowhere"])
+    assert not (place.folder / "new" / "manifest.json").exists()
+
+
+def test_a_run_to_start_from_that_lacks_what_is_taken(made, place):
+    """Before anything is written: a start from another run is not taken for one that has begun from this."""
+    runs = Runs(made, place)
+    start = [f"--config.workdir={place.folder / 'new'}", f"--config.init_from={runs.run}"]
+    code, line = runs.resume(*start, "--config.init_optimizer=true", "--config.optimizer.name=lion")
+    assert (code, line) == (2, expected()["the state of another optimizer"])
+    tokenizer = (runs.run / "tokenizer.json").read_bytes()
+    (runs.run / "tokenizer.json").write_bytes(tokenizer.replace(b"a", b"b"))
+    assert runs.resume(*start) == (2, expected()["a run to start from whose tokenizer is another"])
+    (runs.run / "tokenizer.json").write_bytes(tokenizer)
+    shutil.rmtree(runs.checkpoints)
+    assert runs.resume(*start) == (2, expected()["a run to start from without a checkpoint"])
     assert not (place.folder / "new" / "manifest.json").exists()
 
 

@@ -14,6 +14,7 @@ from jaxformer.config.fields import field_types, is_section, options
 from jaxformer.errors import ConfigError
 from jaxformer.functional.attention import IMPLEMENTATIONS
 from jaxformer.functional.layers import ACTIVATIONS
+from jaxformer.training.optim import make_schedule
 
 
 def bert(**model):
@@ -22,7 +23,79 @@ def bert(**model):
 
 # (mapping, the whole message). One row for every way a config can be wrong.
 JOINING = {"coordinator_address": "node1:8476", "num_processes": 2, "process_id": 0}
+TASK = {"model": {"family": "bert"}, "data": {"objective": "token_classification"}}
 WRONG = [
+    ({"model": {"memory": 0}}, "config.model.memory: 0; accepted: at least 1"),
+    (
+        {"data": {"objective": "permutation", "permutation": {"predict": 0}}},
+        "config.data.permutation.predict: 0; accepted: 1 to 10000",
+    ),
+    *(
+        ({"model": {"positions": {"kind": "disentangled", name: value}}}, f"config.model.positions.{line}")
+        for name, value, line in (
+            ("span", 1, "span: 1; accepted: 2 to 1048576"),
+            ("max_distance", 1, "max_distance: 1; accepted: at least 2"),
+        )
+    ),
+    *(
+        (
+            {**TASK, "data": {**TASK["data"], "labelled": {name: 0}}},
+            f"config.data.labelled.{name}: 0; accepted: at least 1",
+        )
+        for name in ("stride", "max_answer", "max_examples")
+    ),
+    ({"model": {"head": {"outputs": 0}}}, "config.model.head.outputs: 0; accepted: at least 1"),
+    ({"model": {"head": {"dropout": 1.0}}}, "config.model.head.dropout: 1.0; accepted: 0.0 to 0.999"),
+    (
+        {"model": {"head": {}}},
+        "config.model.head: a head for a task; data.objective is next_token; accepted: none given, which is filled in",
+    ),
+    ({"tune": {"trained_layers": -1}}, "config.tune.trained_layers: -1; accepted: at least 0"),
+    ({"tune": {"trained_layers": 5}}, "config.tune.trained_layers: 5; accepted: at most model.num_layers 4"),
+    ({"tune": {"layer_decay": 0.0}}, "config.tune.layer_decay: 0.0; accepted: 0.01 to 1.0"),
+    ({"tune": {"metric": "f1"}}, "config.tune.metric: 'f1'; accepted with data.objective=next_token: none or accuracy"),
+    *(
+        (
+            {"data": {"objective": "span_corruption", "span_corruption": {name: value}}},
+            f"config.data.span_corruption.{line}",
+        )
+        for name, value, line in (
+            ("noise_rate", 1.2, "noise_rate: 1.2; accepted: above 0, below 1"),
+            ("noise_rate", 0.0, "noise_rate: 0.0; accepted: above 0, below 1"),
+            ("mean_span", 0.5, "mean_span: 0.5; accepted: a finite number, at least 1.0"),
+            ("sentinels", 0, "sentinels: 0; accepted: 1 to 10000"),
+        )
+    ),
+    *(
+        (
+            {"data": {"objective": "denoising", "denoising": {name: 1.5}}},
+            f"config.data.denoising.{name}: 1.5; accepted: 0.0 to 1.0",
+        )
+        for name in ("rotation_rate", "infilling_rate", "mask_rate", "deletion_rate")
+    ),
+    (
+        {"data": {"objective": "denoising", "denoising": {"mean_span": 0}}},
+        "config.data.denoising.mean_span: 0.0; accepted: a finite number, at least 1.0",
+    ),
+    *(
+        (
+            {"data": {"objective": "mixture", "ul2": {name: -1}}},
+            f"config.data.ul2.{name}: -1.0; accepted: a finite number, at least 0.0",
+        )
+        for name in ("regular", "sequential", "extreme")
+    ),
+    ({"data": {"objective": "mixture", "ul2": {"sentinels": 0}}}, "config.data.ul2.sentinels: 0; accepted: 1 to 10000"),
+    *(
+        (
+            {"data": {"objective": "prefix_lm", "prefix_lm": {name: 2}}},
+            f"config.data.prefix_lm.{name}: 2.0; accepted: 0.0 to 1.0",
+        )
+        for name in ("least", "most")
+    ),
+    *(
+        ({"data": {"source": "transduction", name: 0}}, f"config.data.{name}: 0; accepted: 1 to 65536")
+        for name in ("language_shortest", "language_longest", "language_block")
+    ),
     # names
     ({"modle": {}}, "config.modle: no such field; did you mean model?"),
     ({"positions": "alibi"}, "config.positions: no such field; did you mean model.positions?"),
@@ -44,15 +117,35 @@ WRONG = [
     ({"model": {"use_bias": "yes"}}, "config.model.use_bias: 'yes' is not true or false"),
     (
         {"model": {"norm": "layernorm"}},
-        "config.model.norm: 'layernorm' is not one of layer_norm, rms_norm; did you mean layer_norm?",
+        "config.model.norm: 'layernorm' is not one of layer_norm, rms_norm, rms_norm_plus_one; did you mean "
+        "layer_norm?",
     ),
-    ({"model": {"norm": None}}, "config.model.norm: None is not one of layer_norm, rms_norm"),
+    ({"model": {"norm": None}}, "config.model.norm: None is not one of layer_norm, rms_norm, rms_norm_plus_one"),
     ({"workdir": 3}, "config.workdir: 3 is not text"),
     ({"data": {"files": 3}}, "config.data.files: 3 is not a comma-separated list"),
     ({"data": {"files": [3]}}, "config.data.files: [3] is not a comma-separated list"),
     ({"data": {"separator": 3}}, "config.data.separator: 3 is not text or none"),
     ({"train": {"steps": {"a": 1}}}, "config.train.steps: {'a': 1} is not an integer"),
     # ranges
+    *(
+        (
+            {"model": {"attention": {"kind": kind, name: value}}},
+            f"config.model.attention.{name}: {value}; accepted: at least {value + 1}",
+        )
+        for kind, name, value in (
+            ("longformer", "attention_window", 1),
+            ("longformer", "global_tokens", -1),
+            ("bigbird", "block", 0),
+            ("bigbird", "random_blocks", -1),
+            ("bigbird", "global_blocks", -1),
+            ("bigbird", "seed", -1),
+            ("strided", "stride", 0),
+            ("fixed", "block", 0),
+            ("fixed", "last", 0),
+            ("dilated", "size", 0),
+            ("dilated", "step", 0),
+        )
+    ),
     ({"model": {"num_layers": 0}}, "config.model.num_layers: 0; accepted: at least 1"),
     ({"model": {"width": -8}}, "config.model.width: -8; accepted: at least 1"),
     ({"model": {"num_heads": 0}}, "config.model.attention.num_heads: 0; accepted: at least 1"),
@@ -78,6 +171,73 @@ WRONG = [
         {"model": {"positions": "rotary", "rotary_factor": 0}},
         "config.model.positions.factor: 0.0; accepted: a finite number above 0",
     ),
+    ({"model": {"attention": {"global_every": 1}}}, "config.model.attention.global_every: 1; accepted: at least 2"),
+    (
+        {"model": {"attention": {"global_every": 2}}},
+        "config.model.attention.global_every: 2; without model.attention.window all layers see all keys; accepted: "
+        "none",
+    ),
+    (
+        {"model": {"positions": {"kind": "learned", "offset": -1}}},
+        "config.model.positions.offset: -1; accepted: at least 0",
+    ),
+    (
+        {"model": {"positions": {"kind": "rotary", "fraction": 0}}},
+        "config.model.positions.fraction: 0.0; accepted: 0.001 to 1.0",
+    ),
+    (
+        {"model": {"positions": {"kind": "rotary", "fraction": 0.1}}},
+        "config.model.positions.fraction: 0.1 of heads of width 32 is 3; accepted: an even number of entries",
+    ),
+    (
+        {"model": {"positions": {"kind": "rotary", "local_base": 1}}},
+        "config.model.positions.local_base: 1.0; accepted: a finite number above 1",
+    ),
+    (
+        {"model": {"positions": {"kind": "rotary", "local_base": 10}}},
+        "config.model.positions.local_base: 10.0; no layer has a window; accepted with model.attention.window and "
+        "global_every",
+    ),
+    ({"model": {"logit_soft_cap": 0}}, "config.model.logit_soft_cap: 0.0; accepted: a finite number above 0"),
+    (
+        {"model": {"logit_soft_cap": 9, "family": "bert"}, "data": {"objective": "masked"}},
+        "config.model.logit_soft_cap: 9.0; a bert's logits have no cap; accepted: none",
+    ),
+    (
+        {"model": {"scale_embeddings": True, "positions": "sinusoidal"}},
+        "config.model.scale_embeddings: True; model.positions.kind=sinusoidal scales them in any case; accepted: false",
+    ),
+    ({"model": {"attention": {"scale": 0}}}, "config.model.attention.scale: 0.0; accepted: a finite number above 0"),
+    ({"model": {"encoder": {"num_layers": 0}}}, "config.model.encoder.num_layers: 0; accepted: at least 1"),
+    ({"model": {"encoder": {"source_length": 0}}}, "config.model.encoder.source_length: 0; accepted: at least 1"),
+    (
+        {"model": {"attention": {"kind": "alignment", "local_width": 0}}},
+        "config.model.attention.local_width: 0; accepted: at least 1",
+    ),
+    (
+        {"model": {"attention": {"kind": "performer", "features": 1}}},
+        "config.model.attention.features: 1; accepted: at least 2",
+    ),
+    (
+        {"model": {"attention": {"kind": "linformer", "projected_length": 0}}},
+        "config.model.attention.projected_length: 0; accepted: at least 1",
+    ),
+    ({"model": {"attention": {"kind": "lstm", "units": 0}}}, "config.model.attention.units: 0; accepted: at least 1"),
+    ({"model": {"attention": {"kind": "lsh", "rounds": 0}}}, "config.model.attention.rounds: 0; accepted: at least 1"),
+    ({"model": {"attention": {"kind": "lsh", "chunk": 0}}}, "config.model.attention.chunk: 0; accepted: at least 1"),
+    (
+        {"model": {"attention": {"kind": "lsh", "buckets": 1}}},
+        "config.model.attention.buckets: 1; accepted: at least 2",
+    ),
+    (
+        {"model": {"attention": {"kind": "lsh", "seed": -1}}},
+        "config.model.attention.seed: -1; accepted: 0 to 2147483647",
+    ),
+    (
+        {"model": {"family": "funnel", "funnel": {"decoder_layers": 0}}},
+        "config.model.funnel.decoder_layers: 0; accepted: at least 1",
+    ),
+    ({"execution": {"feed_forward_chunks": 0}}, "config.execution.feed_forward_chunks: 0; accepted: at least 1"),
     ({"model": {"attention_soft_cap": 0}}, "config.model.attention.soft_cap: 0.0; accepted: a finite number above 0"),
     ({"loss": {"label_smoothing": 1.0}}, "config.loss.label_smoothing: 1.0; accepted: 0.0 to 0.999"),
     ({"loss": {"z_loss": -1e-4}}, "config.loss.z_loss: -0.0001; accepted: a finite number, at least 0.0"),
@@ -146,6 +306,15 @@ WRONG = [
         "config.model.attention.head_width: 3 is odd; rotary positions need an even width",
     ),
     (
+        {"model": {"family": "recurrent_seq2seq", "attention": "alignment"}},
+        "config.model.encoder: None; model.family=recurrent_seq2seq reads a source; accepted: a section, with "
+        "source_length",
+    ),
+    (
+        {"model": {"attention": "alignment"}},
+        "config.model.attention.kind: alignment; accepted with model.family=recurrent_seq2seq, not gpt",
+    ),
+    (
         {"model": {"width": 5, "num_heads": 1, "positions": "sinusoidal"}},
         "config.model.width: 5 is odd; sinusoidal positions need an even width",
     ),
@@ -155,7 +324,7 @@ WRONG = [
     ),
     (
         {"model": {"positions": "rotary", "rotary_factor": 2}},
-        "config.model.positions.factor: 2.0 needs model.positions.scaling=linear, ntk or yarn",
+        "config.model.positions.factor: 2.0 needs model.positions.scaling=linear, ntk, yarn or llama3",
     ),
     (
         {"model": {"positions": "rotary", "rotary_scaling": "yarn", "rotary_factor": 8, "context_length": 4}},
@@ -163,15 +332,25 @@ WRONG = [
     ),
     (
         {"model": {"token_types": 2}},
-        "config.model.bert: Bert(token_types=2, next_sentence=False); accepted with model.family=bert, not gpt",
+        "config.model.bert: Bert(token_types=2, next_sentence=False, mask_decoder='plain'); accepted with "
+        "model.family=bert, not gpt",
     ),
     (
         {"model": {"bert": {"token_types": 3}}},
-        "config.model.bert: Bert(token_types=3, next_sentence=False); accepted with model.family=bert, not gpt",
+        "config.model.bert: Bert(token_types=3, next_sentence=False, mask_decoder='plain'); accepted with "
+        "model.family=bert, not gpt",
     ),
     (bert(next_sentence=True), "config.model.bert.token_types: 0; model.bert.next_sentence needs at least 2"),
-    ({"model": {"family": "bert"}}, "config.data.objective: next_token; model.family=bert needs masked"),
-    ({"data": {"objective": "masked"}}, "config.data.objective: masked; model.family=gpt needs next_token"),
+    (
+        {"model": {"family": "bert"}},
+        "config.data.objective: next_token; model.family=bert needs masked or sequence_classification or "
+        "token_classification or regression or extractive_qa",
+    ),
+    (
+        {"data": {"objective": "masked"}},
+        "config.data.objective: masked; model.family=gpt needs next_token or prefix_lm or sequence_classification or "
+        "token_classification or regression or extractive_qa or multiple_choice or instructions",
+    ),
     (
         bert(next_sentence=True, token_types=2),
         "config.data.pairs: False; model.bert.next_sentence is True, and the two must agree",
@@ -201,7 +380,7 @@ WRONG = [
             ("markov", "language_seed", -1, "0 to 2147483647"),
         )
     ),
-    ({"mesh": {"fsdp": None}}, "config.mesh: at most one of data, fsdp, tensor, context may be None (fill)"),
+    ({"mesh": {"fsdp": None}}, "config.mesh: at most one of data, fsdp, tensor, context may be none (what is left)"),
     (
         {"train": {"batch_rows": 16, "micro_batches": 3}},
         "config.execution.gradient_accumulation_steps: 3 does not divide train.global_batch_size 16",
@@ -298,6 +477,33 @@ def test_overrides_win_and_leave_the_mapping_alone():
     assert mapping == {"model": {"num_layers": 2, "width": 64}}
 
 
+# (config file, command line's steps and more, warm-up and decay of the run)
+SHORTER = [
+    ({"warmup_steps": 50}, {"steps": "20"}, (2, None)),
+    ({"warmup_steps": 50}, {"steps": "60"}, (50, None)),  # which fits
+    ({"warmup_steps": 50}, {"steps": "1"}, (0, None)),
+    ({"warmup_steps": 0}, {"steps": "1"}, (0, None)),
+    ({}, {"steps": "50"}, (11, None)),  # of the default, 100
+    ({"warmup_steps": 50, "decay_steps": 100, "schedule": "wsd"}, {"steps": "45"}, (5, 10)),
+    ({"warmup_steps": 50, "decay_steps": 100}, {"steps": "60"}, (50, 100)),  # cosine does not read decay_steps
+    ({"warmup_steps": 50, "decay_steps": 100}, {"steps": "45", "optimizer.schedule": "wsd"}, (5, 10)),
+    ({"warmup_steps": 50}, {"steps": "20", "optimizer.warmup_steps": "7"}, (7, None)),
+]
+
+
+@pytest.mark.parametrize("optimizer, overrides, lengths", SHORTER)
+def test_a_shorter_run_has_a_shorter_schedule(optimizer, overrides, lengths):
+    named = {f"train.{name}" if name == "steps" else name: text for name, text in overrides.items()}
+    got = from_mapping({"optimizer": optimizer, "train": {"steps": 450}}, named)
+    assert (got.optimizer.warmup_steps, got.optimizer.decay_steps) == lengths
+    make_schedule(got.optimizer, got.train.steps)
+
+
+def test_a_warmup_given_with_the_steps_has_to_fit():
+    with pytest.raises(ConfigError, match=r"^config.optimizer.warmup_steps: 30 is more than train.steps 20; accepted"):
+        from_mapping({}, {"train.steps": "20", "optimizer.warmup_steps": "30"})
+
+
 def test_numbers_are_strict_but_an_int_is_a_float():
     got = from_mapping({"optimizer": {"learning_rate": 1}}).optimizer.learning_rate
     assert got == 1.0 and isinstance(got, float)
@@ -350,6 +556,7 @@ def test_the_command_line_s_source_wins(mapping, overrides, wanted):
         assert f"data.files: {list(base.data.files)} -> {list(wanted[1])}" in lines
 
 
+LANGUAGE = "markov or data.source=hierarchy or data.source=transduction"
 UNREAD = [
     ({"source": "stdlib", "files": "a.txt"}, "files: ('a.txt',); data.source=stdlib", "files"),
     ({"source": "stdlib", "tfds_name": "a"}, "tfds_name: 'a'; data.source=stdlib", "tfds"),
@@ -357,14 +564,18 @@ UNREAD = [
     ({"source": "files", "files": "a.txt", "tfds_name": "a"}, "tfds_name: 'a'; data.source=files", "tfds"),
     ({"validation_files": "a.txt"}, "validation_files: ('a.txt',); data.source=stdlib", "files"),
     ({"separator": "-"}, "separator: '-'; data.source=stdlib", "files"),
-    ({"text_field": "body"}, "text_field: 'body'; data.source=stdlib", "files or data.source=tfds"),
-    ({"language_symbols": "3"}, "language_symbols: 3; data.source=stdlib", "markov or data.source=hierarchy"),
+    (
+        {"text_field": "body"},
+        "text_field: 'body'; data.source=stdlib",
+        "files or data.source=tfds or data.source=huggingface",
+    ),
+    ({"language_symbols": "3"}, "language_symbols: 3; data.source=stdlib", LANGUAGE),
     ({"source": "markov", "language_depth": "3"}, "language_depth: 3; data.source=markov", "hierarchy"),
     ({"source": "hierarchy", "language_order": "3"}, "language_order: 3; data.source=hierarchy", "markov"),
     (
         {"files": "a.txt", "language_seed": "3"},
         "language_seed: 3; data.source=files",
-        "markov or data.source=hierarchy",
+        LANGUAGE,
     ),
     ({"files": "a", "tfds_train_split": "x"}, "tfds_train_split: 'x'; data.source=files", "tfds"),
 ]
@@ -375,6 +586,21 @@ def test_what_the_source_does_not_read_is_one_line(overrides, says, accepted):
     with pytest.raises(ConfigError) as caught:
         from_mapping({}, {f"data.{name}": text for name, text in overrides.items()})
     assert str(caught.value) == f"config.data.{says} does not read it; accepted with data.source={accepted}"
+
+
+def test_another_objective_drops_the_settings_of_the_old_one():
+    """Unless the command line gives those too."""
+    tree = {
+        "model": {"family": "encoder_decoder", "encoder": {}},
+        "data": {"objective": "mixture", "ul2": {"regular": 3}},
+    }
+    assert from_mapping(tree).data.ul2.regular == 3.0
+    data = from_mapping(tree, {"data.objective": "span_corruption", "data.span_corruption.roll": "true"}).data
+    assert data.ul2 is None and data.span_corruption.roll
+    with pytest.raises(
+        ConfigError, match=r"^config.data.ul2: .* does not read it; accepted with data.objective=mixture$"
+    ):
+        from_mapping(tree, {"data.objective": "denoising", "data.ul2.regular": "2"})
 
 
 def test_two_sources_at_once():
@@ -455,7 +681,7 @@ def test_what_the_config_accepts_is_what_the_functions_have():
 
 
 # Its own trainer says what the tokenizer needs.
-UNBOUNDED = {"tokenizer_vocab"}
+UNBOUNDED = {"tokenizer_vocab", "null_threshold"}  # the latter may be any number
 
 
 def sections(cls, where="config"):

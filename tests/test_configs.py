@@ -36,6 +36,20 @@ LARGE = {
     "llama_7b",
     "llama_70b",
     "bert_base",
+    "transformer_base",
+    "bart_base",
+    "bart_tiny",
+    "deberta_base",
+    "deberta_tiny",
+    "t5_small",
+    "transformer_xl_tiny",
+    "ul2_tiny",
+    "xlnet_base",
+    "xlnet_tiny",
+    "longformer_tiny",
+    "longformer_base",
+    "bigbird_tiny",
+    "bigbird_base",
 }  # tracing twelve and more layers takes seconds
 
 
@@ -77,6 +91,9 @@ def test_sizes():
         "llama_7b.py": 6_738_415_616,
         "llama_70b.py": 68_976_648_192,
         "bert_base.py:512": 110_106_428 + (30_592 - 30_522) * (768 + 1),
+        # transformers' LongformerForMaskedLM has 2 more positions and a token type, BigBirdForMaskedLM neither.
+        "longformer_base.py": 148_711_257 + (50_304 - 50_265) * (768 + 1) - 3 * 768,
+        "bigbird_base.py": 127_520_694 + (50_368 - 50_358) * (768 + 1),
     }
     for name, size in sizes.items():
         config = from_mapping(configs.load(f"configs/{name}"))

@@ -17,6 +17,7 @@ from jaxformer.__main__ import COMMANDS
 from jaxformer.config import from_mapping
 from jaxformer.config.loading import shipped
 from jaxformer.errors import ConfigError
+from jaxformer.programs.benchmark import SUITES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -199,3 +200,17 @@ def test_help(name, monkeypatch, capsys):
         module.main()
     assert end.value.code == 0
     assert f"usage: jaxformer {name}" in capsys.readouterr().out
+
+
+def test_what_there_is_of_each_kind_is_listed():
+    """Extras, suites of benchmarks and pages of the documentation."""
+    pages = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = set(project["optional-dependencies"])
+    assert extras <= set(re.findall(r"`(\w+)`", README.partition("Optional extras:")[2]))
+    install = pages["quickstart.md"].partition("## Install")[2].partition("## Train")[0]
+    assert extras - {"services"} <= set(re.findall(r"\w+", install))
+    suites = re.search(r"--suite=([\w\\|]+)", README)
+    assert suites is not None and set(suites[1].split("\\|")) == set(SUITES)
+    assert set(SUITES) <= set(re.findall(r"`(\w+)`", pages["results.md"].partition("| `--suite` |")[2]))
+    assert pages.keys() - {"index.md"} == set(re.findall(r"\]\((\w+\.md)\)", pages["index.md"]))

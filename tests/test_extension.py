@@ -33,7 +33,7 @@ from jaxformer.models.flops import count_parameters, flops_per_token
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import make_mesh
 from jaxformer.plan import measures, topology
-from jaxformer.runs import pretrain
+from jaxformer.runs import evaluation, pretrain
 from jaxformer.runs.command_line import Parsed, parse_config, parser
 from jaxformer.scaling.ladder import LadderConfig, size_model
 from jaxformer.specs import abstract_params, init_params
@@ -80,10 +80,15 @@ def test_they_are_short():
 def check_stranger(workdir):
     """A run of a kind that is not here is one line, which says what is needed."""
     AttentionConfig.registered.pop("gated_conv")
-    with pytest.raises(ConfigError, match=r"'gated_conv' is not one of softmax$"):  # the file was given
+    with pytest.raises(
+        ConfigError, match=r"'gated_conv' is not one of softmax, alignment, [a-z_, ]+$"
+    ):  # the file was given
         pretrain.open_run(workdir)
     sys.modules.pop("config_file_gated_conv")
-    with pytest.raises(ConfigError, match=r"'gated_conv' is not one of softmax; if .*gated_conv.py brings it, give"):
+    with pytest.raises(
+        ConfigError,
+        match=r"'gated_conv' is not one of softmax, alignment, [a-z_, ]+; if .*gated_conv.py brings it, give",
+    ):
         pretrain.open_run(workdir)
 
 
@@ -103,12 +108,17 @@ def check_frozen(asked, state):
     assert float(loss(params, seen)) != float(loss(params, jax.tree.map(np.zeros_like, seen)))
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n == "replaced" else []) for n in FILES])
+# "optimized": the frozen positions are compared bit for bit with those that a program of another shape makes.
+MARKS = {name: [pytest.mark.slow] for name in ("replaced", "learned_alibi", "reservoir")}
+MARKS["reservoir"].append(pytest.mark.optimized)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=MARKS.get(n, ())) for n in FILES])
 def test_a_run_trains_goes_on_and_is_evaluated(name, tmp_path, capsys):
     asked = parsed(name, tmp_path)
     first = pretrain.pretrain(asked)
     assert first.step == 6 and np.isfinite(first.evaluation["loss"])
-    found = pretrain.evaluate(tmp_path / "run", cache_dir=str(tmp_path / "cache"), log=lambda _: None)
+    found = evaluation.evaluate(tmp_path / "run", cache_dir=str(tmp_path / "cache"), log=lambda _: None)
     assert found["loss"] == pytest.approx(first.evaluation["loss"], rel=1e-5)
     assert pretrain.pretrain(asked).step == 6  # there is nothing more to do
     assert (first.state.frozen is not None) == (name == "reservoir")
@@ -118,7 +128,7 @@ def test_a_run_trains_goes_on_and_is_evaluated(name, tmp_path, capsys):
         check_stranger(tmp_path / "run")
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", [n if n == "gated_conv" else pytest.param(n, marks=pytest.mark.slow) for n in FILES])
 def test_a_plan_counts_it(name, tmp_path):
     plan = measures.make_plan(parsed(name, tmp_path).config, topology.make("cpu:1"))
     assert plan["memory"]["activations"] > 0
@@ -176,6 +186,7 @@ def learned(**more):
     return from_mapping({"model": {**sizes, "positions": "learned_alibi", **more}}).model
 
 
+@pytest.mark.slow
 def test_positions_with_parameters_in_every_layer():
     """With the slopes of ALiBi they are ALiBi, in every implementation and on a mesh that shards rows; they learn."""
     cfg = learned()
@@ -255,7 +266,7 @@ def test_a_kind_without_functions_is_one_line():
     load(str(FILES["gated_conv"]))
     dict.pop(MIXERS, "gated_conv")
     cfg = from_mapping({"model": {"attention": "gated_conv", "positions": "none", "vocab_size": 64}}).model
-    line = r"^config.model.attention.kind: 'gated_conv' has no functions; accepted: softmax$"
+    line = r"^config.model.attention.kind: 'gated_conv' has no functions; accepted: softmax, lstm, gru, alignment, .*"
     for use in (count_parameters, gpt.specs):
         with pytest.raises(ConfigError, match=line):
             use(cfg)
@@ -269,6 +280,7 @@ def test_it_grows_on_the_ladder():
     assert count_parameters(large).non_embedding > 4 * count_parameters(small).non_embedding
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", ["scan", "unroll"])
 def test_terms_of_a_sublayer_are_a_part_of_the_objective(layers):
     """A mean over tokens and layers; the same by scan or unrolled, and in micro-batches."""

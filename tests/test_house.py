@@ -1,6 +1,7 @@
 """The house: who may import whom, how large a file may be, what `import jaxformer` may load, what is documented."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -17,13 +18,13 @@ PROGRAMS = sorted(
 
 # A file imports from lower floors, or from its own folder. A new file or folder needs a place here.
 FLOORS = {
-    "errors": 0, "types": 0,
+    "errors": 0, "types": 0, "patterns": 0,
     "specs": 1, "masks": 1, "storage": 1, "runtime/host_memory": 1, "runtime/console": 1,
     "parallel": 2, "records": 2,
     "config": 3, "kernels": 3,
     "functional": 4, "runtime": 4, "parallel/mesh": 4,
     "models": 5, "data": 5,
-    "modules": 6, "decoding": 6, "scaling": 6,
+    "modules": 6, "decoding": 6, "scaling": 6, "tracking": 6, "interchange": 6,
     "training": 7,
     "plan": 8, "runs": 9, "runtime/program": 8, "runtime/compilation_cache": 8,
     "benchmarks": 10, "programs": 11, "__main__": 12,
@@ -43,14 +44,22 @@ BANS = [
 OWNERS = {
     "flax": {"jaxformer/modules.py"},
     "orbax": {"jaxformer/training/checkpoint/manager.py"},
+    "tensorstore": {"jaxformer/training/checkpoint/ocdbt.py"},
     "ml_collections": set(),
     "torch": set(),
     "tensorflow": set(),
+    "fsspec": {"jaxformer/storage/object_store.py"},  # inside functions: when the first address is met
+    "tensorboardX": {"jaxformer/tracking/tensorboard.py"},
+    "wandb": {"jaxformer/tracking/wandb.py"},
+    "mlflow": {"jaxformer/tracking/mlflow.py"},
+    "apache_beam": {"jaxformer/runs/tokenization.py"},
+    "safetensors": {"jaxformer/interchange/tensor_files.py"},
+    "transformers": set(),
 }
 # What needs nothing but these two (and the standard library): all that `import jaxformer` reaches.
 PURE_ROOMS = {
-    "errors", "types", "specs", "masks", "parallel", "records", "storage", "config", "kernels", "functional",
-    "models",
+    "errors", "types", "specs", "patterns", "masks", "parallel", "records", "storage", "config", "kernels",
+    "functional", "models",
 }  # fmt: skip
 PURE_PACKAGES = {"jax", "numpy"}
 
@@ -64,7 +73,8 @@ CONFIG_LINES, PROGRAM_LINES = 70, 230
 FORBIDDEN_NAMES = {"utils", "util", "common", "base", "helpers", "helper", "misc"}
 NOT_LOADED = [
     "flax", "orbax", "tensorflow_datasets", "tensorflow", "matplotlib", "optax", "ml_collections", "grain",
-    "tokenizers", "torch", "scipy",
+    "tokenizers", "torch", "scipy", "pyarrow", "datasets", "tensorboardX", "wandb", "mlflow", "fsspec", "gcsfs", "s3fs",
+    "safetensors",
 ]  # fmt: skip
 
 
@@ -74,6 +84,7 @@ def room(file):
     return "" if parts == ("__init__",) else parts[0]
 
 
+@functools.cache
 def imports(file):
     """Dotted names of all modules a file imports, inside functions too; `from a import b` gives a and a.b."""
     found = set()
@@ -170,7 +181,7 @@ def test_packages_with_one_door(package):
 @pytest.mark.parametrize("file", [f for f in FILES if room(f) in PURE_ROOMS | {""}])
 def test_pure_rooms_need_jax_and_numpy_only(file):
     packages = {name.split(".")[0] for name in imports(file)} - set(sys.stdlib_module_names) - {"jaxformer"}
-    assert packages <= PURE_PACKAGES
+    assert packages <= PURE_PACKAGES | {package for package, owners in OWNERS.items() if file in owners}
 
 
 @pytest.mark.parametrize("file", FILES + PROGRAMS)
@@ -200,8 +211,12 @@ def public_definitions(file):
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
     yield Path(file).name, tree
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_") and not is_overload(node):
             yield node.name, node
+
+
+def is_overload(node):
+    return "overload" in map(ast.unparse, node.decorator_list)
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if Path(f).name != "__init__.py"])

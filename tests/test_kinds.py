@@ -10,6 +10,7 @@ from jaxformer.config import (
     Choice,
     Config,
     Dense,
+    EncoderConfig,
     Execution,
     Learned,
     ModelConfig,
@@ -60,6 +61,7 @@ def test_every_old_field_has_a_new_one():
     for new in aliases.ALIASES.values():
         tree = to_dict(from_mapping({"model": {"positions": "rotary", "family": "bert", "bert": {}},
                                      "data": {"objective": "masked"}}))  # fmt: skip
+        tree["model"]["encoder"] = vars(EncoderConfig())  # which a bert has not
         for name in new.split("."):
             tree = tree[name]
 
@@ -161,9 +163,8 @@ def test_a_section_that_may_be_absent():
     bert = {"model": {"family": "bert"}, "data": {"objective": "masked"}}
     assert from_mapping(bert, {"model.bert.token_types": "3"}).model.bert == Bert(3)
     assert from_mapping({**bert, "model": {"family": "bert", "bert": {}}}, {"model.bert": "none"}).model.bert is None
-    with pytest.raises(
-        ConfigError, match=r"^config.model.bert: 'true' is not a section; set one of token_types, next_sentence "
-    ):
+    line = r"^config.model.bert: 'true' is not a section; set one of token_types, next_sentence, mask_decoder "
+    with pytest.raises(ConfigError, match=line):
         from_mapping(bert, {"model.bert": "true"})
 
 
@@ -172,7 +173,10 @@ def test_values_in_python():
     assert ModelConfig(attention={"num_heads": 2}).attention == Softmax(2)
     assert Config(model={"width": 64, "positions": {"kind": "rotary"}}).model.positions == Rotary()
     assert hash(NEW) == hash(dataclasses.replace(NEW)) and to_dict(NEW)["positions"]["kind"] == "rotary"
-    with pytest.raises(ConfigError, match=r"^config.model.attention: Alibi\(\) is not one of softmax, or a section "):
+    with pytest.raises(
+        ConfigError,
+        match=r"^config.model.attention: Alibi\(\) is not one of softmax, alignment, [a-z_, ]+, or a section ",
+    ):
         ModelConfig(attention=Alibi())
 
 

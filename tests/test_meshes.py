@@ -14,7 +14,7 @@ from jaxformer.training.optim import make_optimizer
 from jaxformer.training.step import compile_steps, device_put_batch, gradients, with_sequence_parallelism
 from jaxformer.types import Batch
 
-ROWS, LENGTH, VOCAB, STEPS = 8, 32, 64, 20
+ROWS, LENGTH, SOURCE, VOCAB, STEPS = 8, 32, 48, 64, 20
 # data, fsdp, tensor, context
 SHAPES = [
     (8, 1, 1, 1), (1, 8, 1, 1), (1, 1, 8, 1), (2, 2, 2, 1), (1, 1, 1, 8), (2, 1, 1, 4), (1, 4, 1, 2), (1, 1, 2, 4),
@@ -25,7 +25,12 @@ FAMILIES = {
     "gpt": {"norm": "rms_norm", "activation": "swiglu", "num_kv_heads": 2, "use_bias": False, "qk_norm": True},
     "gpt_window": {"window": 7, "positions": "alibi"},
     "bert": {"family": "bert", "block": "post_norm", "positions": "t5"},
-}
+    "encoder_decoder": {
+        "family": "encoder_decoder", "encoder": {"num_layers": 1, "source_length": SOURCE}, "positions": "t5",
+        "norm": "rms_norm", "use_bias": False, "num_kv_heads": 4,
+    },
+}  # fmt: skip
+OBJECTIVES = {"bert": "masked", "encoder_decoder": "span_corruption"}
 
 
 def config(family, shape, **mesh):
@@ -34,7 +39,7 @@ def config(family, shape, **mesh):
     return Config(
         model=model_config(**model),
         execution=Execution(layers="unroll" if family == "gpt_window" else "scan", steps_per_dispatch=STEPS),
-        data=DataConfig(objective="masked" if family == "bert" else "next_token"),
+        data=DataConfig(objective=OBJECTIVES.get(family, "next_token")),
         mesh=MeshConfig(*shape, **mesh),
         optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=2),
         train=TrainConfig(steps=STEPS, global_batch_size=ROWS),
@@ -54,8 +59,18 @@ def batches(family):
         first = np.maximum.accumulate(np.where(starts, np.arange(LENGTH), 0), axis=1)
         positions = (np.arange(LENGTH) - first).astype(np.int32)
         weights = (rng.random((ROWS, LENGTH)) < 0.35).astype(np.float32)
-        out.append(Batch(tokens, (3 * tokens + 1) % VOCAB, weights, positions, segments))
+        batch = Batch(tokens, (3 * tokens + 1) % VOCAB, weights, positions, segments)
+        out.append(with_source(batch, rng) if family == "encoder_decoder" else batch)
     return out
+
+
+def with_source(batch, rng):
+    """The batch with a source for each document, of other lengths than the documents'."""
+    segments = np.sort(rng.integers(1, batch.segments.max(axis=1, keepdims=True) + 1, (ROWS, SOURCE))).astype(np.int32)
+    tokens = rng.integers(0, VOCAB, (ROWS, SOURCE), dtype=np.int32)
+    first = np.array([np.searchsorted(row, row) for row in segments])
+    inputs = {"tokens": tokens, "positions": (np.arange(SOURCE) - first).astype(np.int32), "segments": segments}
+    return batch._replace(inputs={f"source_{name}": array for name, array in inputs.items()})
 
 
 @functools.cache
@@ -94,7 +109,7 @@ def test_curves_and_gradients_agree(shape):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 1, 1, 8), (1, 2, 2, 2)])
-@pytest.mark.parametrize("family", ["gpt_window", "bert"])
+@pytest.mark.parametrize("family", ["gpt_window", "bert", "encoder_decoder"])
 def test_so_do_other_models(family, shape):
     agree(family, shape)
 

@@ -17,7 +17,7 @@ from jaxformer.functional import attention_layer, feed_forward
 from jaxformer.functional import block as blocks
 from jaxformer.functional.layer import Context
 from jaxformer.functional.position_encodings import rotation
-from jaxformer.models import bert, gpt
+from jaxformer.models import bert, encoder_decoder, gpt
 from jaxformer.modules import Attention, Block, Stack
 from jaxformer.specs import abstract_params, stack_specs
 from jaxformer.types import Batch
@@ -27,6 +27,7 @@ COMMON = dict(num_layers=2, width=16, num_heads=2, context_length=T, vocab_size=
               attention_dropout=0.2)  # fmt: skip
 CFG = model_config(**COMMON)
 BERT_CFG = model_config(**COMMON, family="bert", block="post_norm", token_types=2, next_sentence=True)
+PAIR_CFG = model_config(**COMMON, family="encoder_decoder", encoder={"source_length": T})
 TOKENS = jnp.array(np.random.default_rng(0).integers(0, 20, (B, T)))
 SEGMENTS = jnp.array([[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 1, 1]])
 POSITIONS = jnp.array([[0, 1, 2, 0, 1, 2], [0, 0, 1, 2, 3, 4]])
@@ -50,6 +51,10 @@ SHELLS = {
     "BERT": (
         modules.BERT(BERT_CFG), bert.specs(BERT_CFG), (TOKENS, POSITIONS, SEGMENTS),
         lambda p, rng, t, pos, seg: bert.apply(p, t, BERT_CFG, positions=pos, segments=seg, rng=rng),
+    ),
+    "EncoderDecoder": (
+        modules.EncoderDecoder(PAIR_CFG), encoder_decoder.specs(PAIR_CFG), (TOKENS, TOKENS[::-1], POSITIONS),
+        lambda p, rng, t, s, pos: encoder_decoder.apply(p, t, PAIR_CFG, positions=pos, source_tokens=s, rng=rng),
     ),
     "Stack": (
         modules.Stack(CFG), stack_specs(blocks.block_specs(CFG), 2), (X, MASK, POSITIONS),
@@ -101,7 +106,7 @@ def test_a_shell_is_its_function_bit_for_bit(name):
     same(got, jax.jit(lambda p, *a: function(p, None, *a))(params, *arguments))
 
 
-@pytest.mark.parametrize("name", ["GPT", "BERT", "Block"])
+@pytest.mark.parametrize("name", ["GPT", *(pytest.param(name, marks=pytest.mark.slow) for name in ("BERT", "Block"))])
 def test_with_dropout_too(name):
     shell, _, arguments, function = SHELLS[name]
     params, rng = params_of(name), jax.random.key(5)
@@ -123,12 +128,18 @@ ATTENTION = {
 MLP = {"w_up": (D, F), "b_up": (F,), "w_down": (F, D), "b_down": (D,)}
 BLOCK = {"attention_norm": NORM, "attention": ATTENTION, "mlp_norm": NORM, "mlp": MLP}
 STACK = jax.tree.map(lambda shape: (L, *shape), BLOCK, is_leaf=lambda x: isinstance(x, tuple))
+CROSS = {name: {k: (L, *shape) for k, shape in tree.items()}
+         for name, tree in (("cross", ATTENTION), ("cross_norm", NORM))}  # fmt: skip
 BY_HAND = {
     "GPT": {"embedding": {"tokens": (V, D)}, "blocks": STACK, "final_norm": NORM},
     "BERT": {
         "embedding": {"tokens": (V, D), "types": (2, D)}, "embedding_norm": NORM, "blocks": STACK,
         "head": {"w": (D, D), "b": (D,), "norm": NORM, "bias": (V,)},
         "pooler": {"w": (D, D), "b": (D,)}, "next_sentence": {"w": (D, 2), "b": (2,)},
+    },
+    "EncoderDecoder": {
+        "embedding": {"tokens": (V, D)}, "blocks": {**STACK, **CROSS}, "final_norm": NORM,
+        "encoder": {"blocks": STACK, "final_norm": NORM},
     },
     "Stack": STACK, "Block": BLOCK, "Attention": ATTENTION, "MLP": MLP,
 }  # fmt: skip
@@ -174,7 +185,9 @@ def test_every_parameter_begins_with_values_of_its_own(name):
         assert len(drawn) >= 2 and len(set(drawn.values())) == len(drawn)
 
 
-@pytest.mark.parametrize("cfg, family", [(CFG, gpt), (BERT_CFG, bert)], ids=["gpt", "bert"])
+@pytest.mark.parametrize(
+    "cfg, family", [(CFG, gpt), pytest.param(BERT_CFG, bert, marks=pytest.mark.slow)], ids=["gpt", "bert"]
+)
 def test_the_model_training_receives_runs_through_the_shell(cfg, family):
     loss_cfg = LossConfig(z_loss=1e-3)
     model = modules.make_model(cfg, loss_cfg)

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from jaxformer import AttentionConfig, Dense, decoding, from_mapping
-from jaxformer.config import FeedForwardConfig, PositionsConfig
+from jaxformer.config import FeedForwardConfig, PositionsConfig, registry
 from jaxformer.config.loading import load
 from jaxformer.config.registry import FAMILIES as TRAITS
 from jaxformer.config.registry import FamilyTraits
@@ -21,7 +21,7 @@ from jaxformer.specs import init_params
 
 SOFTMAX = MIXERS["softmax"]
 TABLES = (MIXERS, FEED_FORWARDS, FAMILIES, OBJECTIVES, SOURCES, AttentionConfig.registered, TRAITS,
-          FeedForwardConfig.registered)  # fmt: skip
+          registry.OBJECTIVES, registry.SOURCES, FeedForwardConfig.registered)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def test_a_class_of_the_same_name_replaces_no_kind(group, name):
     assert group.registered[name.lower()] is before
 
 
-@pytest.mark.parametrize("kind", ["", 3, True, *("auto", "xla", "chunked", "splash", "cudnn")])
+@pytest.mark.parametrize("kind", ["", 3, True, *("auto", "xla", "chunked", "splash", "cudnn", "flash_gpu")])
 def test_names_that_no_kind_may_have(kind):
     with pytest.raises(ConfigError, match=rf"^config.model.attention.kind: {kind!r} is the name of a kind; accepted: "):
 

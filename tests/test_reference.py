@@ -1,6 +1,7 @@
 """What `--help` and `--print-config` show of a config is the config."""
 
 import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,12 +9,30 @@ from pathlib import Path
 import pytest
 
 from jaxformer.config import Choice, Config, from_mapping, load
+from jaxformer.config.denoising import READ_BY_OBJECTIVE
 from jaxformer.config.fields import field_types, is_section, options
 from jaxformer.config.loading import shipped
+from jaxformer.config.named import Named
 from jaxformer.config.reference import as_file, help_text, reference
 from jaxformer.errors import ConfigError
 from jaxformer.runs.command_line import parse_config, parser
 from jaxformer.scaling.ladder import StudyConfig
+
+# Kind -> what else a config with it says.
+NEEDED_BY_KIND = {
+    "alignment": {
+        "model.family": "recurrent_seq2seq", "model.encoder.source_length": "64", "data.objective": "span_corruption",
+    },
+    "funnel": {
+        "model.family": "funnel", "model.positions": "none", "model.block": "post_norm", "model.num_layers": "5",
+        "data.objective": "masked", "model.funnel.separate_cls": "false",
+    },
+    "linformer": {
+        "model.family": "bert", "data.objective": "masked", "data.pairs": "true", "model.bert.next_sentence": "true",
+    },
+}  # fmt: skip
+# Sections that are there only where they are read.
+NONE = ("model.bert", "model.encoder", "model.funnel", "model.head", "data.labelled", "data.mixture.NAME")
 
 
 def fields(cls, prefix=""):
@@ -26,6 +45,9 @@ def fields(cls, prefix=""):
             yield f"{prefix}{each.name}.kind"
             for kind in inside.registered.values():
                 yield from fields(kind, f"{prefix}{each.name}.")
+        elif issubclass(inside, Named):
+            yield f"{prefix}{each.name}"
+            yield from fields(inside.of, f"{prefix}{each.name}.NAME.")
         else:
             yield from fields(inside, f"{prefix}{each.name}.")
 
@@ -41,8 +63,8 @@ def test_defaults_are_those_that_are_told():
     for each in reference(Config):
         kind = each.meaning[1:].partition(")")[0] if each.meaning.startswith("(") else ""
         section = each.path.rpartition(".")[0]
-        base = {f"{section}.kind": kind} if kind else {}
-        if section == "model.bert":
+        base = ({f"{section}.kind": kind} if kind else {}) | NEEDED_BY_KIND.get(kind, {})
+        if section in NONE or section.removeprefix("data.") in READ_BY_OBJECTIVE:
             continue  # none, by default
         try:
             with_default = from_mapping({}, {**base, each.path: each.default})
@@ -85,9 +107,32 @@ def test_a_printed_config_brings_what_its_file_brought():
     assert f"load({str(file)!r})" in printed
 
 
+def test_a_printed_config_brings_a_tracker_of_its_file(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from jaxformer.tracking.tracker import TrackerKind\nfrom jaxformer.tracking.trackers import TRACKERS\n"
+        "TRACKERS['mine'] = TrackerKind(print)\n"
+        "def get_config():\n    return {'tracking': {'trackers': ('mine',)}}\n"
+    )
+    words = [sys.executable, "-m", "jaxformer", "pretrain", "--print-config"]
+    for name in ("printed.py", "again.py"):  # the second is printed by the first, which loads the file
+        done = subprocess.run([*words, str(file)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert f"load({str(file)!r})" in done.stdout and "'trackers': ['mine']" in done.stdout
+        file = tmp_path / name
+        file.write_text(done.stdout)
+
+
 def test_help_names_every_field(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         parse_config(parser("", "scaling"), ["--help"], StudyConfig)
     out = capsys.readouterr().out
     assert help_text(StudyConfig) in out
-    assert all(f"--config.{each.path}={each.default}   {each.accepted}\n" in out for each in reference(StudyConfig))
+    every = list(reference(StudyConfig))
+    one = [each for each in every if f"--config.{each.path}={each.default}   {each.accepted}\n" in out]
+    others = [each for each in every if each not in one]  # as in the section around, and told as one entry
+    assert all(each.path.startswith("data.mixture.NAME.") for each in others) and 20 < len(others) < len(one) / 4
+    _, _, entry = out.partition("  --config.data.mixture.NAME.FIELD   as --config.data.FIELD\n")
+    entry = entry.partition("  --config.")[0]
+    names = [each.path.rpartition(".")[2] for each in others]
+    assert re.findall(r"\w+(?=[,.])", entry) == names and "files" in names and "weight" not in names

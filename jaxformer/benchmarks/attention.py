@@ -16,7 +16,8 @@ def contestants(options) -> Suite:
     import jax
     import jax.numpy as jnp
 
-    from jaxformer.functional.attention import attention, unavailable
+    from jaxformer.functional.attention import attention
+    from jaxformer.functional.attention_choice import unavailable
     from jaxformer.masks import causal
 
     shape = (1, options.tokens, HEADS, WIDTH)
@@ -32,7 +33,7 @@ def contestants(options) -> Suite:
 
     found = {
         name: timed(functools.partial(lambda name, q, k, v: attention(q, k, v, causal(), implementation=name), name))
-        for name in ("xla", "chunked", "cudnn")
+        for name in ("xla", "chunked", "cudnn", "flash_gpu")
         if unavailable(name) is None and (name != "cudnn" or options.dtype == "bfloat16")
     }
     found["jax.nn.dot_product_attention"] = timed(lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True))

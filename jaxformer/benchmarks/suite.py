@@ -4,7 +4,7 @@ import contextlib
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ class Suite(NamedTuple):
       flop: name -> FLOP of one run; RULER among them: rates are also said as a fraction of its rate.
       peak: FLOP/s that the chip's maker states; 0: not known.
       whole: whole processes are measured, so that no round is needed to warm up.
+      summary: what was measured (unit and values by name) -> lines to print after those of the contestants.
     """
 
     contestants: Mapping[str, Callable[[], float | None]]
@@ -32,6 +33,7 @@ class Suite(NamedTuple):
     flop: Mapping[str, float] = MappingProxyType({})
     peak: float = 0
     whole: bool = False
+    summary: Callable[[Mapping[str, tuple[str, list[float]]]], Iterable[str]] = lambda measured: ()
 
 
 def ruler(dtype: str, size: int = 2048) -> tuple[Callable[[], None], float]:

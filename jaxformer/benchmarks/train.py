@@ -149,8 +149,10 @@ def flop_per_token(shape: ModelShape) -> float:
     return flops_per_token(model_config(shape, "float32"), shape.context, share).training
 
 
-def our_steps(shape: ModelShape, dtype: str, model: ModelConfig | None = None) -> Callable[[], None]:
-    """`shape.steps` updates in one dispatch. model: another one of that shape."""
+def our_steps(
+    shape: ModelShape, dtype: str, model: ModelConfig | None = None, batch: Batch | None = None
+) -> Callable[[], None]:
+    """`shape.steps` updates in one dispatch. model: another one of that shape; batch: what it is trained on."""
     import jax
 
     from jaxformer.modules import make_model
@@ -164,7 +166,7 @@ def our_steps(shape: ModelShape, dtype: str, model: ModelConfig | None = None) -
     whole = make_model(model or model_config(shape, dtype), LossConfig())
     made = compile_steps(whole, make_optimizer(OptimizerConfig(), config.train.steps, whole.specs), mesh, config)
     with jax.set_mesh(mesh):
-        chunk, count = made.place_chunk([example(shape)] * shape.steps)
+        chunk, count = made.place_chunk([batch or example(shape)] * shape.steps)
         held = [jax.block_until_ready(made.init())]
         program: Any = made.train
         train = one_at_a_time(program.lower(held[0], chunk, count).compile())

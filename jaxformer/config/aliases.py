@@ -6,11 +6,11 @@ from typing import Any
 from jaxformer.config.attention import IMPLEMENTATIONS, AttentionConfig
 from jaxformer.config.choice import Choice
 from jaxformer.config.feed_forward import FeedForwardConfig
-from jaxformer.config.fields import shown
+from jaxformer.config.fields import convert, from_text, shown
 from jaxformer.config.positions import PositionsConfig
 from jaxformer.errors import ConfigError
 
-# Until 0.1: old field -> new field.
+# Until 0.1: old field -> new field; and a short name.
 ALIASES = {
     "model.num_heads": "model.attention.num_heads",
     "model.num_kv_heads": "model.attention.num_kv_heads",
@@ -27,6 +27,7 @@ ALIASES = {
     "model.activation": "model.feed_forward.activation",
     "model.token_types": "model.bert.token_types",
     "model.next_sentence": "model.bert.next_sentence",
+    "model.source_length": "model.encoder.source_length",
     "model.remat": "execution.remat",
     "model.layers": "execution.layers",
     "train.steps_per_dispatch": "execution.steps_per_dispatch",
@@ -44,6 +45,7 @@ MEANT_NOTHING = {
 }  # fmt: skip
 # Every model had these. In one without a section `bert` they say nothing if they have these values.
 BERT = {"token_types": 0, "next_sentence": False}
+BOARD = "tensorboard"  # a switch until 0.1, now the name of a tracker
 
 
 def renamed(overrides: Mapping[str, str], kinds: Collection[str], tree: Mapping[str, Any]) -> dict[str, str]:
@@ -58,6 +60,8 @@ def renamed(overrides: Mapping[str, str], kinds: Collection[str], tree: Mapping[
       ConfigError: a field is given under two names, with two values.
     """
     named: dict[str, tuple[str, str]] = {}
+    if BOARD in overrides:
+        overrides = _with_board(dict(overrides), tree)
     for old, text in overrides.items():
         implementation = old == "model.attention" and text in IMPLEMENTATIONS
         new = "execution.attention" if implementation else ALIASES.get(old, old)
@@ -83,6 +87,10 @@ def modernize(tree: dict[str, Any]) -> None:
         _bert(model)
         if isinstance(model.get("attention"), str) and model["attention"] in IMPLEMENTATIONS:
             _put(tree, "model.attention", "execution.attention", model.pop("attention"))
+    if BOARD in tree:
+        trackers = _trackers(tree, convert(tree.pop(BOARD), bool, f"config.{BOARD}"))
+        if isinstance(tree.setdefault("tracking", {}), dict):
+            tree["tracking"]["trackers"] = trackers
     for old, new in ALIASES.items():
         section, _, name = old.partition(".")
         mapping = tree.get(section)
@@ -90,6 +98,23 @@ def modernize(tree: dict[str, Any]) -> None:
             value = mapping.pop(name)
             if not _means_nothing(mapping, name, value):
                 _put(tree, old, new, value)
+
+
+def _with_board(overrides: dict[str, str], tree: Mapping[str, Any]) -> dict[str, str]:
+    """Overrides that name TensorBoard among the trackers, or leave it out, in place of the switch."""
+    on = from_text(overrides.pop(BOARD), bool, f"config.{BOARD}")
+    given = overrides.get("tracking.trackers")
+    if given is not None:
+        tree = {"tracking": {"trackers": from_text(given, tuple[str, ...], "config.tracking.trackers")}}
+    return {**overrides, "tracking.trackers": ",".join(_trackers(tree, on)) or "()"}
+
+
+def _trackers(tree: Mapping[str, Any], board: bool) -> tuple[str, ...]:
+    """The trackers that a nested mapping names, with TensorBoard or without."""
+    section = tree.get("tracking")
+    found = section.get("trackers", ()) if isinstance(section, Mapping) else ()
+    others = [name for name in ((found,) if isinstance(found, str) else found) if name != BOARD]
+    return (BOARD, *others) if board else tuple(others)
 
 
 def _bert(model: dict[str, Any]) -> None:

@@ -26,6 +26,11 @@ def between(low: float, high: float) -> Rule:
     return _rule(lambda value: low <= value <= high, f"{low} to {high}")
 
 
+def strictly_between(low: float, high: float) -> Rule:
+    """Numbers from `low` to `high`, both excluded."""
+    return _rule(lambda value: low < value < high, f"above {low:g}, below {high:g}")
+
+
 def one_of(names: Mapping[str, Any]) -> Rule:
     """The names that the mapping has at the time of the check."""
 
@@ -36,6 +41,24 @@ def one_of(names: Mapping[str, Any]) -> Rule:
             raise ConfigError(f"{where}: {shown(value)} is not one of {', '.join(names)}{did_you_mean(value, names)}")
 
     return check
+
+
+def each(rule: Rule) -> Rule:
+    """Tuples whose entries the rule accepts, none of them twice."""
+
+    def check(where: str, values: Any) -> None:
+        for value in values:
+            rule(where, value)
+        if len(set(values)) < len(values):
+            raise ConfigError(f"{where}: {shown(values)}; accepted: each once")
+
+    return check
+
+
+def first_and_last(where: str, values: Any) -> None:
+    """Two counts from 1 on, the second not less than the first."""
+    if len(values) != 2 or not 1 <= values[0] <= values[1]:
+        raise ConfigError(f"{where}: {shown(values)}; accepted: the first and the last step, as 100,105")
 
 
 def is_name(value: Any) -> bool:

@@ -17,22 +17,26 @@ from jaxformer.config.fields import Section
 class Execution(
     Section,
     name="execution",
-    accepts=dict.fromkeys(("steps_per_dispatch", "gradient_accumulation_steps"), at_least(1)),
+    accepts=dict.fromkeys(("steps_per_dispatch", "gradient_accumulation_steps", "feed_forward_chunks"), at_least(1)),
     most={"gradient_accumulation_steps": 2**24},
 ):
     """How a run computes.
 
     Attributes:
-      remat: what the backward pass computes again: none, all but the products with weights (dots), or all (full).
-        On CPU, XLA undoes it where layers are unrolled.
+      remat: what the backward pass computes again: none, all but the products with weights (dots), all but softmax
+        attention (attention), or all (full). On CPU, XLA undoes it where layers are unrolled. Reversible blocks compute
+        all again whatever stands here.
       layers: scan: one compiled body; unroll: faster, slower to compile.
-      attention: the implementation; splash needs TPUs, cudnn an NVIDIA GPU.
+      attention: the implementation; splash needs TPUs, cudnn and flash_gpu an NVIDIA GPU.
       steps_per_dispatch: updates inside one compiled call.
       gradient_accumulation_steps: micro-batches of one update.
+      feed_forward_chunks: parts of a row that feed-forward layers are computed in, one after the other, in the
+        backward pass too: less memory, a little slower.
     """
 
-    remat: Literal["none", "dots", "full"] = "none"
+    remat: Literal["none", "dots", "attention", "full"] = "none"
     layers: Literal["scan", "unroll"] = "unroll"
-    attention: Literal["auto", "xla", "chunked", "splash", "cudnn"] = "auto"
+    attention: Literal["auto", "xla", "chunked", "splash", "cudnn", "flash_gpu"] = "auto"
     steps_per_dispatch: int = 10
     gradient_accumulation_steps: int = 1
+    feed_forward_chunks: int = 1

@@ -22,16 +22,16 @@ class Dense(FeedForwardConfig, kind="dense", accepts={"width": at_least(1)}, mos
 
     Attributes:
       width: None: 4 * model.width, or 8/3 * model.width rounded up to 64 where it is gated.
-      activation: swiglu and geglu have a gate matrix beside the up projection.
+      activation: swiglu, geglu and geglu_tanh have a gate matrix beside the up projection.
     """
 
     width: int | None = None
-    activation: Literal["relu", "gelu", "gelu_tanh", "swiglu", "geglu"] = "gelu"
+    activation: Literal["relu", "gelu", "gelu_tanh", "swiglu", "geglu", "geglu_tanh"] = "gelu"
 
     @property
     def gated(self) -> bool:
         """True if there is a gate matrix beside the up projection."""
-        return self.activation in ("swiglu", "geglu")
+        return self.activation in ("swiglu", "geglu", "geglu_tanh")
 
     def sized(self) -> "Dense":
         """The default width for each size."""

@@ -56,6 +56,7 @@ class Section:
       accepts: field -> rule for its values that are not None, see `config.checks`.
       most: field -> largest number it may be, where that is not MOST_INTEGER or MOST_NUMBER.
       paths: fields that name files or folders, or tuples of them: a leading ~ is the home folder.
+      addresses: those of `paths` that may be addresses of an object store.
 
     Raises:
       ConfigError: a value that the field's type does not allow, a number too large or not finite, an empty text.
@@ -65,7 +66,7 @@ class Section:
     _where = "config"
     _accepts = types.MappingProxyType[str, Callable[[str, Any], None]]({})
     _most = types.MappingProxyType[str, float]({})
-    _paths = tuple[str, ...]()
+    _paths, _addresses = tuple[str, ...](), tuple[str, ...]()
     _whole: typing.ClassVar[Any] = None  # the section that all others are in
 
     def __init_subclass__(
@@ -74,6 +75,7 @@ class Section:
         accepts: Mapping[str, Callable[[str, Any], None]] = types.MappingProxyType({}),
         most: Mapping[str, float] = types.MappingProxyType({}),
         paths: Sequence[str] = (),
+        addresses: Sequence[str] = (),
         **rest: Any,
     ):
         super().__init_subclass__(**rest)
@@ -83,13 +85,14 @@ class Section:
             Section._whole = cls
         cls._accepts = types.MappingProxyType({**cls._accepts, **accepts})
         cls._most, cls._paths = types.MappingProxyType({**cls._most, **most}), (*cls._paths, *paths)
+        cls._addresses = (*cls._addresses, *addresses)
 
     def __post_init__(self):
         for name, kind in field_types(typing.cast(Any, type(self))).items():
             where = f"{self._where}.{name}"
             value = convert(getattr(self, name), kind, where)
             if name in self._paths and value is not None:
-                value = at_home(value, where)
+                value = at_home(value, where, addresses=name in self._addresses)
             if name in self._accepts and value is not None:
                 self._accepts[name](where, value)
             _check_meaning(value, kind, where, self._most.get(name))
@@ -130,9 +133,17 @@ class Section:
     def of_fields(cls, fields: Mapping[str, Any], where: str) -> Any:
         """The section with these fields. Raises ConfigError as `accept`."""
         for name in fields:
-            if name not in field_types(typing.cast(Any, cls)):
-                cls.refuse(name, where)
+            cls.type_of(name, where)
         return cls(**fields)
+
+    @classmethod
+    def type_of(cls, name: str, where: str) -> Any:
+        """The type of a field. Raises ConfigError: there is none of that name."""
+        return field_types(typing.cast(Any, cls)).get(name) or cls.refuse(name, where)
+
+    def by_name(self) -> dict[str, Any]:
+        """Field -> value."""
+        return dict(vars(self))
 
 
 @functools.cache
@@ -216,32 +227,27 @@ def from_text(text: str, kind: Any, where: str) -> Any:
             if text.lower() in ("true", "1", "yes", "false", "0", "no"):
                 return text.lower() in ("true", "1", "yes")
         elif is_section(option):
-            raise ConfigError(
-                f"{where}: {shown(text)} is not a section; set one of {', '.join(field_types(option))} inside it"
-            )
+            inside = ", ".join(field_types(option)) or "NAME.FIELD"
+            raise ConfigError(f"{where}: {shown(text)} is not a section; set one of {inside} inside it")
         elif option is not type(None):
             return unescaped(text, where) if where.endswith(".separator") else text
     raise ConfigError(f"{where}: {shown(text)} is not {describe(kind)}")
 
 
-def at_home(value: Any, where: str) -> Any:
-    """A path, or a tuple of them, with ~ and ~user at its beginning replaced by the home folder.
-
-    Raises:
-      ConfigError: there is no such user (a name that really begins with ~ is written ./~name), or no file can have
-        that name.
-    """
+def at_home(value: Any, where: str, *, addresses: bool = False) -> Any:
+    """A path (with `addresses` also an object store's), or a tuple, with ~ and ~user replaced by the home folder.
+    Raises ConfigError: no such user (a name that begins with ~ is written ./~name), or no file can have that name."""
     if not isinstance(value, str):
-        return tuple(at_home(each, where) if _tilde(each) or "://" in each else each for each in value)
-    if wrong := files.unusable(value):
+        return tuple(at_home(one, where, addresses=addresses) for one in value)
+    if wrong := files.unusable(value, addresses=addresses):
         raise ConfigError(f"{where}: {shown(credentials.mask_text(value))} {wrong}")
     if not _tilde(value):
         return value
     found = os.path.expanduser(value)
     if found == value and not os.path.lexists(value):
-        first = value.split("/")[0]
-        raise ConfigError(f"{where}: {value!r}: no home folder is known for {first}; accepted: a path, ./{first} if it "
-                          "is a name")  # fmt: skip
+        name = value.split("/")[0]
+        line = f"{value!r}: no home folder is known for {name}; accepted: a path, ./{name} if it is a name"
+        raise ConfigError(f"{where}: {line}")
     return found
 
 

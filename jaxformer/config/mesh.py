@@ -29,4 +29,4 @@ class MeshConfig(Section, name="mesh", accepts=dict.fromkeys(AXES, at_least(1)),
 
     def _check(self):
         if [getattr(self, name) for name in AXES].count(None) > 1:
-            raise ConfigError(f"config.mesh: at most one of {', '.join(AXES)} may be None (fill)")
+            raise ConfigError(f"config.mesh: at most one of {', '.join(AXES)} may be none (what is left)")

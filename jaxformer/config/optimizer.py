@@ -1,7 +1,8 @@
 """`optimizer`: the update rule and its schedule."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from jaxformer.config.checks import above, at_least, between
 from jaxformer.config.fields import Section
@@ -26,7 +27,8 @@ class OptimizerConfig(
       name: the update rule, see `training.optim.make_optimizer`.
       learning_rate: the peak of the schedule.
       schedule: see `training.optim.make_schedule`.
-      warmup_steps: in which the learning rate grows from 0 to its peak.
+      warmup_steps: in which the learning rate grows from 0 to its peak. A warm-up and decay that do not fit in the
+        train.steps of the command line, which leaves them as they were, become shorter in proportion.
       decay_steps: length of wsd's final decay; None: a fifth of the steps.
       final_fraction: of learning_rate, where the decay ends.
       beta1: decay of the mean of the gradients.
@@ -51,3 +53,28 @@ class OptimizerConfig(
     clip_norm: float | None = 1.0
     ema_decay: float | None = None
     freeze: tuple[str, ...] = ()
+
+
+def settle_schedule(tree: dict[str, Any], before: int, steps: int, given: Collection[str]) -> None:
+    """Lets the command line make a run shorter than the warm-up and the decay that its config file was made with.
+
+    Args:
+      tree: the sections of a config; changed in place.
+      before: the steps of the config file.
+      steps: those of the command line.
+      given: dotted fields that the command line sets; they stay.
+    """
+    optimizer = tree.setdefault("optimizer", {})
+    if not isinstance(optimizer, dict):
+        return  # refused by the section itself
+    names = ("warmup_steps", "decay_steps") if optimizer.get("schedule") == "wsd" else ("warmup_steps",)
+    lengths = {name: optimizer.get(name, getattr(OptimizerConfig, name)) for name in names}
+    present = {name: length for name, length in lengths.items() if length is not None}
+    if not all(type(each) is int for each in (before, steps, *present.values())) or not 0 < steps < before:
+        return
+    if sum(present.values()) > steps:
+        optimizer |= {
+            name: min(steps - 1, max(1, length * steps // before)) if length else 0
+            for name, length in present.items()
+            if f"optimizer.{name}" not in given
+        }

@@ -8,9 +8,12 @@ from typing import Any
 
 from jaxformer.config import aliases
 from jaxformer.config.choice import Choice
-from jaxformer.config.data import settle_source
+from jaxformer.config.data import settle_sources
 from jaxformer.config.fields import Section, field_types, from_text, is_section, options, shown
+from jaxformer.config.named import Named
+from jaxformer.config.optimizer import settle_schedule
 from jaxformer.config.run import Config
+from jaxformer.config.train import TrainConfig
 from jaxformer.errors import ConfigError
 
 C = typing.TypeVar("C", bound=Config)
@@ -35,14 +38,19 @@ def from_mapping(
     """
     tree = plain(mapping)
     aliases.modernize(tree)
-    kinds = set(_kinds(cls))
+    kinds, steps = set(_kinds(cls)), _steps(tree)
     named = aliases.renamed(overrides or {}, kinds, tree)
     for dotted in sorted(named, key=lambda each: each not in kinds):
         _place(tree, dotted, named[dotted], cls)
-    given = [dotted.removeprefix("data.") for dotted in named if dotted.startswith("data.")]
-    if given and isinstance(tree.get("data"), dict):
-        settle_source(tree["data"], given)
+    settle_sources(tree.get("data"), [dotted.removeprefix("data.") for dotted in named if dotted.startswith("data.")])
+    if "train.steps" in named:
+        settle_schedule(tree, steps, _steps(tree), named)
     return cls.accept(tree, "config")
+
+
+def _steps(tree: Mapping[str, Any]) -> Any:
+    train = tree.get("train")
+    return train.get("steps", TrainConfig.steps) if isinstance(train, Mapping) else TrainConfig.steps
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -56,22 +64,34 @@ def _values(section: Any) -> dict[str, Any]:
 
 def _fields(section: Any) -> dict[str, Any]:
     """The fields of a section object, and its kind if it has one."""
-    kind = {"kind": section.kind} if isinstance(section, Choice) else {}
-    return kind | {each.name: getattr(section, each.name) for each in dataclasses.fields(section)}
+    return ({"kind": section.kind} if isinstance(section, Choice) else {}) | section.by_name()
 
 
 def diff(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Lines "field: old -> new" for every leaf in which two nested dicts differ, sorted by field; of sections of
-    different kinds only fields that both have."""
+    different kinds only fields that both have. Of a mixture's source that one of them lacks only what is not a default.
+    """
     lines = []
     other_kind = "kind" in old and "kind" in new and old["kind"] != new["kind"]
     for name in sorted(old.keys() & new.keys() if other_kind else old.keys() | new.keys()):
         a, b = old.get(name), new.get(name)
         if isinstance(a, Mapping | None) and isinstance(b, Mapping | None) and a != b:
-            lines += diff(a or {}, b or {}, f"{prefix}{name}.")
+            defaults = _entry_defaults(f"{prefix}{name}") if a is None or b is None else {}
+            defaults = {key: defaults[key] for key in (a or b or {}) if key in defaults}
+            lines += diff(a or defaults, b or defaults, f"{prefix}{name}.")
         elif a != b:
             lines.append(f"{prefix}{name}: {a!r} -> {b!r}")
     return lines
+
+
+def _entry_defaults(place: str) -> dict[str, Any]:
+    """The defaults of an entry whose name the user chose, by its place ("data.mixture.code"); empty elsewhere."""
+    section: Any = Config
+    for name in place.split(".")[:-1]:
+        section = None if section is None else _section_of(field_types(section).get(name))
+    if section is None or not issubclass(section, Named):
+        return {}
+    return json.loads(json.dumps({each.name: each.default for each in dataclasses.fields(section.of)}))
 
 
 def plain(mapping: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
@@ -108,7 +128,7 @@ def _place(tree: dict[str, Any], dotted: str, text: str, cls: Any) -> None:
     *sections, name = dotted.split(".")
     where = "config"
     for section in sections:
-        kind = field_types(cls).get(section) or cls.refuse(section, where)
+        kind = cls.type_of(section, where)
         inside = _section_of(kind)
         where += f".{section}"
         if inside is None:
@@ -127,5 +147,4 @@ def _place(tree: dict[str, Any], dotted: str, text: str, cls: Any) -> None:
         else:
             cls = inside
         tree = tree[section]
-    kind = field_types(cls).get(name) or cls.refuse(name, where)
-    tree[name] = from_text(text, kind, f"{where}.{name}")
+    tree[name] = from_text(text, cls.type_of(name, where), f"{where}.{name}")

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from jaxformer.config.choice import Choice
 from jaxformer.config.fields import Section, describe, field_types, is_section, options
+from jaxformer.config.named import Named
 from jaxformer.config.reading import to_dict
 from jaxformer.config.run import Config
 
@@ -42,6 +43,9 @@ def reference(cls: Any = Config, prefix: str = "") -> Iterator[Field]:
             for name, one in inside.registered.items():
                 for found in reference(one, f"{path}."):
                     yield found._replace(meaning=f"({name}) {found.meaning}")
+        elif issubclass(inside, Named):
+            yield Field(path, inside.described(), _text(each.default), said[each.name])
+            yield from reference(inside.of, f"{path}.NAME.")
         else:
             yield from reference(inside, f"{path}.")
 
@@ -57,12 +61,43 @@ def meanings(cls: type) -> dict[str, str]:
 
 
 def help_text(cls: type[Section], width: int = 100) -> str:
-    """All fields for `--help`: `--config.PATH=DEFAULT`, what is accepted, and the meaning."""
-    lines = []
-    for field in reference(cls):
-        lines.append(f"  --config.{field.path}={field.default}   {field.accepted}")
-        lines.append(textwrap.fill(field.meaning, width, initial_indent=" " * 6, subsequent_indent=" " * 6))
+    """All fields for `--help`: `--config.PATH=DEFAULT`, what is accepted, and the meaning. Those of a section that the
+    user names and that are as in the section around it, as `data.mixture.NAME.files` is `data.files`, are one entry."""
+    lines: list[str] = []
+    every = list(reference(cls))
+    fields = {field.path: field for field in every}
+    alike = [path for path, field in fields.items() if _around(path) in fields
+             and fields[_around(path)]._replace(path=path) == field]  # fmt: skip
+
+    def tell(first: str, text: str) -> None:
+        lines.append(f"  --config.{first}")
+        lines.append(textwrap.fill(text, width, initial_indent=" " * 6, subsequent_indent=" " * 6))
+
+    for field, kinds in _joined(every):
+        path = field.path
+        if path not in alike:
+            of_kinds = f"({', '.join(kinds)}) " if kinds else ""
+            tell(f"{path}={field.default}   {field.accepted}", f"{of_kinds}{field.meaning}")
+        if inside := [each for each in alike if each.startswith(f"{path}.NAME.")]:
+            names = ", ".join(each.rpartition(".")[2] for each in inside)
+            tell(f"{path}.NAME.FIELD   as --config.{_around(inside[0]).rpartition('.')[0]}.FIELD", f"each of {names}.")
     return "\n".join(lines)
+
+
+def _joined(fields: list[Field]) -> list[tuple[Field, list[str]]]:
+    """The fields without the kind that their meaning begins with, each once with the kinds that have it so."""
+    found: dict[Field, list[str]] = {}
+    for field in fields:
+        kind = re.match(r"\((\w+)\) ", field.meaning)
+        bare = field if kind is None else field._replace(meaning=field.meaning[kind.end() :])
+        found.setdefault(bare, []).extend([] if kind is None else [kind[1]])
+    return list(found.items())
+
+
+def _around(path: str) -> str:
+    """The field of the section around one that the user names: `data.files` for `data.mixture.NAME.files`; else ""."""
+    head, named, name = path.partition(".NAME.")
+    return f"{head.rpartition('.')[0]}.{name}" if named else ""
 
 
 def as_file(config: Config, about: str, brings: str | None = None) -> str:

@@ -1,4 +1,4 @@
-"""The families, objectives and sources that a config may name, and what it has to know of each.
+"""The families, objectives, sources and trackers that a config may name, and what it has to know of each.
 
 Their functions are in tables of class `Registry` elsewhere. A new entry there adds its name here.
 """
@@ -11,6 +11,7 @@ from types import NoneType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from jaxformer.config.checks import is_name
+from jaxformer.config.denoising import sentinel_tokens
 from jaxformer.config.fields import options, shown
 from jaxformer.errors import ConfigError
 
@@ -23,10 +24,20 @@ class FamilyTraits(NamedTuple):
     Attributes:
       causal: True if a token sees only those before it.
       objectives: what its models can be trained on.
+      layer: the sublayers of each layer, in order; see `functional.sublayers`.
+      reads_source: True if it reads a source beside its rows, and so needs the section `model.encoder`.
+      memory: True if its rows go on from a memory, of the length model.memory.
+      whole_rows: True if rows cannot be sharded over the mesh's context axis.
+      positions: the kinds of positions that it can have; (): all.
     """
 
     causal: bool
     objectives: tuple[str, ...]
+    layer: tuple[str, ...] = ("attention", "mlp")
+    reads_source: bool = False
+    memory: bool = False
+    whole_rows: bool = False
+    positions: tuple[str, ...] = ()
 
 
 class ObjectiveTraits(NamedTuple):
@@ -36,22 +47,71 @@ class ObjectiveTraits(NamedTuple):
       share: ``data config -> float``, the expected share of the positions whose logits are needed.
       families: that accept it, besides those whose traits list it.
       is_code: True if the loss is a code length, so that bits per byte make sense.
+      tokens: ``data config -> names``: the special tokens that it needs beside those of every tokenizer, each a tuple
+        of the names that it may have.
+      labelled: True if its rows are made of examples with labels.
+      head: True if a head of its own stands in place of the family's.
+      metrics: fields of its evaluations that are better the larger they are.
+      one_document: ``data config -> bool``: whether each row holds one document, and padding at most.
     """
 
     share: Callable[[Any], float] = lambda data: 1.0
     families: tuple[str, ...] = ()
     is_code: bool = False
+    tokens: Callable[[Any], tuple[tuple[str, ...], ...]] = lambda data: ()
+    labelled: bool = False
+    head: bool = False
+    metrics: tuple[str, ...] = ("accuracy",)
+    one_document: Callable[[Any], bool] = lambda data: False
 
 
 FAMILIES: dict[str, FamilyTraits] = {
-    "gpt": FamilyTraits(True, ("next_token",)),
+    "gpt": FamilyTraits(True, ("next_token", "prefix_lm")),
     "bert": FamilyTraits(False, ("masked",)),
+    "xlnet": FamilyTraits(False, ("permutation",), whole_rows=True, positions=("relative", "disentangled", "rotary")),
+    "transformer_xl": FamilyTraits(
+        True,
+        ("segment_recurrence",),
+        memory=True,
+        whole_rows=True,
+        positions=("relative", "rotary", "alibi", "t5", "disentangled", "none"),
+    ),
+    "funnel": FamilyTraits(False, ("masked",)),
+    "encoder_decoder": FamilyTraits(
+        True, ("pairs", "span_corruption", "denoising", "mixture"), ("attention", "cross", "mlp"), reads_source=True
+    ),
+    "recurrent": FamilyTraits(True, ("next_token",), ("attention",)),
+    "recurrent_seq2seq": FamilyTraits(
+        True, ("pairs", "span_corruption", "denoising", "mixture"), ("attention",), reads_source=True
+    ),
 }
+_TASK = ObjectiveTraits(
+    families=("gpt", "bert", "recurrent"), labelled=True, head=True, metrics=("accuracy", "f1", "matthews")
+)
 OBJECTIVES: dict[str, ObjectiveTraits] = {
     "next_token": ObjectiveTraits(is_code=True),
-    "masked": ObjectiveTraits(share=lambda data: data.mask_rate),
+    "masked": ObjectiveTraits(share=lambda data: data.mask_rate, one_document=lambda data: data.pairs),
+    "prefix_lm": ObjectiveTraits(),
+    "permutation": ObjectiveTraits(share=lambda data: 1 / data.permutation.predict),
+    "segment_recurrence": ObjectiveTraits(is_code=True),
+    "pairs": ObjectiveTraits(),
+    "span_corruption": ObjectiveTraits(tokens=lambda data: sentinel_tokens(data.span_corruption.sentinels)),
+    "denoising": ObjectiveTraits(),
+    "mixture": ObjectiveTraits(tokens=lambda data: data.ul2.tokens()),
+    "sequence_classification": _TASK,
+    "token_classification": _TASK,
+    "regression": _TASK._replace(metrics=("pearson", "spearman")),
+    "extractive_qa": _TASK._replace(metrics=("exact_match", "f1", "accuracy")),
+    "multiple_choice": _TASK._replace(
+        families=("gpt", "recurrent"), metrics=("choice_accuracy", "per_byte_accuracy", "accuracy")
+    ),
+    "instructions": ObjectiveTraits(families=("gpt", "recurrent"), labelled=True),
 }
-SOURCES: dict[str, None] = dict.fromkeys(("stdlib", "files", "tfds", "markov", "hierarchy"))
+TRACKERS: dict[str, None] = dict.fromkeys(("tensorboard", "wandb", "mlflow"))
+SOURCES: dict[str, None] = dict.fromkeys(
+    ("stdlib", "files", "tokens", "tfds", "huggingface", "markov", "hierarchy", "transduction", "mixture",
+     "token_kinds", "exception_type", "wrong_operator", "name_roles")
+)  # fmt: skip
 # What the fields of an entry may be, by their annotation, and in words.
 ACCEPTED: dict[Any, tuple[Callable[[Any], bool], str]] = {
     Callable: (callable, "a function"),
@@ -115,9 +175,19 @@ def objectives_of(family: str) -> list[str]:
     return [name for name, o in OBJECTIVES.items() if name in FAMILIES[family].objectives or family in o.families]
 
 
+def special_tokens(data: Any) -> tuple[tuple[str, ...], ...]:
+    """The special tokens that the objective of a `DataConfig` needs, as `ObjectiveTraits.tokens`."""
+    return OBJECTIVES[data.objective].tokens(data)
+
+
 def is_built_in(config: Any) -> bool:
     """False if a `Config` names a family, an objective, a source or a kind of layer that a config file brought."""
-    return not _own_parts(config, {"data.source": config.data.source})
+    return not any(_own_parts(config, {"data.source": part.source}) for part in config.data.parts().values())
+
+
+def has_own_trackers(config: Any) -> bool:
+    """Whether a `Config` names a tracker that a config file brought, which only a run of it needs."""
+    return any(("tracking.trackers", name) in _BROUGHT for name in config.tracking.trackers)
 
 
 def own_files(config: Any) -> list[str]:

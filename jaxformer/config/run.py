@@ -1,6 +1,6 @@
 """The whole configuration of a run."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jaxformer.config.checkpoint import CheckpointConfig
 from jaxformer.config.checks import between
@@ -8,23 +8,27 @@ from jaxformer.config.data import DataConfig
 from jaxformer.config.distributed import DistributedConfig
 from jaxformer.config.execution import Execution
 from jaxformer.config.fields import Section
+from jaxformer.config.head import HeadConfig
 from jaxformer.config.loss import LossConfig
 from jaxformer.config.mesh import MeshConfig
 from jaxformer.config.model import ModelConfig
 from jaxformer.config.optimizer import OptimizerConfig
-from jaxformer.config.registry import objectives_of
+from jaxformer.config.registry import OBJECTIVES, objectives_of
+from jaxformer.config.tracking import TrackingConfig
 from jaxformer.config.train import TrainConfig
+from jaxformer.config.tune import TuneConfig
 from jaxformer.errors import ConfigError
 
 MOST_UNROLLED = 512
+PATHS = ("workdir", "init_from")
 
 
 @dataclass(frozen=True)
-class Config(Section, name="", accepts={"seed": between(0, 2**31 - 1)}, paths=("workdir", "init_from")):
+class Config(Section, name="", accepts={"seed": between(0, 2**31 - 1)}, paths=PATHS, addresses=PATHS):
     """Everything a run is made of. Its JSON form is written into the run's manifest.
 
     Attributes:
-      workdir: where the run writes.
+      workdir: where the run writes: a folder, or an address of an object store, as gs://bucket/run.
       seed: of initial values, batches and dropout.
       init_from: a run's directory, whose weights (their moving average where there is one) this run starts from.
       init_optimizer: start from that run's optimizer state as well.
@@ -33,11 +37,12 @@ class Config(Section, name="", accepts={"seed": between(0, 2**31 - 1)}, paths=("
       loss: what is minimised.
       data: text, tokens, objective.
       optimizer: update rule and schedule.
+      tune: which layers learn, and how fast, of weights that were trained before.
       mesh: how devices are arranged.
       distributed: how processes find each other.
       train: how long, how often.
       checkpoint: what is saved, and when.
-      tensorboard: needs the `tensorboard` extra.
+      tracking: who else is told what is recorded.
       compilation_cache: keep compiled programs on disk between runs.
     """
 
@@ -50,12 +55,18 @@ class Config(Section, name="", accepts={"seed": between(0, 2**31 - 1)}, paths=("
     loss: LossConfig = field(default_factory=LossConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    tune: TuneConfig = field(default_factory=TuneConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    tensorboard: bool = False
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
     compilation_cache: bool = True
+
+    @property
+    def source_length(self) -> int | None:
+        """Tokens that a row brings beside those that the model predicts, of a source or for its memory; None: none."""
+        return self.model.memory if self.model.encoder is None else self.model.encoder.source_length
 
     def _check(self):
         if self.execution.layers == "unroll" and self.model.num_layers > MOST_UNROLLED:
@@ -70,13 +81,42 @@ class Config(Section, name="", accepts={"seed": between(0, 2**31 - 1)}, paths=("
             raise ConfigError(
                 f"config.execution.gradient_accumulation_steps: {parts} does not divide train.global_batch_size {rows}"
             )
+        chunks, lengths = self.execution.feed_forward_chunks, {"model.context_length": self.model.context_length}
+        if self.source_length is not None:
+            lengths["model.memory" if self.model.encoder is None else "model.encoder.source_length"] = (
+                self.source_length
+            )
+        for name, length in lengths.items():
+            if length % chunks:
+                raise ConfigError(
+                    f"config.execution.feed_forward_chunks: {chunks}; accepted: a divisor of {name} {length}"
+                )
         accepted = objectives_of(self.model.family)
         if self.data.objective not in accepted:
             raise ConfigError(
                 f"config.data.objective: {self.data.objective}; model.family={self.model.family} needs "
                 f"{' or '.join(accepted) or 'an objective that names it'}"
             )
-        if self.model.next_sentence != self.data.pairs:
+        self._settle_task()
+        layers = self.tune.trained_layers
+        if layers is not None and layers > self.model.num_layers:
+            raise ConfigError(
+                f"config.tune.trained_layers: {layers}; accepted: at most model.num_layers {self.model.num_layers}"
+            )
+        known = OBJECTIVES[self.data.objective].metrics
+        if self.tune.metric not in (None, *known):
+            raise ConfigError(
+                f"config.tune.metric: {self.tune.metric!r}; accepted with data.objective={self.data.objective}: none "
+                f"or {' or '.join(known)}"
+            )
+        self.model.attention.check_data(self.data)
+        funnel = self.model.funnel
+        if funnel is not None and funnel.separate_cls and not self.data.pairs:
+            raise ConfigError(
+                "config.model.funnel.separate_cls: True; rows of packed documents begin with no [CLS]; accepted: "
+                "false, or data.pairs=true"
+            )
+        if funnel is None and self.model.head is None and self.model.next_sentence != self.data.pairs:
             raise ConfigError(
                 f"config.data.pairs: {self.data.pairs}; model.bert.next_sentence is {self.model.next_sentence}, "
                 "and the two must agree"
@@ -86,3 +126,20 @@ class Config(Section, name="", accepts={"seed": between(0, 2**31 - 1)}, paths=("
                 f"config.optimizer.warmup_steps: {self.optimizer.warmup_steps} is more than "
                 f"train.steps {self.train.steps}; accepted: at most {self.train.steps}"
             )
+
+    def _settle_task(self):
+        """The head of the objective is there, and no other; its examples begin as the model's rows did before."""
+        head, task = self.model.head, self.data.objective
+        wanted = OBJECTIVES[task].head
+        if wanted and (head is None or head.task is None):
+            head = replace(head or HeadConfig(), task=task)
+            object.__setattr__(self, "model", replace(self.model, head=head))
+        elif head is not None and (not wanted or head.task != task):
+            raise ConfigError(
+                f"config.model.head: a head for {head.task or 'a task'}; data.objective is {task}; accepted: none "
+                "given, which is filled in"
+            )
+        labelled = self.data.labelled
+        if labelled is not None and labelled.opening is None:
+            labelled = replace(labelled, opening="cls" if self.model.token_types else "separator")
+            object.__setattr__(self, "data", replace(self.data, labelled=labelled))

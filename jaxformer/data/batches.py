@@ -12,16 +12,15 @@
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from jaxformer.config import DataConfig
 from jaxformer.data.corpus import Split
-from jaxformer.data.next_sentence import PairRows
+from jaxformer.data.objectives import rows_of
+from jaxformer.data.rows import Lengths, SplitRows, blanked
 from jaxformer.data.shuffle import keys, noise, permuted
 from jaxformer.data.tokenizers import Tokenizer
-from jaxformer.data.windows import WindowRows, blanked
 from jaxformer.types import Batch
 
 _ORDER = 0  # stream of `shuffle.keys`; windows and pairs have their own
@@ -33,7 +32,7 @@ class Batches:
 
     Each epoch cuts the split into windows of context_length tokens at a fresh random offset and goes through them in a
     fresh order. Tokens near either end of the text are read less often, and at most context_length at its end never
-    (`WindowRows` says how many). Global row `step * rows + r` is row `r` of step `step` over all hosts, and does not
+    (`Windows` says how many). Global row `step * rows + r` is row `r` of step `step` over all hosts, and does not
     depend on who asks.
 
     Attributes:
@@ -50,6 +49,7 @@ class Batches:
         rows: int,
         context_length: int,
         seed: int,
+        source_length: int | None = None,
         host_row_indices: np.ndarray | None = None,
     ):
         """Looks only at sizes.
@@ -61,14 +61,15 @@ class Batches:
           rows: rows of a batch, all hosts together.
           context_length: tokens of a row.
           seed: order, offsets and noise.
+          source_length: source tokens of a row, for objectives that have a source.
           host_row_indices: [R] the rows (0 to rows - 1) of each batch that this host loads, in this order; None: all.
 
         Raises:
           ConfigError: the split is shorter than one row.
           ValueError: `host_row_indices` names a row that is not there.
         """
-        self._rows = _rows(split, tokenizer, data, context_length, covering=False)
-        self._host_rows = _host_rows(host_row_indices, rows)
+        self._rows = rows_of(split, tokenizer, data, Lengths(context_length, source_length), False)
+        self._host_rows = host_rows(host_row_indices, rows)
         self._global_rows, self._seed = rows, seed
         self.rows_per_epoch = self._rows.per_epoch
         self.tokens_per_epoch = self.rows_per_epoch * context_length
@@ -77,18 +78,25 @@ class Batches:
         """The rows of this host in step `step` (from 0): numpy arrays as in `Batch`."""
         if step < 0:
             raise IndexError(f"step {step}; steps count from 0")
-        numbers = step * self._global_rows + self._host_rows
+        return self.rows(step * self._global_rows + self._host_rows)
+
+    def rows(self, numbers: np.ndarray) -> Batch:
+        """Some rows by their global numbers, [R]: numpy arrays as in `Batch`."""
         epoch, index = np.divmod(numbers, self.rows_per_epoch)
         index = permuted(index, self.rows_per_epoch, keys(self._seed, _ORDER, epoch))
         return self._rows.batch(index, self._seed, epoch, _noise(self._seed, numbers, self._rows.words))
 
-    def notes(self) -> list[str]:
+    def notes(self, steps: int | None = None) -> list[str]:
         """What these rows leave out, a line each: text that no row reaches, rows without a label; often nothing."""
         return self._rows.notes()
 
     def epochs(self, steps: int) -> float:
         """How often `steps` steps go through the split."""
         return steps * self._global_rows / self.rows_per_epoch
+
+    def reading(self, steps: int) -> str:
+        """What `steps` steps read, in words."""
+        return f"{self.epochs(steps):.2f} epochs"
 
 
 def eval_batches(
@@ -98,6 +106,7 @@ def eval_batches(
     *,
     rows: int,
     context_length: int,
+    source_length: int | None = None,
     host_row_indices: np.ndarray | None = None,
     max_rows: int | None = None,
 ) -> Sequence[Batch]:
@@ -113,6 +122,7 @@ def eval_batches(
       data: the objective and its settings.
       rows: rows of a batch, all hosts together.
       context_length: tokens of a row.
+      source_length: as of `Batches`.
       host_row_indices: [R] the rows (0 to rows - 1) of each batch that this host loads, in this order; None: all.
       max_rows: no more than so many rows, evenly spread over the split; None: all.
 
@@ -120,14 +130,14 @@ def eval_batches(
       ConfigError: the split is too short to hold a target.
       ValueError: `host_row_indices` names a row that is not there.
     """
-    source = _rows(split, tokenizer, data, context_length, covering=True)
+    source = rows_of(split, tokenizer, data, Lengths(context_length, source_length), True)
     total = source.per_epoch
     chosen = np.arange(total) if max_rows is None else np.arange(min(max_rows, total)) * total // min(max_rows, total)
-    return _EvalBatches(source, chosen, rows, _host_rows(host_row_indices, rows), tokenizer.pad_id)
+    return _EvalBatches(source, chosen, rows, host_rows(host_row_indices, rows), tokenizer.pad_id)
 
 
 class _EvalBatches(Sequence):
-    def __init__(self, source: Any, chosen: np.ndarray, rows: int, host_row_indices: np.ndarray, pad_id: int):
+    def __init__(self, source: SplitRows, chosen: np.ndarray, rows: int, host_row_indices: np.ndarray, pad_id: int):
         self._source, self._chosen, self._rows, self._pad_id = source, chosen, rows, pad_id
         self._host_rows = host_row_indices
 
@@ -149,12 +159,7 @@ class _EvalBatches(Sequence):
         return blanked(batch, filler[:, None] | np.zeros(batch.tokens.shape, bool), self._pad_id)
 
 
-def _rows(split: Split, tokenizer: Tokenizer, data: DataConfig, length: int, *, covering: bool) -> Any:
-    rows = PairRows if data.pairs and data.objective == "masked" else WindowRows
-    return rows(split, tokenizer, data, length, covering=covering)
-
-
-def _host_rows(found: np.ndarray | None, rows: int) -> np.ndarray:
+def host_rows(found: np.ndarray | None, rows: int) -> np.ndarray:
     """[R] int64: the rows of a batch that one host loads."""
     found = np.arange(rows) if found is None else np.asarray(found, np.int64)
     if found.ndim != 1 or ((found < 0) | (found >= rows)).any():

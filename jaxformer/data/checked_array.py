@@ -36,9 +36,10 @@ class BlockWriter:
       sums: of all blocks, eight hexadecimal digits each; complete after `close`.
     """
 
-    def __init__(self, path: Path):
-        """Raises OSError if the file cannot be created or exists already."""
+    def __init__(self, path: Path, block_bytes: int | None = None):
+        """Blocks of BLOCK_BYTES unless said. Raises OSError if the file cannot be created or exists already."""
         self._file = open(path, "xb")  # noqa: SIM115 (closed by __exit__)
+        self._block_bytes = BLOCK_BYTES if block_bytes is None else block_bytes
         self._crc = self._filled = 0
         self.sums = ""
 
@@ -46,10 +47,11 @@ class BlockWriter:
         """Appends some bytes."""
         rest = memoryview(data)
         while rest:
-            part, rest = rest[: BLOCK_BYTES - self._filled], rest[BLOCK_BYTES - self._filled :]
+            room = self._block_bytes - self._filled
+            part, rest = rest[:room], rest[room:]
             self._crc = zlib.crc32(part, self._crc)
             self._filled += len(part)
-            if self._filled == BLOCK_BYTES:
+            if self._filled == self._block_bytes:
                 self._end_block()
         self._file.write(data)
 
@@ -92,7 +94,7 @@ class CheckedArray:
           OSError: the file is missing, or a link, a pipe, a folder. The error of `failed`: it is empty, or its length
           does not match the checksums.
         """
-        self._sums = _numbers(sums)
+        self._sums = numbers(sums)
         with files.open_to_read(path) as file:
             size = file.seek(0, 2)
             if size == 0 or size % np.dtype(dtype).itemsize or -(-size // BLOCK_BYTES) != len(self._sums):
@@ -147,11 +149,11 @@ class CheckedArray:
 
 
 def indexable(array: Any) -> Any:
-    """A CheckedArray unchanged, anything else as a plain NumPy array."""
-    return array if isinstance(array, CheckedArray) else np.asarray(array)
+    """An array that reads what is asked for unchanged, anything else as a plain NumPy array."""
+    return np.asarray(array) if isinstance(array, np.ndarray | list | tuple) else array
 
 
-def _numbers(sums: str) -> np.ndarray:
+def numbers(sums: str) -> np.ndarray:
     """The checksums of all blocks; none if the text is not from BlockWriter."""
     try:
         return np.frombuffer(bytes.fromhex(sums), ">u4")

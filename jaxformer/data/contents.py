@@ -16,7 +16,6 @@ jaxformer.errors.ConfigError: config.data: ...a.txt changed while it was read; s
 
 import hashlib
 import io
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -24,18 +23,15 @@ from typing import BinaryIO
 from jaxformer.data.sources import Input
 from jaxformer.errors import ConfigError
 from jaxformer.storage import files
+from jaxformer.storage.block_reader import BlockReader
 
 _BLOCK_BYTES = 1 << 20
 
 
 def look(path: Path) -> list[int]:
-    """Size, mtime, ctime and inode number of a file, which differ when the content does.
-
-    A changed file with all four the same (a clock set back, a write within one clock tick) counts as unchanged;
-    `verify` of `corpus.open_corpus` hashes again. Raises ConfigError if the file cannot be examined.
-    """
+    """`files.look`; where that does not tell, `verify` of `corpus.open_corpus` hashes again. Raises ConfigError."""
     try:
-        return _look(path.stat())
+        return files.look(path)
     except OSError as error:
         raise ConfigError(f"config.data: {path}: {error.strerror}") from None
 
@@ -62,7 +58,7 @@ class Contents:
         if path not in self._blocks:
             raise _changed(path)
         file = files.open_to_read(path, follow=True)
-        return io.BufferedReader(_Compared(file, path, self._blocks[path]), 1 << 16)
+        return io.BufferedReader(_Compared(file, path, self._blocks[path], self._looks[path][0]), 1 << 16)
 
     def confirm(self, inputs: Sequence[Input], *, hash_again: bool) -> None:
         """Raises ConfigError if the text now consists of other files, or one has changed since it was hashed.
@@ -78,28 +74,21 @@ class Contents:
                 raise _changed(path)
 
 
-class _Compared(io.RawIOBase):
+class _Compared(BlockReader):
     """A file of which every block is checked against its hash before it is returned."""
 
-    def __init__(self, file: BinaryIO, path: Path, blocks: list[bytes]):
-        self._file, self._path, self._blocks, self._number, self._left = file, path, blocks, 0, memoryview(b"")
+    def __init__(self, file: BinaryIO, path: Path, blocks: list[bytes], size: int):
+        super().__init__(size, _BLOCK_BYTES)
+        self._file, self._path, self._blocks = file, path, blocks
 
-    def readable(self) -> bool:
-        """True."""
-        return True
-
-    def readinto(self, buffer) -> int:
-        """Some of the next bytes; 0 at the end."""
-        if not self._left:
-            block = self._file.read(_BLOCK_BYTES)
-            known = self._blocks[self._number] if self._number < len(self._blocks) else None
-            if (hashlib.sha256(block).digest() if block else None) != known:
-                raise _changed(self._path)
-            self._number += 1
-            self._left = memoryview(block)
-        count = min(len(buffer), len(self._left))
-        buffer[:count], self._left = self._left[:count], self._left[count:]
-        return count
+    def fetch(self, number: int) -> bytes:
+        """Raises ConfigError unless it is what was hashed; so also where the file has grown."""
+        self._file.seek(number * _BLOCK_BYTES)
+        block = self._file.read(_BLOCK_BYTES)
+        known = self._blocks[number] if number < len(self._blocks) else None
+        if (hashlib.sha256(block).digest() if block else None) != known:
+            raise _changed(self._path)
+        return block
 
     def close(self) -> None:
         """Closes the file."""
@@ -111,18 +100,14 @@ def _hashed(path: Path) -> tuple[list[int], list[bytes]]:
     """(look, hash of each block) of a file; ConfigError if it changes meanwhile."""
     try:
         with files.open_to_read(path, follow=True) as file:
-            before = _look(os.fstat(file.fileno()))
+            before = files.look(path)
             blocks = [hashlib.sha256(block).digest() for block in iter(lambda: file.read(_BLOCK_BYTES), b"")]
-            after = _look(os.fstat(file.fileno()))
+        after = files.look(path)
     except OSError as error:
         raise ConfigError(f"config.data: {path}: {error.strerror}") from None
     if before != after:
         raise _changed(path)
     return before, blocks
-
-
-def _look(stat: os.stat_result) -> list[int]:
-    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
 def _changed(path: Path) -> ConfigError:

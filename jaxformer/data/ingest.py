@@ -9,15 +9,17 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxformer.config import DataConfig
-from jaxformer.data import sources, tokenizers
+from jaxformer.config.registry import special_tokens
+from jaxformer.data import labelled_text, sources, tokenizers
 from jaxformer.data.checked_array import BlockWriter
 from jaxformer.data.contents import Contents
 from jaxformer.data.faults import Faults
+from jaxformer.data.pair_text import Pair
 from jaxformer.data.progress_bars import Advance, Bar, say
 from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.errors import ConfigError
@@ -28,6 +30,7 @@ SAMPLE_BYTES = 30_000_000  # of the training text, evenly spread, that a BPE is 
 COMPRESS_BYTES = 32_000_000  # held-out text above this is not compressed for comparison: xz -9 does 2 MB/s
 PIECE = 1 << 16  # characters the tokenizer is given at once: one long document also keeps all cores busy
 BATCH = 1 << 20  # characters of one call; while it runs each token takes some hundred bytes
+OPENS, TURNS = 1, 2  # marks of `batched`
 _LINE_END = re.compile(r"(?<=\S)(?=[\r\n])")
 
 
@@ -58,26 +61,30 @@ def build(
             size = len(text.encode())
             advance(size)
             sizes[split] += size
-        if faults[split].count:
-            what, are = ("lines or examples", "are") if faults[split].count > 1 else ("line or example", "is")
-            say(
-                f"{faults[split].count} {what} of the {split} text cannot be read and {are} left out; the "
-                f"first: {faults[split].first}"
-            )
+        tell_left_out(faults[split], f"the {split} text")
     tokenizer = given if given is not None else _tokenizer(data, lambda: documents("train"), sizes["train"], bar)
+    tokenizer = tokenizer.with_tokens(special_tokens(data))
     tokenizer.save(folder)
     dtype = "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
     digest = hashlib.sha256(tokenizer.fingerprint.encode())
+    write = write_split if data.labelled is None else labelled_text.write_split
     about: dict[str, Any] = {"dtype": dtype, "tokenizer": json_checksum.digest(tokenizer.content())}
     for split in sources.SPLITS:
         advance = bar(f"tokenising the {split} text", sizes[split])
         compress = split == "validation" and sizes[split] <= COMPRESS_BYTES
-        about[split] = _write(documents(split), tokenizer, folder / split, dtype, digest, compress, advance)
+        about[split] = write(documents(split), tokenizer, folder / split, dtype, digest, compress, advance)
         about[split]["num_skipped"] = faults[split].count
         if not about[split]["num_documents"]:
             raise ConfigError(f"config.data: the {split} text is empty (data.max_train_bytes {data.max_train_bytes})")
     contents.confirm(sources.inputs(data), hash_again=not sources.SOURCES[str(data.source)].opens_files)
     return about | {"fingerprint": digest.hexdigest()[:16]}
+
+
+def tell_left_out(faults: Faults, where: str) -> None:
+    """Says on standard error how many lines and examples were left out, if any were, and what was wrong with one."""
+    if faults.count:
+        what, are = ("lines or examples", "are") if faults.count > 1 else ("line or example", "is")
+        say(f"{faults.count} {what} of {where} cannot be read and {are} left out; the first: {faults.first}")
 
 
 def pieces(text: str) -> Iterator[str]:
@@ -119,31 +126,70 @@ def _tokenizer(data: DataConfig, texts_again: Callable[[], Iterator[str]], train
     texts = itertools.chain.from_iterable(map(pieces, texts_again()))
     wanted = train_bytes if data.tokenizer == "chars" else min(train_bytes, SAMPLE_BYTES)
     advance = bar(f"making the {data.tokenizer} tokenizer", wanted)
-    return tokenizers.train(data.tokenizer, _watched(spread(texts, train_bytes, wanted), advance), data.tokenizer_vocab)
+    return tokenizers.train(data.tokenizer, watched(spread(texts, train_bytes, wanted), advance), data.tokenizer_vocab)
 
 
-def _watched(texts: Iterable[str], advance: Advance) -> Iterator[str]:
+def watched(texts: Iterable[str], advance: Advance) -> Iterator[str]:
+    """The same texts; tells `advance` how many bytes they have."""
     for text in texts:
         yield text
         advance(len(text.encode()))
 
 
-def _batches(texts: Iterable[str]) -> Iterator[list[tuple[bool, str]]]:
-    """(opens a document, piece) pairs in lists of about BATCH characters."""
-    batch: list[tuple[bool, str]] = []
+def batched(texts: Iterable[str]) -> Iterator[list[tuple[int, str]]]:
+    """(mark, piece) pairs in lists of about BATCH characters; the mark says whether it OPENS a document, TURNS to the
+    target of a pair or, 0, goes on."""
+    batch: list[tuple[int, str]] = []
     size = 0
     for text in texts:
-        for number, piece in enumerate(pieces(text)):
-            batch.append((number == 0, piece))
-            size += len(piece)
-            if size >= BATCH:
-                yield batch
-                batch, size = [], 0
+        sides = (text.source, text.target) if isinstance(text, Pair) else (text,)
+        for mark, side in zip((OPENS, TURNS), sides, strict=False):
+            for number, piece in enumerate(pieces(side)):
+                batch.append((0 if number else mark, piece))
+                size += len(piece)
+                if size >= BATCH:
+                    yield batch
+                    batch, size = [], 0
     if batch:
         yield batch
 
 
-def _write(
+class Encoded(NamedTuple):
+    """The tokens of one batch.
+
+    Attributes:
+      tokens: [n].
+      starts: [d] int64, where in `tokens` the separators of documents stand that begin in this batch.
+      num_bytes: UTF-8 bytes of its text.
+      num_unknown: tokens that are [UNK].
+    """
+
+    tokens: np.ndarray
+    starts: np.ndarray
+    num_bytes: int
+    num_unknown: int
+
+
+def encode(batch: list[tuple[int, str]], tokenizer: Tokenizer, dtype: str) -> Encoded:
+    """The tokens of some (mark, piece) pairs, each document opened by the tokenizer's separator, each target by its end
+    token."""
+    ids = tokenizer.encode_batch([piece for _, piece in batch])
+    marks = {OPENS: np.array([tokenizer.separator_id], dtype), TURNS: np.array([tokenizer.end_id], dtype)}
+    parts, starts, place = [], [], 0
+    for (mark, _), found in zip(batch, ids, strict=True):
+        if mark == OPENS:
+            starts.append(place)
+        if mark:
+            parts.append(marks[mark])
+            place += 1
+        parts.append(found.astype(dtype))
+        place += len(found)
+    tokens = np.concatenate(parts)
+    unknown = int(np.count_nonzero(tokens == tokenizer.unk_id))
+    return Encoded(tokens, np.array(starts, np.int64), sum(len(piece.encode()) for _, piece in batch), unknown)
+
+
+def write_split(
     texts: Iterable[str],
     tokenizer: Tokenizer,
     path: Path,
@@ -162,24 +208,17 @@ def _write(
     compressed = dict.fromkeys(compressors, 0)
     starts = array("q")
     num_tokens = num_bytes = num_unknown = 0
-    separator = np.array([tokenizer.separator_id], dtype)
     with BlockWriter(path.with_suffix(".tokens")) as tokens_file:
-        for batch in _batches(texts):
-            parts = []
-            for (opens, piece), ids in zip(batch, tokenizer.encode_batch([piece for _, piece in batch]), strict=True):
-                if opens:
-                    starts.append(num_tokens)
-                    parts.append(separator)
-                    num_tokens += 1
-                parts.append(ids.astype(dtype))
-                num_tokens += len(ids)
-                num_unknown += int(np.count_nonzero(ids == tokenizer.unk_id))
-                encoded = piece.encode()
-                num_bytes += len(encoded)
-                for name, compressor in compressors.items():
-                    compressed[name] += len(compressor.compress(encoded))
-                advance(len(encoded))
-            tokens = np.concatenate(parts).tobytes()
+        for batch in batched(texts):
+            found = encode(batch, tokenizer, dtype)
+            starts.extend((num_tokens + found.starts).tolist())
+            num_tokens += len(found.tokens)
+            num_bytes += found.num_bytes
+            num_unknown += found.num_unknown
+            for name, compressor in compressors.items():
+                compressed[name] += sum(len(compressor.compress(piece.encode())) for _, piece in batch)
+            advance(found.num_bytes)
+            tokens = found.tokens.tobytes()
             digest.update(tokens)
             tokens_file.write(tokens)
     with BlockWriter(path.with_suffix(".starts")) as starts_file:

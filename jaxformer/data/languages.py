@@ -1,8 +1,9 @@
 """Languages whose entropy is known: what the best possible model loses on them, in nats per token.
 
-Two kinds: an order-k Markov chain over V symbols with Zipfian frequencies, and the random hierarchy model, a grammar of
-fixed depth. Language and text are pure functions of parameters and seed; training and held-out text are independent
-samples. Parameters are in the ranges that `DataConfig` accepts.
+Three kinds: an order-k Markov chain over V symbols with Zipfian frequencies; the random hierarchy model, a grammar of
+fixed depth; and pairs whose targets follow from their sources but for a choice among synonyms (`transduction`).
+Language and text are pure functions of parameters and seed; training and held-out text are independent samples.
+Parameters are in the ranges that `DataConfig` accepts.
 
 The corpus has one token per symbol. A Markov split is one long document, so a row is a stretch of a stationary chain:
 its first target is predicted from one token, the second from two. A document of the hierarchy is one string.
@@ -14,6 +15,7 @@ its first target is predicted from one token, the second from two. A document of
 True
 """
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -21,14 +23,22 @@ from typing import Any
 import numpy as np
 
 from jaxformer.config import DataConfig
+from jaxformer.config.text import READ_BY
+from jaxformer.data import transduction
 from jaxformer.data.hierarchy import Hierarchy, hierarchy
 from jaxformer.data.markov import Floor, Markov, Noise, markov
+from jaxformer.data.markov_spans import length_nats, span_bracket
+from jaxformer.data.rows import Lengths
+from jaxformer.data.span_sizes import longest, pair_sizes
+from jaxformer.data.transduction import text as _text
 
 _TOKENS_AT_ONCE = 1 << 20
 
 
-def floor(data: DataConfig, context_length: int) -> Floor | None:
+def floor(data: DataConfig, context_length: int, source_length: int | None = None) -> Floor | None:
     """The floor of the objective of a configuration; None where none is known (natural text, masked hierarchy).
+
+    Of hidden spans it is that of rows of one document, see `markov_spans`.
 
     It holds for rows of context_length tokens inside the text. The first and last rows of a split differ (a separator,
     fewer tokens), which moves the mean over n tokens by less than log(V) * context_length / n: `ends` of the Floor. If
@@ -38,19 +48,69 @@ def floor(data: DataConfig, context_length: int) -> Floor | None:
     Raises:
       ConfigError: rows shorter than the order of a masked Markov language.
     """
+    if data.mixture is not None:
+        return _mixed_floor(data, context_length, source_length)
+    if data.source == "transduction":
+        return Floor(transduction.target_nats(data), 0.0, True) if data.objective == "pairs" else None
     ends = math.log(data.language_symbols) * context_length / _symbols_of(data, "validation")
     if data.source == "markov":
         language = _markov(data)
         if data.objective == "next_token":
             return Floor(language.next_token_floor(context_length), 0.0, True, ends)
+        if data.objective == "segment_recurrence":
+            return None
         if data.objective == "masked":
             noise = Noise(data.mask_rate, data.mask_token_rate, data.mask_random_rate)
             return language.masked_floor(context_length, noise)._replace(ends=ends)
+        if language.order == 1 and data.objective == "prefix_lm":  # each token depends on the one before it
+            return Floor(language.entropy_rate, 0.0, True, ends)
+        if language.order == 1 and source_length is not None:
+            return _span_floor(data, language, Lengths(context_length, source_length), ends)
     if data.source == "hierarchy" and data.objective == "next_token":
         grammar = _hierarchy(data)
         length = grammar.tokens + 1  # the separator is a token too; where it comes is known
         return Floor(grammar.document_nats / length, 0.0, context_length % length == 0, ends)
     return None
+
+
+def _span_floor(data: DataConfig, language: Markov, lengths: Lengths, ends: float) -> Floor | None:
+    """Of hidden spans: the nats of all targets over their tokens, a mean over denoisers by their shares of the rows."""
+    if data.span_corruption is not None:
+        settings = data.span_corruption
+        noises, roll, mode = [(1.0, settings.noise_rate, settings.mean_span)], settings.roll, 0
+    elif data.ul2 is not None:
+        noises = [(share, rate, mean_span) for share, _, rate, mean_span in data.ul2.denoisers()]
+        roll, mode = False, int(data.ul2.modes)
+    else:
+        return None
+    sizes = [functools.partial(pair_sizes, rate=rate, mean_span=mean_span, more=mode) for _, rate, mean_span in noises]
+    tokens = longest(sizes, lengths)
+    total = nats = variance = 0.0
+    for share, *noise in noises:
+        found, (of_lengths, error) = (
+            span_bracket(language, tokens, *noise, roll=roll),
+            length_nats(language, tokens, *noise, roll=roll),
+        )
+        total += share * found.tokens
+        nats += share * (found.low + of_lengths)
+        variance += (share * error) ** 2
+    told = len(noises) == 1 or bool(mode)  # by which denoiser a text was made noisy
+    return Floor(nats / total, math.sqrt(variance) / total, told, ends)
+
+
+def _mixed_floor(data: DataConfig, context_length: int, source_length: int | None) -> Floor | None:
+    """Of a mixture of languages: the mean by their shares, as if the model knew which one a row is of."""
+    assert data.mixture is not None
+    found = {name: floor(part, context_length, source_length) for name, part in data.parts().items()}
+    known = [(data.mixture.shares()[name], each) for name, each in found.items() if each is not None]
+    if len(known) < len(found):
+        return None
+    return Floor(
+        sum(share * each.nats for share, each in known),
+        math.hypot(*(share * each.standard_error for share, each in known)),
+        False,
+        sum(share * each.ends for share, each in known),
+    )
 
 
 def below_floor(floor: Floor, loss: float, loss_stderr: float) -> str | None:
@@ -104,7 +164,8 @@ def documents(data: DataConfig, split: str) -> Iterator[str]:
 
 def settings(data: DataConfig) -> dict[str, Any]:
     """The fields that a language and its text depend on."""
-    return {name: value for name, value in vars(data).items() if name.startswith("language_")}
+    fields = transduction.settings(data)
+    return {name: value for name, value in fields.items() if READ_BY[name] != ("transduction",)}
 
 
 def _symbols_of(data: DataConfig, split: str) -> int:
@@ -119,11 +180,6 @@ def alphabet(symbols: int) -> str:
     ('!"#$', 285)
     """
     return _text(np.arange(symbols), symbols)
-
-
-def _text(tokens: np.ndarray, symbols: int) -> str:
-    first = ord("!") if symbols <= ord("~") - ord("!") + 1 else 0x4E00
-    return (tokens + first).astype("<u4").tobytes().decode("utf-32-le")
 
 
 def _markov(data: DataConfig) -> Markov:

@@ -15,7 +15,8 @@ import numpy as np
 from jaxformer.config import DataConfig
 from jaxformer.data.checked_array import indexable
 from jaxformer.data.corpus import Split
-from jaxformer.data.objectives import WORDS_PER_TOKEN, HostBatch, corrupt, masking
+from jaxformer.data.masked_tokens import WORDS_PER_TOKEN, corrupt, masking
+from jaxformer.data.rows import HostBatch
 from jaxformer.data.shuffle import below, fractions, keys, noise
 from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.errors import ConfigError

@@ -8,24 +8,44 @@ array([[1, 1, 1, 2]], dtype=int32)
 """
 
 import functools
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxformer.config import DataConfig, registry
 from jaxformer.config.registry import ObjectiveTraits, Registry
-from jaxformer.data.shuffle import below, fractions
+from jaxformer.data import (
+    answer_spans,
+    choice_rows,
+    denoising,
+    instruction_rows,
+    memory_rows,
+    permuted_rows,
+    prefix_lm,
+    sequence_labels,
+    span_corruption,
+    token_labels,
+)
+from jaxformer.data.corpus import Split
+from jaxformer.data.masked_tokens import WORDS_PER_TOKEN, corrupt, masked, masking, word_heads
+from jaxformer.data.next_sentence import PairRows
+from jaxformer.data.rows import HostBatch, Lengths, SplitRows, documents
+from jaxformer.data.sequence_pairs import SequencePairs
 from jaxformer.data.tokenizers import Tokenizer
+from jaxformer.data.windows import WindowRows, Windows
+from jaxformer.errors import ConfigError
 from jaxformer.types import Batch
 
-WORDS_PER_TOKEN = 2  # random 64-bit words that `masked` takes for each position
-HostBatch: Callable[..., Batch] = Batch  # of numpy arrays; `Batch` names the type they have on a device
+__all__ = [
+    "HostBatch", "OBJECTIVES", "Objective", "WORDS_PER_TOKEN", "corrupt", "documents", "masked", "masking",
+    "next_token", "rows_of", "word_heads",
+]  # fmt: skip
 
 
 class Objective(NamedTuple):
-    """One objective.
+    """One objective: of rows that are windows of text by `prepare`, of others by `rows`.
 
     Attributes:
       prepare: ``(tokenizer, data) -> function``, a pure function ``(windows [R, T + ahead], bits [R, words * T]) ->
@@ -33,36 +53,38 @@ class Objective(NamedTuple):
       ahead: tokens beyond a row that it needs: 1 if the last target is the token after the row.
       words: random 64-bit words it takes for each position.
       traits: what configs know of it.
+      rows: ``(split, tokenizer, data, lengths, covering) -> SplitRows``: the rows of a split; covering: go over it
+        once, in order, for evaluation. None: windows of T tokens that `prepare` is asked about.
+      check: ``(data, lengths)``: raises ConfigError if no rows of these lengths can be made of any text; asked before
+        text is read.
+      labels: ``split -> how often`` each label is in a `labelled_text.LabelledSplit`, by name; None: it has no names.
     """
 
-    prepare: Callable[[Tokenizer, DataConfig], Callable[[np.ndarray, np.ndarray], Batch]]
+    prepare: Callable[[Tokenizer, DataConfig], Callable[[np.ndarray, np.ndarray], Batch]] | None = None
     ahead: int = 0
     words: int = 0
     traits: ObjectiveTraits = ObjectiveTraits()
+    rows: Callable[[Split, Tokenizer, DataConfig, Lengths, bool], SplitRows] | None = None
+    check: Callable[[DataConfig, Lengths], None] = lambda data, lengths: None
+    labels: Callable[[Any], Counter[str]] | None = None
 
 
-@dataclass(frozen=True)
-class Masking:
-    """The settings of the masked objective, with the tables of the vocabulary it needs.
-
-    Attributes:
-      tokenizer: of the tokens.
-      data: the rates of selection and replacement, and whether the tokens of a word are selected together.
-      special: [V] bool, never selected.
-      ordinary_ids: [n] int32, the others; random replacements come from these.
-    """
-
-    tokenizer: Tokenizer
-    data: DataConfig
-    special: np.ndarray
-    ordinary_ids: np.ndarray
+def rows_of(split: Split, tokenizer: Tokenizer, data: DataConfig, lengths: Lengths, covering: bool) -> SplitRows:
+    """The rows of a split under the objective of a configuration; arguments and errors as of `Objective.rows`."""
+    objective = OBJECTIVES[data.objective]
+    return (objective.rows or functools.partial(_windows, objective))(split, tokenizer, data, lengths, covering)
 
 
-def masking(tokenizer: Tokenizer, data: DataConfig) -> Masking:
-    """The masked objective of a configuration."""
-    special = np.zeros(tokenizer.vocab_size, bool)
-    special[tokenizer.special_ids] = True
-    return Masking(tokenizer, data, special, np.flatnonzero(~special).astype(np.int32))
+def _windows(
+    objective: Objective, split: Split, tokenizer: Tokenizer, data: DataConfig, lengths: Lengths, covering: bool
+) -> SplitRows:
+    if objective.prepare is None:
+        raise ConfigError(
+            f"config.data.objective: {data.objective} has neither prepare nor rows; accepted: one of them"
+        )
+    windows = Windows(split, lengths.target, ahead=objective.ahead, covering=covering)
+    ask = objective.prepare(tokenizer, data)
+    return WindowRows(windows, ask, tokenizer.pad_id, words=objective.words * lengths.target)
 
 
 def next_token(windows: np.ndarray, *, separator_id: int) -> Batch:
@@ -81,74 +103,10 @@ def next_token(windows: np.ndarray, *, separator_id: int) -> Batch:
     return HostBatch(tokens, targets, np.ones(tokens.shape, np.float32), positions, segments)
 
 
-def masked(windows: np.ndarray, bits: np.ndarray, settings: Masking, *, separator_id: int) -> Batch:
-    """Restore the selected tokens, most of them hidden, from those around them.
-
-    Args:
-      windows: [R, T] integers.
-      bits: [R, 2 * T] random uint64.
-      settings: from `masking`.
-      separator_id: opens a document.
-
-    Returns:
-      Batch of [R, T]; targets are the windows, weights are 1 on the selected tokens.
-    """
-    targets = windows.astype(np.int32)
-    segments, positions = documents(targets, separator_id)
-    tokens, weights = corrupt(targets, bits, settings)
-    return HostBatch(tokens, targets, weights, positions, segments)
-
-
-def corrupt(tokens: np.ndarray, bits: np.ndarray, settings: Masking) -> tuple[np.ndarray, np.ndarray]:
-    """BERT's noise: ([R, T] int32 corrupted tokens, [R, T] float32 weights, 1 on the selected).
-
-    Each ordinary token (each word, with whole_word) is selected on its own with probability mask_rate, as in RoBERTa;
-    the number selected in a row varies. Source: Devlin et al. 2019, section 3.1 and A.1.
-
-    Args:
-      tokens: [R, T] int32.
-      bits: [R, 2 * T] random uint64; the first half selects, the second replaces.
-      settings: from `masking`.
-    """
-    data, length = settings.data, tokens.shape[1]
-    score = fractions(bits[:, :length])
-    if data.whole_word:
-        score = np.take_along_axis(score, word_heads(tokens, settings), axis=1)
-    selected = (score < data.mask_rate) & ~settings.special[tokens]
-    draw = bits[:, length : 2 * length][selected]
-    action = (draw >> np.uint64(32)) * 2.0**-32
-    replaced = settings.ordinary_ids[below(len(settings.ordinary_ids), draw)]
-    hidden = action < data.mask_token_rate
-    kept = action >= data.mask_token_rate + data.mask_random_rate
-    corrupted = tokens.copy()
-    corrupted[selected] = np.where(hidden, settings.tokenizer.mask_id, np.where(kept, tokens[selected], replaced))
-    return corrupted, selected.astype(np.float32)
-
-
-def documents(tokens: np.ndarray, separator_id: int) -> tuple[np.ndarray, np.ndarray]:
-    """(segments, positions), [R, T] int32 each: documents of a row numbered from 1, and the place in each from 0.
-
-    A row that begins inside a document begins at position 0 as well.
-    """
-    opens = tokens == separator_id
-    opens[:, 0] = True
-    segments = np.cumsum(opens, axis=1, dtype=np.int32)
-    return segments, _distance(opens)[1]
-
-
-def word_heads(tokens: np.ndarray, settings: Masking) -> np.ndarray:
-    """[R, T] int: the column in which the word of each token begins; a word ends at a special token at the latest."""
-    opens = settings.tokenizer.word_starts[tokens]
-    opens[:, 1:] |= (settings.tokenizer.word_ends | settings.special)[tokens[:, :-1]]
-    opens[:, 0] = True
-    return _distance(opens)[0]
-
-
-def _distance(opens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(column of the last True at or before each place, how far back it is), [R, T] int32; column 0 is True."""
-    column = np.arange(opens.shape[1], dtype=np.int32)[None, :]
-    last = np.maximum.accumulate(np.where(opens, column, 0), axis=1)
-    return last, column - last
+def _masked_rows(split: Split, tokenizer: Tokenizer, data: DataConfig, lengths: Lengths, covering: bool) -> SplitRows:
+    if data.pairs:
+        return PairRows(split, tokenizer, data, lengths.target, covering=covering)
+    return _windows(OBJECTIVES["masked"], split, tokenizer, data, lengths, covering)
 
 
 OBJECTIVES: Registry[Objective] = Registry("data.objective", registry.OBJECTIVES, {
@@ -160,6 +118,29 @@ OBJECTIVES: Registry[Objective] = Registry("data.objective", registry.OBJECTIVES
         lambda tokenizer, data: functools.partial(
             masked, settings=masking(tokenizer, data), separator_id=tokenizer.separator_id
         ),
-        words=WORDS_PER_TOKEN, traits=registry.OBJECTIVES["masked"],
+        words=WORDS_PER_TOKEN, traits=registry.OBJECTIVES["masked"], rows=_masked_rows,
     ),
+    "prefix_lm": Objective(prefix_lm.prepare, ahead=1, words=1, traits=registry.OBJECTIVES["prefix_lm"]),
+    "permutation": Objective(permuted_rows.prepare, words=1, traits=registry.OBJECTIVES["permutation"]),
+    "segment_recurrence": Objective(
+        rows=memory_rows.RecurrentRows, traits=registry.OBJECTIVES["segment_recurrence"]
+    ),
+    "pairs": Objective(rows=SequencePairs, traits=registry.OBJECTIVES["pairs"]),
+    "span_corruption": Objective(
+        rows=span_corruption.span_rows, traits=registry.OBJECTIVES["span_corruption"], check=span_corruption.check_spans
+    ),
+    "denoising": Objective(rows=denoising.text_rows, traits=registry.OBJECTIVES["denoising"]),
+    "mixture": Objective(
+        rows=span_corruption.ul2_rows, traits=registry.OBJECTIVES["mixture"], check=span_corruption.check_spans
+    ),
+    "sequence_classification": Objective(
+        rows=sequence_labels.rows, traits=registry.OBJECTIVES["sequence_classification"], labels=sequence_labels.counts
+    ),
+    "token_classification": Objective(
+        rows=token_labels.rows, traits=registry.OBJECTIVES["token_classification"], labels=token_labels.counts
+    ),
+    "regression": Objective(rows=sequence_labels.value_rows, traits=registry.OBJECTIVES["regression"]),
+    "extractive_qa": Objective(rows=answer_spans.rows, traits=registry.OBJECTIVES["extractive_qa"]),
+    "multiple_choice": Objective(rows=choice_rows.rows, traits=registry.OBJECTIVES["multiple_choice"]),
+    "instructions": Objective(rows=instruction_rows.rows, traits=registry.OBJECTIVES["instructions"]),
 })  # fmt: skip

@@ -1,5 +1,5 @@
 """THE table of sources: where text comes from. The standard library's own source, text files, a prepared TensorFlow
-dataset, or a generated language.
+dataset, a saved Hugging Face one, or a generated language.
 
 A config file adds one of its own with one line, `SOURCES["mine"] = Source(documents)`.
 
@@ -9,31 +9,35 @@ A config file adds one of its own with one line, `SOURCES["mine"] = Source(docum
 <class 'str'>
 """
 
-import hashlib
+import functools
 import inspect
 import itertools
-import os
-import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from jaxformer.config import DataConfig, registry
 from jaxformer.config.registry import Registry
-from jaxformer.data import languages, text_files, tfds_source
+from jaxformer.data import (
+    hf_source,
+    labelled_files,
+    languages,
+    python_tasks,
+    text_files,
+    tfds_source,
+    token_source,
+    transduction,
+)
 from jaxformer.data.faults import Faults
+from jaxformer.data.labelled_text import Example
+from jaxformer.data.pair_text import Pair
+from jaxformer.data.shards import Tokenised
+from jaxformer.data.stdlib_source import stdlib_files, stdlib_root, stdlib_texts
 from jaxformer.errors import ConfigError
 
 SplitName = Literal["train", "validation"]
 SPLITS: tuple[SplitName, SplitName] = ("train", "validation")
-
-# Not the library's own: installed packages, tests, programs, and what differs from build to build.
-_STDLIB_EXCLUDED = frozenset(
-    {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "__pycache__"}
-)
-# One file in twenty by the hash of its name. Of the twenty residues this one holds out 550-560 KB on 3.11, 3.12 and
-# 3.13 with no file over 75 KB, so that no single file decides the held-out loss.
-_HELD_OUT_MODULUS, _HELD_OUT_RESIDUE = 20, 13
+FindFiles = Callable[[DataConfig], tuple[list[Path], list[Path]]]  # (training files, validation files)
 
 
 def documents(
@@ -59,7 +63,15 @@ def documents(
       ConfigError: anything missing, empty, broken or not decodable; one line.
     """
     faults = Faults(data.on_error) if faults is None else faults
-    texts = SOURCES[str(data.source)].documents(data, split, faults, open_file)
+    source = SOURCES[str(data.source)]
+    if data.labelled is not None and source.examples is None:
+        able = ", ".join(name for name, each in SOURCES.items() if each.examples is not None)
+        raise ConfigError(
+            f"config.data.source: {data.source}; data.objective={data.objective} needs examples with labels; accepted: "
+            f"{able}"
+        )
+    read = source.documents if data.labelled is None or source.examples is None else source.examples
+    texts = read(data, split, faults, open_file)
     if split == "train" and data.max_train_bytes is not None:
         texts = first_bytes(texts, data.max_train_bytes)
     return texts
@@ -83,6 +95,9 @@ class Source(NamedTuple):
       settings: ``data -> dict``: what the texts depend on beside the inputs and the fields that every source reads.
       alphabet: ``data -> text`` of all its characters, where each is a token; None: `data.tokenizer` makes tokens.
       opens_files: False if a library opens its files itself: they are then hashed again after the last was read.
+      examples: as `documents`, of `labelled_text.Example`, for objectives that learn from labels; None: it has none.
+      tokens: ``(data, verify) -> Tokenised``: of a source of tokens, which are used where they lie; `documents` is then
+        not called. None: a source of text.
     """
 
     documents: Callable[[DataConfig, SplitName, Faults, text_files.OpenFile], Iterator[str]]
@@ -90,6 +105,8 @@ class Source(NamedTuple):
     settings: Callable[[DataConfig], dict[str, Any]] = lambda data: {}
     alphabet: Callable[[DataConfig], str] | None = None
     opens_files: bool = True
+    tokens: Callable[[DataConfig, bool], Tokenised] | None = None
+    examples: Callable[[DataConfig, SplitName, Faults, text_files.OpenFile], Iterator[Example]] | None = None
 
 
 def inputs(data: DataConfig) -> list[Input]:
@@ -110,64 +127,24 @@ def inputs(data: DataConfig) -> list[Input]:
 
 
 def _stdlib_inputs(data: DataConfig) -> list[Input]:
-    root = _stdlib_root()
-    return [Input(root / name, f"{split}/{name}") for split in SPLITS for name in stdlib_files(split)]
+    return [Input(stdlib_root() / name, f"{split}/{name}") for split in SPLITS for name in stdlib_files(split)]
 
 
-def _file_inputs(data: DataConfig) -> list[Input]:
+def _file_inputs(find: FindFiles, data: DataConfig) -> list[Input]:
     return [
         Input(path, f"{split}{text_files.kind(path)}{path.suffix}")
-        for split, files in zip(SPLITS, _files(data), strict=True)
+        for split, files in zip(SPLITS, find(data), strict=True)
         for path in files
     ]
 
 
-def stdlib_files(split: SplitName | None = None) -> list[str]:
-    """Paths of the standard library's sources relative to its root, with "/" between folders, sorted.
-
-    Args:
-      split: one split only; None: both. The split goes by a hash of the path, so it is the same on every machine.
-    """
-    root = _stdlib_root()
-    found = []
-    for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if name not in _STDLIB_EXCLUDED and not name.startswith("config-")]
-        relative = Path(folder).relative_to(root)
-        found += [
-            (relative / name).as_posix()
-            for name in names
-            if name.endswith(".py") and not name.startswith("_sysconfigdata")
-        ]
-    if not found:
-        raise ConfigError(f"config.data.source: stdlib: no Python sources under {root}; set data.files instead")
-    return sorted(name for name in found if split is None or (split == "validation") == _held_out(name))
-
-
-def _held_out(name: str) -> bool:
-    digest = hashlib.sha256(name.encode()).digest()
-    return int.from_bytes(digest[:8], "big") % _HELD_OUT_MODULUS == _HELD_OUT_RESIDUE
-
-
-def _stdlib_root() -> Path:
-    return Path(sysconfig.get_path("stdlib"))
-
-
-def _stdlib_texts(split: SplitName, open_file: text_files.OpenFile) -> Iterator[str]:
-    root = _stdlib_root()
-    for name in stdlib_files(split):
-        try:
-            with open_file(root / name) as file:
-                text = file.read().decode()
-        except (UnicodeDecodeError, OSError):  # an interpreter's file is not the user's mistake
-            continue
-        if text and not text.isspace():
-            yield text
-
-
 def _files(data: DataConfig) -> tuple[list[Path], list[Path]]:
     """(training files, validation files); a file in both lists is held out."""
-    files = text_files.find(data.files, "data.files")
-    validation = text_files.find(data.validation_files, "data.validation_files") if data.validation_files else []
+    endings = None if data.labelled is None else tuple(labelled_files.READERS)
+    files = text_files.find(data.files, "data.files", endings)
+    validation: list[Path] = []
+    if data.validation_files:
+        validation = text_files.find(data.validation_files, "data.validation_files", endings)
     held_out = {path.resolve() for path in validation}
     train = [path for path in files if path.resolve() not in held_out]
     if not train:
@@ -175,20 +152,30 @@ def _files(data: DataConfig) -> tuple[list[Path], list[Path]]:
     return train, validation
 
 
-def _file_texts(data: DataConfig, split: SplitName, faults: Faults, open_file: text_files.OpenFile) -> Iterator[str]:
-    train, validation = _files(data)
+def _file_texts(
+    find: FindFiles,
+    fields: tuple[str, str],
+    data: DataConfig,
+    split: SplitName,
+    faults: Faults,
+    open_file: text_files.OpenFile,
+) -> Iterator[str]:
+    train, validation = find(data)
 
     def read(files: list[Path], field: str, faults: Faults) -> Iterator[str]:
         for path in files:
+            if data.labelled is not None:
+                yield from labelled_files.examples(path, data=data, field=field, faults=faults, open_file=open_file)
+                continue
             yield from text_files.documents(
-                path, separator=data.separator, text_field=data.text_field, field=field, faults=faults,
+                path, separator=data.separator, text_field=data.text_fields, field=field, faults=faults,
                 open_file=open_file,
             )  # fmt: skip
 
     if validation:
-        of_split = (train, "data.files") if split == "train" else (validation, "data.validation_files")
+        of_split = (train, fields[0]) if split == "train" else (validation, fields[1])
         return read(*of_split, faults)
-    return _cut(lambda faults: read(train, "data.files", faults), data.validation_fraction, split, faults)
+    return _cut(lambda faults: read(train, fields[0], faults), data.validation_fraction, split, faults)
 
 
 def _cut(read: Callable[[Faults], Iterator[str]], fraction: float, split: SplitName, faults: Faults) -> Iterator[str]:
@@ -196,14 +183,11 @@ def _cut(read: Callable[[Faults], Iterator[str]], fraction: float, split: SplitN
 
     The documents are counted first, by reading them once. `faults` handles those on this side of the cut alone.
     """
-    if fraction == 0:
-        raise ConfigError(
-            "config.data.validation_fraction: 0.0 holds nothing out; set it above 0, or set data.validation_files"
-        )
+    check_held_out(fraction)
     elsewhere = Faults(faults.on_error)
     count = sum(1 for _ in read(elsewhere))
     if count > 1:
-        train = count - min(max(1, round(count * fraction)), count - 1)
+        train = train_documents(count, fraction)
         if split == "train":
             yield from itertools.islice(read(faults), train)
             return
@@ -214,6 +198,9 @@ def _cut(read: Callable[[Faults], Iterator[str]], fraction: float, split: SplitN
         yield from texts
         return
     (text,) = read(faults if split == "train" else elsewhere)
+    if isinstance(text, Pair | Example):
+        what = "pair" if isinstance(text, Pair) else "example"
+        raise ConfigError(f"config.data.validation_fraction: {fraction} of one {what}; accepted: at least two {what}s")
     train = int(len(text) * (1 - fraction))
     if not text[:train] or not text[train:]:
         raise ConfigError(
@@ -223,20 +210,60 @@ def _cut(read: Callable[[Faults], Iterator[str]], fraction: float, split: SplitN
     yield text[:train] if split == "train" else text[train:]
 
 
+def check_held_out(fraction: float) -> None:
+    """Raises ConfigError if nothing is held out."""
+    if fraction == 0:
+        raise ConfigError(
+            "config.data.validation_fraction: 0.0 holds nothing out; set it above 0, or set data.validation_files"
+        )
+
+
+def train_documents(count: int, fraction: float) -> int:
+    """How many of at least two documents are trained on; the others, at least one, are held out.
+
+    >>> train_documents(50, 0.1), train_documents(2, 0.9)
+    (45, 1)
+    """
+    return count - min(max(1, round(count * fraction)), count - 1)
+
+
 def first_bytes(texts: Iterator[str], limit: int) -> Iterator[str]:
-    """The first `limit` bytes of UTF-8 of some texts; the last text is cut, never inside a character.
+    """The first `limit` bytes of UTF-8 of some texts; the last text is cut, never inside a character. Pairs stay whole.
 
     >>> list(first_bytes(iter(["abc", "déf", "ghi"]), 5))
     ['abc', 'd']
     """
     for text in texts:
         encoded = text.encode()
-        if len(encoded) >= limit:
+        whole = isinstance(text, Pair | Example)
+        if len(encoded) > limit and whole:
+            return
+        if len(encoded) >= limit and not whole:
             if kept := encoded[:limit].decode(errors="ignore"):
                 yield kept
             return
         yield text
         limit -= len(encoded)
+
+
+def _of_files(find: FindFiles, fields: tuple[str, str]) -> Source:
+    """The source whose files `find` finds; `fields` of the config to name in an error, for each split."""
+    return Source(functools.partial(_file_texts, find, fields), functools.partial(_file_inputs, find))
+
+
+def _labelled(source: Source) -> Source:
+    """A source whose `documents` are examples where the objective learns from labels."""
+    return source._replace(examples=source.documents)  # type: ignore[arg-type]
+
+
+def _python_task(make: Callable[[str], Iterator[Example]]) -> Source:
+    """The source of the examples that `make` finds in the text of a file of the standard library."""
+
+    def read(data: DataConfig, split: SplitName, faults: Faults, open_file: text_files.OpenFile) -> Iterator[Example]:
+        for text in stdlib_texts(split, open_file):
+            yield from make(text)
+
+    return Source(read, _stdlib_inputs, lambda data: {"rule": python_tasks.VERSION}, examples=read)
 
 
 _LANGUAGE = Source(
@@ -246,12 +273,24 @@ _LANGUAGE = Source(
     alphabet=lambda data: languages.alphabet(data.language_symbols),
 )
 SOURCES: Registry[Source] = Registry("data.source", registry.SOURCES, {
-    "stdlib": Source(lambda data, split, faults, open_file: _stdlib_texts(split, open_file), _stdlib_inputs),
-    "files": Source(_file_texts, _file_inputs),
+    "stdlib": Source(lambda data, split, faults, open_file: stdlib_texts(split, open_file), _stdlib_inputs),
+    "files": _labelled(_of_files(_files, ("data.files", "data.validation_files"))),
+    "huggingface": _of_files(hf_source.find, ("data.hf_dir", "data.hf_dir")),
     "tfds": Source(
         lambda data, split, faults, open_file: tfds_source.documents(data, split, faults),
         lambda data: [Input(path, path.name) for path in tfds_source.files(data)],
         opens_files=False,
+        examples=lambda data, split, faults, open_file: tfds_source.examples(data, split, faults),
     ),
+    "tokens": Source(
+        token_source.documents, tokens=lambda data, verify: token_source.open_tokens(data, verify=verify)
+    ),
+    **{name: _python_task(make) for name, make in python_tasks.TASKS.items()},
     "markov": _LANGUAGE, "hierarchy": _LANGUAGE,
+    "transduction": Source(
+        lambda data, split, faults, open_file: transduction.documents(data, split),
+        inputs=lambda data: [],
+        settings=transduction.settings,
+        alphabet=lambda data: languages.alphabet(transduction.language(data).alphabet),
+    ),
 })  # fmt: skip

@@ -11,22 +11,66 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxformer.config import DataConfig
 from jaxformer.data.faults import Faults
+from jaxformer.data.labelled_files import EXAMPLES
+from jaxformer.data.labelled_text import Example
+from jaxformer.data.pair_text import joined, named
 from jaxformer.errors import ConfigError
 
 
 def documents(data: DataConfig, split: str, faults: Faults | None = None) -> Iterator[str]:
-    """The text of each example of data.tfds_train_split or data.tfds_validation_split, in order, without blank ones.
+    """The text of each example of data.tfds_train_split or data.tfds_validation_split, in order, without blank ones; of
+    a set of translations a pair.
 
     Args:
-      data: tfds_name and tfds_dir name the dataset, text_field the feature that holds the text.
+      data: tfds_name and tfds_dir name the dataset, text_field, or source_field and target_field, what holds the text.
       split: "train" or "validation".
       faults: handles examples that are not text; None: by data.on_error.
 
     Raises:
       ConfigError: the extra is not installed; the dataset is unknown, not prepared here, or damaged; a format that
         needs TensorFlow; no such split or feature; depending on `faults`, also an example that is not UTF-8 text.
+    """
+    directory, _, records, field, wanted = _opened(data, split, named(data.text_fields))
+    faults = Faults(data.on_error) if faults is None else faults
+    return _texts(records, list(named(data.text_fields)), f"config.{field}: {directory}: {wanted}", faults)
+
+
+def examples(data: DataConfig, split: str, faults: Faults) -> Iterator[Example]:
+    """The examples of a split for an objective that learns from labels, as `labelled_files.EXAMPLES` makes them of
+    records; the labels of a class feature by their names. Arguments and errors as of `documents`."""
+    directory, builder, records, field, wanted = _opened(data, split, {})
+    make, where = EXAMPLES[data.objective], f"config.{field}: {directory}: {wanted}"
+    for index in range(len(records)):
+        try:
+            yield make(_plain(records[index], builder.info.features), data)
+        except (ValueError, TypeError) as error:
+            faults.meet(ConfigError(f"{where}: example {index}: {_one_line(error)}"))
+
+
+def _plain(value: Any, feature: Any = None) -> Any:
+    """A value of a record as JSON would have it, class labels by their names where they have some."""
+    if isinstance(value, dict):
+        return {name: _plain(each, feature[name] if feature is not None else None) for name, each in value.items()}
+    if isinstance(value, bytes):
+        return value.decode()
+    if getattr(feature, "names", None) and hasattr(feature, "int2str") and np.ndim(value) == 0:
+        return None if int(value) < 0 else feature.int2str(int(value))  # -1: of test splits without labels
+    inner = getattr(feature, "feature", None)
+    if isinstance(value, list | np.ndarray) and np.ndim(value):
+        return [_plain(each, inner) for each in value]
+    return value.item() if isinstance(value, np.generic | np.ndarray) else value
+
+
+def _opened(data: DataConfig, split: str, fields: dict[str, str]) -> tuple[Path, Any, Any, str, str]:
+    """(directory, builder, records, field of the config and name of the split); errors as of `documents`.
+
+    Args:
+      data, split: as of `documents`.
+      fields: features that must be there -> the field of the config that names each.
     """
     directory = find(data)
     tfds = _tfds()
@@ -39,23 +83,22 @@ def documents(data: DataConfig, split: str, faults: Faults | None = None) -> Ite
             f"config.data.tfds_name: {directory} is in the format {builder.info.file_format.value}, which needs "
             f"TensorFlow; prepare it with file_format='array_record'"
         )
-    if data.text_field not in builder.info.features:
-        raise ConfigError(
-            f"config.data.text_field: {data.text_field!r} is not a feature of {directory}; "
-            f"it has {', '.join(sorted(builder.info.features))}"
-        )
+    for name, setting in fields.items():
+        if name not in builder.info.features:
+            raise ConfigError(
+                f"config.{setting}: {name!r} is not a feature of {directory}; "
+                f"it has {', '.join(sorted(builder.info.features))}"
+            )
     field = f"data.tfds_{split}_split"
     wanted = data.tfds_train_split if split == "train" else data.tfds_validation_split
     try:
-        examples = builder.as_data_source(wanted)
+        return directory, builder, builder.as_data_source(wanted), field, wanted
     except (ValueError, KeyError) as error:
         raise ConfigError(
             f"config.{field}: {wanted!r}: {_one_line(error)} ({directory} has {', '.join(builder.info.splits)})"
         ) from None
     except Exception as error:
         raise ConfigError(f"config.{field}: {directory}: {wanted} cannot be read ({_one_line(error)})") from None
-    faults = Faults(data.on_error) if faults is None else faults
-    return _texts(examples, data.text_field, f"config.{field}: {directory}: {wanted}", faults)
 
 
 def files(data: DataConfig) -> list[Path]:
@@ -111,24 +154,31 @@ def _why_not(name: str | None, root: Path) -> str:
     return f"is not a dataset that TFDS knows, nor one under {root}" + (f"; nearest: {', '.join(near)}" if near else "")
 
 
-def _texts(examples: Any, text_field: str, where: str, faults: Faults) -> Iterator[str]:
+def _texts(examples: Any, names: list[str], where: str, faults: Faults) -> Iterator[str]:
     for index in range(len(examples)):
         try:
-            value = examples[index][text_field]
-            if value is None:  # the library's result for a truncated file
+            example = examples[index]
+            values = [example[name] for name in names]
+            if any(value is None for value in values):  # the library's result for a truncated file
                 raise ValueError("nothing is there")
         except Exception as error:
             raise ConfigError(f"{where}: example {index} cannot be read ({_one_line(error)})") from None
         try:
-            text = value.decode() if isinstance(value, bytes) else value
+            text = joined([_decoded(value, name) for value, name in zip(values, names, strict=True)])
         except UnicodeDecodeError as error:
             faults.meet(ConfigError(f"{where}: example {index}: byte {error.start} is not UTF-8 text"))
-            continue
-        if not isinstance(text, str):
-            what = f"{text_field!r} is a {type(text).__name__}, not text"
-            faults.meet(ConfigError(f"{where}: example {index}: {what}"))
-        elif text and not text.isspace():
-            yield text
+        except ValueError as error:
+            faults.meet(ConfigError(f"{where}: example {index}: {error}"))
+        else:
+            if text:
+                yield text
+
+
+def _decoded(value: Any, name: str) -> str:
+    text = value.decode() if isinstance(value, bytes) else value
+    if not isinstance(text, str):
+        raise ValueError(f"{name!r} is a {type(text).__name__}, not text")
+    return text
 
 
 def _one_line(error: Exception) -> str:

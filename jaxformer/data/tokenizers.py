@@ -16,30 +16,19 @@ import itertools
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tokenizers as hf
 
+from jaxformer.data.token_roles import SPECIALS, roles_in, with_roles
 from jaxformer.errors import ConfigError
 from jaxformer.storage import files
+from jaxformer.storage.address import place
 
 FILE_NAME = "tokenizer.json"
-# Role of each special token -> its name in our tokenizers, then its names in others. One token may have two roles:
-# BERT's [SEP] ends a span and separates documents, and RoBERTa's <s> starts both a row and a document.
-SPECIALS = {
-    "separator": (
-        "<|endoftext|>", "<|begin_of_text|>", "<s>", "<bos>", "</s>", "<eos>", "<|end_of_text|>", "[BOS]", "[EOS]",
-        "[SEP]",
-    ),
-    "pad": ("[PAD]", "<pad>"),
-    "cls": ("[CLS]", "<cls>", "<s>"),
-    "sep": ("[SEP]", "<sep>", "</s>"),
-    "mask": ("[MASK]", "<mask>"),
-    "unk": ("[UNK]", "<unk>"),
-}  # fmt: skip
 MOST_IDS = 1 << 24  # there are tables over all ids; the largest known vocabularies have a million
 MOST_BYTES = 1 << 30  # of a tokenizer.json
 _NAMES = [names[0] for names in SPECIALS.values()]
@@ -60,33 +49,70 @@ class Tokenizer:
       vocab_size: number of ids, special tokens included.
       separator_id: starts every document.
       mask_id, cls_id, sep_id, pad_id, unk_id: the other special tokens.
+      start_id, end_id: what a decoder's rows begin with, and what ends a source and a target: cls_id and sep_id.
+      stop_id: what ends a document: the separator of the next one, unless the tokenizer has a token for it.
+      source_start: ids that a source begins with; mostly none.
       special_ids: [n] int32, sorted; every id that encodes no text.
     """
 
-    def __init__(self, backend: hf.Tokenizer):
-        """Wraps a tokenizer of the `tokenizers` library.
+    def __init__(self, backend: hf.Tokenizer, roles: Mapping[str, str] | None = None):
+        """Wraps a tokenizer of the `tokenizers` library, whose ids stay unchanged.
 
-        Its ids stay unchanged; a role that none of its special tokens has (of all tokens, if it declares none special)
-        gets a new token at the end.
+        Args:
+          roles: role -> one of its tokens, of a tokenizer that may not grow, see `data.token_roles`. None: a role that
+            none of its special tokens has (of all tokens, if it declares none special) gets a new token at the end.
         """
         backend.no_padding()
         backend.no_truncation()
-        declared = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
-        existing = declared or backend.get_vocab(with_added_tokens=True)
-        names = [next((name for name in known if name in existing), known[0]) for known in SPECIALS.values()]
-        backend.add_special_tokens(names)
+        if roles is None:
+            declared = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+            existing = declared or backend.get_vocab(with_added_tokens=True)
+            names = [next((name for name in known if name in existing), known[0]) for known in SPECIALS.values()]
+        else:
+            names = [roles.get(role, roles["separator"]) for role in SPECIALS]
+        backend.add_special_tokens([*names, *(roles or {}).values()])
         backend.encode_special_tokens = True  # read their names as ordinary text; not saved in the file
         self._backend = backend
         vocabulary = backend.get_vocab(with_added_tokens=True)
         ids: list[int] = [vocabulary[name] for name in names]  # in the order of SPECIALS
         self.separator_id, self.pad_id, self.cls_id, self.sep_id, self.mask_id, self.unk_id = ids
-        self._by_name = dict(zip(_NAMES, ids, strict=True))
+        self.start_id, self.end_id = self.cls_id, self.sep_id
+        self._roles = roles
+        self.stop_id = vocabulary[(roles or {}).get("stop", names[0])]
+        self.source_start = [vocabulary[name] for role, name in (roles or {}).items() if role == "source"]
+        self._by_name = {n: i for role, n, i in zip(SPECIALS, _NAMES, ids, strict=True) if self.has(role)}
         self._tokens = {index: token for token, index in vocabulary.items()}
         self.vocab_size = max(self._tokens) + 1
         if self.vocab_size > MOST_IDS:
             raise ValueError(f"id {self.vocab_size - 1}; accepted: 0 to {MOST_IDS - 1}")
         special = [index for index, token in backend.get_added_tokens_decoder().items() if token.special]
         self.special_ids = np.array(sorted(special), np.int32)
+
+    def has(self, role: str) -> bool:
+        """False if no token of a tokenizer that may not grow has a role of `SPECIALS`; its id is the separator's."""
+        return self._roles is None or role in self._roles
+
+    def with_tokens(self, names: Sequence[Sequence[str]]) -> "Tokenizer":
+        """This tokenizer with more special tokens, those that it lacks with new ids at the end. `names`: of each token,
+        the names that it may have; it gets the first if it has none of them.
+
+        >>> tokenizer = train("bytes", [], vocab_size=None)
+        >>> larger = tokenizer.with_tokens([("[R]", "[NLU]"), ("[MASK]",)])
+        >>> larger.vocab_size - tokenizer.vocab_size, larger.ids_of([("[R]", "[NLU]")]).tolist()
+        (1, [262])
+        """
+        known = self._backend.get_vocab(with_added_tokens=True) if names else {}
+        new = [each[0] for each in names if not any(name in known for name in each)]
+        if not new:
+            return self
+        backend = hf.Tokenizer.from_str(self._backend.to_str())
+        backend.add_special_tokens(new)
+        return Tokenizer(backend, self._roles)
+
+    def ids_of(self, names: Sequence[Sequence[str]]) -> np.ndarray:
+        """[n] int32 ids of the special tokens of `with_tokens`; -1 for one that it lacks."""
+        known = self._backend.get_vocab(with_added_tokens=True)
+        return np.array([next((known[n] for n in each if n in known), -1) for each in names], np.int32)
 
     def encode(self, text: str, *, strict: bool = False, specials: bool = False) -> np.ndarray:
         """[n] int32 ids of one text; no special token is added.
@@ -176,11 +202,13 @@ class Tokenizer:
     @functools.cached_property
     def fingerprint(self) -> str:
         """16 hex digits, equal for two tokenizers only if they behave the same."""
-        return hashlib.sha256(self._backend.to_str().encode()).hexdigest()[:16]
+        about = "" if self._roles is None else json.dumps(self._roles, sort_keys=True)
+        return hashlib.sha256((self._backend.to_str() + about).encode()).hexdigest()[:16]
 
-    def content(self) -> bytes:
-        """The bytes that `save` writes."""
-        return self._backend.to_str(pretty=True).encode()
+    def content(self, *, plain: bool = False) -> bytes:
+        """The bytes that `save` writes; `plain`: without what only we read, as the library itself writes them."""
+        text = self._backend.to_str(pretty=True)
+        return (text if plain or self._roles is None else with_roles(text, self._roles)).encode()
 
     def save(self, directory: str | Path) -> Path:
         """Writes `tokenizer.json` into a directory and returns its path; a link there is replaced, not followed.
@@ -188,7 +216,7 @@ class Tokenizer:
         Raises:
           OSError: it cannot be written.
         """
-        path = Path(directory) / FILE_NAME
+        path = place(directory) / FILE_NAME
         files.write_atomically(path, self.content())
         return path
 
@@ -199,7 +227,7 @@ class Tokenizer:
         Raises:
           ConfigError: no such file, not a tokenizer, or one with an id beyond MOST_IDS.
         """
-        path = Path(path).expanduser()
+        path = place(path).expanduser()
         path = path / FILE_NAME if path.is_dir() else path
         try:
             text = files.read_bytes(path, MOST_BYTES, follow=True).decode()
@@ -212,7 +240,7 @@ class Tokenizer:
     def parse(cls, text: str, path: Path) -> "Tokenizer":
         """The tokenizer of the text of a `tokenizer.json`; ConfigError, which names `path`, if it is not one."""
         try:
-            return cls(hf.Tokenizer.from_str(text))
+            return cls(hf.Tokenizer.from_str(text), roles_in(text))
         except BaseException as error:  # the library raises Exception, and Rust panics, which are not an Exception
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise

@@ -1,23 +1,21 @@
-"""Rows that are windows of a split's tokens, documents packed end to end."""
+"""Windows of a split's tokens, documents packed end to end, and rows that are such windows."""
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
-from jaxformer.config import DataConfig
 from jaxformer.data.checked_array import indexable
 from jaxformer.data.corpus import Split
-from jaxformer.data.objectives import OBJECTIVES, HostBatch
+from jaxformer.data.rows import blanked
 from jaxformer.data.shuffle import below, keys
-from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.errors import ConfigError
 from jaxformer.types import Batch
 
 _OFFSETS = 1  # stream of `shuffle.keys`
 
 
-class WindowRows:
-    """Rows that are windows of the tokens of a split, documents packed end to end.
+class Windows:
+    """Windows of the tokens of a split, documents packed end to end.
 
     Of n tokens, an epoch of next-token training reads (n - 1) // T - 1 windows (at least one) of T tokens, the first of
     which begins at a random offset from 0 to T - 1. So the last (n - 1) % T + 1 tokens are never read, and those near
@@ -26,27 +24,24 @@ class WindowRows:
     count i from 1. A text of fewer than two rows is a single window, and read to its end.
 
     Attributes:
-      per_epoch: rows of one epoch.
+      per_epoch: windows of one epoch.
       unread: tokens at the end of the split that no window reaches in any epoch.
-      words: random 64-bit words a row takes.
     """
 
-    def __init__(self, split: Split, tokenizer: Tokenizer, data: DataConfig, length: int, *, covering: bool):
+    def __init__(self, split: Split, length: int, *, ahead: int = 0, covering: bool, before: int = 0):
         """Counts the windows.
 
         Args:
           split: the tokens.
-          tokenizer: what made them.
-          data: names the objective, and has its settings.
-          length: tokens of a row.
+          length: T, tokens of a window.
+          ahead: tokens that each has beyond those.
+          before: tokens that each has before those; what would lie before the text fills up.
           covering: go over the split once, the last window filled up, for evaluation; otherwise whole windows at a
             random offset.
 
         Raises:
-          ConfigError: the split is shorter than one row; of a covered one, empty.
+          ConfigError: the split is shorter than one window; of a covered one, empty.
         """
-        objective = OBJECTIVES[data.objective]
-        ahead = objective.ahead
         usable = len(split.tokens) - ahead
         if usable < (1 if covering else length):
             raise ConfigError(
@@ -59,10 +54,8 @@ class WindowRows:
         self._offsets = 1 if covering else min(length, usable - self.per_epoch * length + 1)
         self.unread = 0 if covering else usable - self.per_epoch * length - self._offsets + 1
         self._tokens = indexable(split.tokens)
-        self._columns = np.arange(length + ahead)
-        self._usable, self._length = usable, length
-        self._ask, self._pad_id, self._covering = objective.prepare(tokenizer, data), tokenizer.pad_id, covering
-        self.words = objective.words * length
+        self._columns = np.arange(-before, length + ahead)
+        self._usable, self._length, self._covering, self._before = usable, length, covering, before
 
     def notes(self) -> list[str]:
         """Lines about what training leaves out, where it is a hundredth of the text or more."""
@@ -70,41 +63,38 @@ class WindowRows:
         note = f"the last {self.unread} of {total} training tokens fill no row of {self._length} and are never read"
         return [note] if self.unread * 100 >= total else []
 
-    def batch(self, index: np.ndarray, seed: int, epoch: np.ndarray, bits: np.ndarray) -> Batch:
-        """The rows of some windows.
+    def read(self, index: np.ndarray, seed: int, epoch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """([R, before + T + ahead] tokens of some windows, [R, before + T] bool, which of them fill up the text).
 
         Args:
           index: [R] window.
           seed, epoch: [R] what the offset depends on.
-          bits: [R, words] random uint64.
         """
         start = index * self._length + below(self._offsets, keys(seed, _OFFSETS, epoch))
         places = start[:, None] + self._columns
+        outside = places[:, : self._before + self._length] >= self._usable
+        if self._before:
+            outside |= places[:, : outside.shape[1]] < 0
+            places = np.maximum(places, 0)
         if self._covering:
             places = np.minimum(places, len(self._tokens) - 1)
-        batch = self._ask(self._tokens[places], bits)
-        if self._covering:
-            outside = start[:, None] + np.arange(self._length) >= self._usable
-            batch = blanked(batch, outside, self._pad_id)
-        return batch
+        return self._tokens[places], outside
 
 
-def blanked(batch: Batch, blank: np.ndarray, pad_id: int) -> Batch:
-    """A batch with some places, [R, T] bool, turned into padding: no weight, segment 0, position 0; `Batch.inputs` as
-    said there."""
-    if not blank.any():
-        return batch
+class WindowRows:
+    """Rows that are windows, as `rows.SplitRows`.
 
-    def input_of(x: Any) -> np.ndarray:
-        if x.ndim == 1:
-            return np.where(blank.all(axis=1), np.int32(-1), x).astype(x.dtype)
-        return np.where(blank.reshape(*blank.shape, *[1] * (x.ndim - 2)), 0, x).astype(x.dtype)
+    Attributes:
+      per_epoch: rows of one epoch.
+      words: random 64-bit words a row takes.
+    """
 
-    return HostBatch(
-        tokens=np.where(blank, np.int32(pad_id), batch.tokens),
-        targets=np.where(blank, np.int32(pad_id), batch.targets),
-        weights=np.where(blank, np.float32(0), batch.weights),
-        positions=np.where(blank, np.int32(0), batch.positions),
-        segments=np.where(blank, np.int32(0), batch.segments),
-        inputs=None if batch.inputs is None else {name: input_of(x) for name, x in batch.inputs.items()},
-    )
+    def __init__(self, windows: Windows, ask: Callable[[np.ndarray, np.ndarray], Batch], pad_id: int, *, words: int):
+        """`ask`: what `Objective.prepare` returns; `words`: random words a row takes."""
+        self._windows, self._ask, self._pad_id = windows, ask, pad_id
+        self.per_epoch, self.words, self.notes = windows.per_epoch, words, windows.notes
+
+    def batch(self, index: np.ndarray, seed: int, epoch: np.ndarray, bits: np.ndarray) -> Batch:
+        """The rows of some windows."""
+        tokens, outside = self._windows.read(index, seed, epoch)
+        return blanked(self._ask(tokens, bits), outside, self._pad_id)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,14 +37,21 @@ class Beams(NamedTuple):
 
 
 class BeamState(NamedTuple):
-    """What the loop carries, in the shapes of `Beams`; `cache` has B * W rows."""
+    """What the loop carries.
+
+    Attributes:
+      cache: of the live beams, B * W rows, but what is kept once for each source, B.
+      number: () int32, tokens so far of every live beam.
+      tokens: [B, W, N] int32, of the live beams.
+      log_probs: [B, W], of the live beams; -inf where there is none.
+      finished: the best continuations that have ended, in the shapes of `Beams`; the score of none is -inf.
+    """
 
     cache: kept.Cache
-    number: Array  # () tokens so far
+    number: Array
     tokens: Array
-    lengths: Array
     log_probs: Array
-    stopped: Array
+    finished: Any
 
 
 def beam_search(
@@ -55,18 +62,26 @@ def beam_search(
     beams: int = 4,
     length_penalty: float = 0.0,
     lengths: Sequence[int] | Array | np.ndarray | None = None,
-    max_new_tokens: int = 128,
+    max_new_tokens: int | Sequence[int] = 128,
     stop: Sequence[int | Sequence[int]] = (),
     suppress: Sequence[int] | np.ndarray = (),
+    sources: Prompts | None = None,
+    source_lengths: Sequence[int] | Array | np.ndarray | None = None,
+    prefix_lm: bool = False,
 ) -> Beams:
-    """Keeps the `beams` best continuations at every step; a finished one stays until better ones replace it.
+    """Extends the `beams` best unfinished continuations at every step, and keeps as many of the best finished ones.
 
-    One beam is greedy choice; as many beams as there are continuations make the search exhaustive.
+    A continuation ends in one of the stop sequences, or at its limit; it counts if it is among the best W of all
+    extensions at its step. A row is done when no live beam can do better than the finished ones, whatever follows.
+    One beam is greedy choice, and ends where that does; as many beams as there are continuations make the search
+    exhaustive.
 
     Args:
-      beams: W; each kept continuation costs as much as a row of a batch.
-      length_penalty: 0 ranks by probability, which favours short continuations; about 0.6 to 1 evens that out.
-      params, prompts, cfg, lengths, max_new_tokens, stop, suppress: as in `generate`.
+      beams: W; each live beam costs as much as a row of a batch, but for what is kept of its source, which all share.
+      length_penalty: 0 ranks by probability, which favours short continuations; about 0.6 to 1 evens that out. It
+        counts the new tokens alone (transformers divides by a power of the length instead, with the prompt's).
+      params, prompts, cfg, lengths, max_new_tokens, stop, suppress, sources, source_lengths, prefix_lm: as in
+        `generate`.
 
     Returns:
       Beams, NumPy arrays; N as in `generate`.
@@ -88,80 +103,105 @@ def beam_search(
     if not 0 <= length_penalty < float("inf"):
         raise ConfigError(f"length_penalty: {length_penalty}; accepted: a finite number, at least 0")
     request, shapes = make_request(
-        params, prompts, cfg, lengths=lengths, max_new_tokens=max_new_tokens, stop=stop, suppress=suppress
-    )
+        params, prompts, cfg, lengths=lengths, max_new_tokens=max_new_tokens, stop=stop, suppress=suppress,
+        sources=sources, source_lengths=source_lengths, prefix_lm=prefix_lm,
+    )  # fmt: skip
     shapes = shapes._replace(by_columns=shapes.by_columns and beams == 1)
     out = Beams(*jax.device_get(_search(params, request, float(length_penalty), beams=beams, cfg=cfg, shapes=shapes)))
-    exist = ~np.isneginf(out.log_probs)
-    return out._replace(
-        tokens=np.where(exist[:, :, None], out.tokens[:, :, : request.limits.max()], -1),
-        lengths=np.where(exist, out.lengths, 0),
-        stopped=out.stopped & exist,
-    )
+    return out._replace(tokens=out.tokens[:, :, : request.limits.max()])
 
 
 @functools.partial(jax.jit, static_argnames=("beams", "cfg", "shapes"))
-def _search(params, request: Request, penalty, *, beams: int, cfg: ModelConfig, shapes: Shapes) -> tuple[Array, ...]:
+def _search(params, request: Request, penalty, *, beams: int, cfg: ModelConfig, shapes: Shapes) -> Any:
     rows = len(request.lengths)
-    hidden, cache = kept.prefill(params, request.tokens, request.lengths, cfg, shapes.length, shapes.cache_dtype)
+    prompts, sizes = (request.tokens, request.lengths), (shapes.length, shapes.cache_dtype)
+    read = {"source": request.source, "prefix_lm": shapes.prefix_lm}
+    hidden, cache = kept.prefill(params, *prompts, cfg, *sizes, **read)
     params = kept.prepare_decode_params(params, cfg, by_columns=shapes.by_columns)
+
+    def repeated(x: Array) -> Array:
+        return jnp.repeat(x.reshape(rows, -1, *x.shape[1:]), beams, axis=0).reshape(-1, *x.shape[1:])
+
     # All beams start as copies of the prompt; only the first counts until they differ.
-    layers = jax.tree.map(
-        lambda x: jnp.repeat(x.reshape(rows, -1, *x.shape[1:]), beams, axis=0).reshape(-1, *x.shape[1:]), cache.layers
-    )
+    layers = kept.for_each_row(repeated, cache.layers, cfg)
+    none = jnp.full((rows, beams), -jnp.inf)
+    tokens = jnp.full((rows, beams, shapes.buffer), -1, jnp.int32)
     state = BeamState(
         cache=kept.Cache(layers, jnp.repeat(cache.starts, beams), cache.steps),
         number=jnp.zeros((), jnp.int32),
-        tokens=jnp.full((rows, beams, shapes.buffer), -1, jnp.int32),
-        lengths=jnp.zeros((rows, beams), jnp.int32),
-        log_probs=jnp.broadcast_to(jnp.where(jnp.arange(beams) == 0, 0.0, -jnp.inf), (rows, beams)),
-        stopped=jnp.zeros((rows, beams), bool),
+        tokens=tokens,
+        log_probs=none.at[:, 0].set(0.0),
+        finished=(tokens, jnp.zeros((rows, beams), jnp.int32), none, none, jnp.zeros((rows, beams), bool)),
     )
-    logits = jnp.repeat(kept.logits(params, hidden), beams, axis=0)
-    state = _extend(state, logits, request, penalty)
+    logits = jnp.repeat(kept.logits(params, hidden, cfg.logit_soft_cap), beams, axis=0)
+    state = _extend(state, logits, request, penalty, cfg)
 
     def add(state: BeamState) -> BeamState:
         last = jax.lax.dynamic_index_in_dim(state.tokens, state.number - 1, axis=2, keepdims=False)
         hidden, cache = kept.step(params, jnp.maximum(last, 0).reshape(-1), cfg, state.cache)
-        return _extend(state._replace(cache=cache), kept.logits(params, hidden), request, penalty)
+        return _extend(
+            state._replace(cache=cache), kept.logits(params, hidden, cfg.logit_soft_cap), request, penalty, cfg
+        )
 
-    state = jax.lax.while_loop(lambda state: ~jnp.all(_done(state, request)), add, state)
-    scores = _score(state.log_probs, state.lengths, penalty)
-    return state.tokens, state.lengths, state.log_probs, scores, state.stopped  # the fields of Beams
+    return jax.lax.while_loop(lambda state: jnp.any(state.log_probs > -jnp.inf), add, state).finished
 
 
-def _extend(state: BeamState, logits: Array, request: Request, penalty) -> BeamState:
-    """Replaces the beams of each row by the best among its finished beams and all one-token extensions of the rest."""
+def _extend(state: BeamState, logits: Array, request: Request, penalty, cfg: ModelConfig) -> BeamState:
+    """One token more: the best extensions of the live beams of each row are finished, or go on living."""
     rows, beams, _ = state.tokens.shape
-    vocab = logits.shape[-1]
-    done = _done(state, request)
+    vocab, length = logits.shape[-1], state.number + 1
     nats = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
     nats = jnp.where(request.allowed[None, :], nats, -jnp.inf).reshape(rows, beams, vocab)
-    # The only candidate of a finished beam is itself, as token 0 with log-probability 0.
-    stay = jnp.where(jnp.arange(vocab) == 0, 0.0, -jnp.inf)[None, None, :]
-    log_probs = state.log_probs[:, :, None] + jnp.where(done[:, :, None], stay, nats)
-    lengths = state.lengths + ~done
-    scores = _score(log_probs, lengths[:, :, None], penalty).reshape(rows, beams * vocab)
-    _, best = jax.lax.top_k(scores, beams)
+    # Each live beam has an extension for each stop sequence at most: so many candidates leave `beams` that go on.
+    wanted = beams * (1 + (0 if request.stop is None else len(request.stop)))
+    whole = (state.log_probs[:, :, None] + nats).reshape(rows, beams * vocab)
+    log_probs, best = jax.lax.top_k(whole, min(wanted, beams * vocab))
     parent, token = best // vocab, (best % vocab).astype(jnp.int32)
+    tokens = jax.lax.dynamic_update_slice_in_dim(_taken(state.tokens, parent), token[:, :, None], state.number, axis=2)
+    stopped = _stops(tokens, state.number, request)
+    ends = stopped | (length >= request.limits)[:, None]
+    counts = ends & (jnp.arange(best.shape[1]) < beams)[None, :]
+    scores = _score(jnp.where(counts, log_probs, -jnp.inf), length, penalty)
+    finished = _best(state.finished, (tokens, jnp.full_like(best, length), log_probs, scores, stopped), beams)
+
+    # A live beam's probability can only fall, and its penalty is least at the limit.
+    live = jnp.where(ends, -jnp.inf, log_probs)
+    worst = finished[3][:, -1]
+    hopeless = _score(jnp.max(live, axis=1), request.limits, penalty) <= worst
+    done = (hopeless | (beams == 1)) & (worst > -jnp.inf)
+    live, chosen = jax.lax.top_k(jnp.where(done[:, None], -jnp.inf, live), beams)
+    parent = jnp.take_along_axis(parent, chosen, axis=1)
 
     def inherit(x: Array) -> Array:
-        return jnp.take_along_axis(x, parent.reshape(rows, beams, *(1,) * (x.ndim - 2)), axis=1)
+        return _taken(x.reshape(rows, beams, -1, *x.shape[1:]), parent).reshape(x.shape)
 
-    was_done = inherit(done)
-    column = jnp.where(was_done, -1, token)[:, :, None]
-    tokens = jax.lax.dynamic_update_slice_in_dim(inherit(state.tokens), column, state.number, axis=2)
-    stopped = inherit(state.stopped) | (~was_done & _stops(tokens, state.number, request))
-    layers = jax.tree.map(
-        lambda x: inherit(x.reshape(rows, beams, -1, *x.shape[1:])).reshape(x.shape), state.cache.layers
-    )
     return BeamState(
-        cache=state.cache._replace(layers=layers),
-        number=state.number + 1,
-        tokens=tokens,
-        lengths=inherit(lengths),
-        log_probs=jnp.take_along_axis(log_probs.reshape(rows, -1), best, axis=1),
-        stopped=stopped,
+        cache=state.cache._replace(layers=kept.for_each_row(inherit, state.cache.layers, cfg)),
+        number=length,
+        tokens=_taken(tokens, chosen),
+        log_probs=live,
+        finished=finished,
+    )
+
+
+def _taken(x: Array, places: Array) -> Array:
+    """[B, W, ...] at `places` [B, n] of its second axis: [B, n, ...]."""
+    return jnp.take_along_axis(x, places.reshape(*places.shape, *(1,) * (x.ndim - 2)), axis=1)
+
+
+def _best(finished: tuple[Array, ...], more: tuple[Array, ...], beams: int) -> tuple[Array, ...]:
+    """The `beams` finished continuations of highest score, best first; both in the order of `Beams`."""
+    tokens, lengths, log_probs, scores, stopped = (
+        jnp.concatenate(pair, axis=1) for pair in zip(finished, more, strict=True)
+    )
+    scores, places = jax.lax.top_k(scores, beams)
+    exist = scores > -jnp.inf
+    return (
+        jnp.where(exist[:, :, None], _taken(tokens, places), -1),
+        jnp.where(exist, _taken(lengths, places), 0).astype(jnp.int32),
+        jnp.where(exist, _taken(log_probs, places), -jnp.inf),
+        scores,
+        exist & _taken(stopped, places),
     )
 
 
@@ -169,13 +209,8 @@ def _score(log_probs: Array, lengths: Array, penalty) -> Array:
     return log_probs / ((5.0 + lengths.astype(jnp.float32)) / 6.0) ** penalty
 
 
-def _done(state: BeamState, request: Request) -> Array:
-    """[B, W] bool: stopped or at the limit. All beams of a row that are not stopped have the same length."""
-    return state.stopped | (state.lengths >= request.limits[:, None])
-
-
 def _stops(tokens: Array, index: Array, request: Request) -> Array:
-    """[B, W] bool: True if the tokens up to `index` end in a stop sequence."""
+    """[B, n] bool: True if the tokens up to `index` end in a stop sequence."""
     if request.stop is None:
         return jnp.zeros(tokens.shape[:2], bool)
     longest = request.stop.shape[1]

@@ -14,6 +14,7 @@ never change, so every token costs the same work.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from jaxformer.config import ModelConfig
 from jaxformer.functional.block import block_specs, init_cache, unstack
 from jaxformer.functional.layer import DecodeProgress
 from jaxformer.functional.layers import unembed
+from jaxformer.functional.sublayers import sublayers_of
 from jaxformer.models import gpt
 from jaxformer.models.families import family_of
 from jaxformer.specs import ParamSpec, is_spec
@@ -45,9 +47,16 @@ class Cache(NamedTuple):
 
 
 def prefill(
-    params: Params, tokens: Array, lengths: Array, cfg: ModelConfig, length: int, dtype: str | None = None
+    params: Params,
+    tokens: Array,
+    lengths: Array,
+    cfg: ModelConfig,
+    length: int,
+    dtype: str | None = None,
+    source: tuple[Array, Array] | None = None,
+    prefix_lm: bool = False,
 ) -> tuple[Array, Cache]:
-    """Reads all prompts in one pass.
+    """Reads all prompts in one pass, and before them all sources.
 
     Args:
       params: as in `gpt.specs(cfg)`, or from `prepare_decode_params`.
@@ -56,14 +65,24 @@ def prefill(
       cfg: the model.
       length: most tokens that a sequence will have, including its prompt.
       dtype: of the cache; None: the compute dtype. On CPU float32 is several times faster than bfloat16.
+      source: tokens [B, S] int, padded on the right with any ids, and their lengths [B], of families that read a
+        source; otherwise None.
+      prefix_lm: all tokens of a prompt see each other, as of a model that was trained on data.objective=prefix_lm.
 
     Returns:
       [B, D], the hidden state of each prompt's last token, and the cache.
     """
+    family = family_of(cfg)
     lengths = jnp.asarray(lengths, jnp.int32)
     empty = init_cache(cfg, tokens.shape[0], length, cfg.dtype if dtype is None else dtype)
     positions = jnp.arange(tokens.shape[1])
-    x, layers = family_of(cfg).decode(_as_rows(params, tokens), tokens, cfg, empty, DecodeProgress(lengths), positions)
+    read: dict[str, Any] = {}
+    if family.encode is not None and source is not None:
+        read["source"] = family.encode(params, *source, cfg)
+    if prefix_lm:
+        read["prefix"] = lengths
+    progress = DecodeProgress(lengths)
+    x, layers = family.decode(_as_rows(params, tokens), tokens, cfg, empty, progress, positions, **read)
     last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)[:, 0]
     return last, Cache(layers, lengths, jnp.zeros((), jnp.int32))
 
@@ -76,7 +95,7 @@ def step(params: Params, tokens: Array, cfg: ModelConfig, cache: Cache) -> tuple
 
     Args:
       params: as in `gpt.specs(cfg)`, or from `prepare_decode_params`.
-      tokens: [B] int.
+      tokens: [B] int; with a source for each of them, or for every W of them (as of beams).
       cfg: the model.
       cache: of the tokens before.
 
@@ -89,9 +108,22 @@ def step(params: Params, tokens: Array, cfg: ModelConfig, cache: Cache) -> tuple
     return x[:, 0], Cache(layers, cache.starts, cache.steps + 1)
 
 
-def logits(params: Params, hidden: Array) -> Array:
-    """[B, V] logits, float32 or wider, of the token after `hidden` [B, D]."""
-    return unembed(hidden, gpt.output_table(params))
+def for_each_row(
+    function: Callable[[Array], Array], layers: list[dict[str, Any]], cfg: ModelConfig
+) -> list[dict[str, Any]]:
+    """The caches of all layers with a function of those arrays that every continuation of a row has for itself; what is
+    kept once for each source stays as it is."""
+    sublayers = sublayers_of(cfg)
+
+    def one(name: str, cache: Any) -> Any:
+        return cache if name in sublayers and sublayers[name].per_source else jax.tree.map(function, cache)
+
+    return [{name: one(name, cache) for name, cache in layer.items()} for layer in layers]
+
+
+def logits(params: Params, hidden: Array, soft_cap: float | None = None) -> Array:
+    """[B, V] logits, float32 or wider, of the token after `hidden` [B, D]; `soft_cap`: model.logit_soft_cap."""
+    return unembed(hidden, gpt.output_table(params), soft_cap=soft_cap)
 
 
 @jax.tree_util.register_dataclass

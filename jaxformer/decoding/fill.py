@@ -12,7 +12,7 @@ from jaxformer.config import ModelConfig
 from jaxformer.decoding.request import Prompts, check_task, round_up, rows_of, token_ids
 from jaxformer.errors import ConfigError
 from jaxformer.functional.layers import unembed
-from jaxformer.models import bert
+from jaxformer.models import bert, gpt
 from jaxformer.types import Params
 
 
@@ -90,9 +90,9 @@ def fill_mask(
 
 @functools.partial(jax.jit, static_argnames=("cfg", "top_k"))
 def _fill(params, ids, meant, token_types, rows, positions, allowed, *, cfg: ModelConfig, top_k: int):
-    x = bert.hidden(params, ids, cfg, segments=meant.astype(jnp.int32), token_types=token_types)
-    x_MD = bert.transform(params, x[rows, positions], cfg)
-    logits_MV = unembed(x_MD, bert.output_table(params), params["head"]["bias"])
+    x, sharding, _ = bert.decoded(params, ids, cfg, segments=meant.astype(jnp.int32), token_types=token_types)
+    x_MD = bert.transform(params, sharding.unshard(x)[rows, positions], cfg)
+    logits_MV = unembed(x_MD, gpt.output_table(params), params["head"]["bias"])
     probabilities = jax.nn.softmax(jnp.where(allowed[None, :], logits_MV, -jnp.inf), axis=-1)
     best, tokens = jax.lax.top_k(probabilities, top_k)
     return tokens, best

@@ -54,9 +54,12 @@ def generate(
     lengths: Sequence[int] | Array | np.ndarray | None = None,
     sampling: Sampling | None = None,
     rng: Array | None = None,
-    max_new_tokens: int = 128,
+    max_new_tokens: int | Sequence[int] = 128,
     stop: Sequence[int | Sequence[int]] = (),
     suppress: Sequence[int] | np.ndarray = (),
+    sources: Prompts | None = None,
+    source_lengths: Sequence[int] | Array | np.ndarray | None = None,
+    prefix_lm: bool = False,
 ) -> Generated:
     """Continues each prompt; one compiled program from the prompts to the last token.
 
@@ -70,16 +73,20 @@ def generate(
       lengths: [B], tokens of each prompt when they are an array; None: P.
       sampling: how tokens are chosen; None: `Sampling()`.
       rng: one PRNG key (row b uses fold_in(rng, b)) or one for each row [B]; not needed for temperature 0.
-      max_new_tokens: a row's limit.
+      max_new_tokens: a row's limit, or one for each row.
       stop: token ids or sequences of them; a row ends when its new tokens end in one.
       suppress: token ids that are never generated.
+      sources: what families that read a source are given, one for each prompt, in either form of the prompts, which are
+        then the beginnings of the targets: a start token at least. Each source is read once.
+      source_lengths: [B], tokens of each source when they are an array; None: all of it.
+      prefix_lm: True for models that were trained on data.objective=prefix_lm: prompts are read from both sides.
 
     Returns:
       Generated, NumPy arrays; N is max_new_tokens, or less where the context of learned positions ends before.
 
     Raises:
       ConfigError: a prompt longer than the context of learned positions, empty, or with unknown ids; no key to sample
-        with; a model that is no GPT.
+        with; a model that is no GPT; prefix_lm with a family that is not trained on it.
 
     >>> from jaxformer.models import gpt
     >>> from jaxformer.specs import init_params
@@ -91,8 +98,9 @@ def generate(
     """
     sampling = Sampling() if sampling is None else sampling
     request, shapes = make_request(
-        params, prompts, cfg, lengths=lengths, max_new_tokens=max_new_tokens, stop=stop, suppress=suppress
-    )
+        params, prompts, cfg, lengths=lengths, max_new_tokens=max_new_tokens, stop=stop, suppress=suppress,
+        sources=sources, source_lengths=source_lengths, prefix_lm=prefix_lm,
+    )  # fmt: skip
     rngs = _row_rngs(rng, len(request.lengths), sampling)
     out = _generate(params, request, rngs, sampling.traced(), cfg=cfg, shapes=shapes)
     return _part(Generated(*jax.device_get(out)), 0, int(request.limits.max()))
@@ -106,9 +114,12 @@ def stream(
     lengths: Sequence[int] | Array | np.ndarray | None = None,
     sampling: Sampling | None = None,
     rng: Array | None = None,
-    max_new_tokens: int = 128,
+    max_new_tokens: int | Sequence[int] = 128,
     stop: Sequence[int | Sequence[int]] = (),
     suppress: Sequence[int] | np.ndarray = (),
+    sources: Prompts | None = None,
+    source_lengths: Sequence[int] | Array | np.ndarray | None = None,
+    prefix_lm: bool = False,
     block: int = 8,
 ) -> Iterator[Generated]:
     """The same tokens as `generate`, in blocks as they are computed.
@@ -126,8 +137,9 @@ def stream(
         raise ConfigError(f"block: {block}; accepted: at least 1")
     sampling = Sampling() if sampling is None else sampling
     request, shapes = make_request(
-        params, prompts, cfg, lengths=lengths, max_new_tokens=max_new_tokens, stop=stop, suppress=suppress
-    )
+        params, prompts, cfg, lengths=lengths, max_new_tokens=max_new_tokens, stop=stop, suppress=suppress,
+        sources=sources, source_lengths=source_lengths, prefix_lm=prefix_lm,
+    )  # fmt: skip
     rngs = _row_rngs(rng, len(request.lengths), sampling)
     return _blocks(params, request, rngs, sampling.traced(), cfg, shapes, block, int(request.limits.max()))
 
@@ -187,7 +199,9 @@ def _generate(
 def _start(params, request: Request, rngs, sampling: SamplingParams, cfg, shapes: Shapes) -> tuple[Params, DecodeState]:
     """Reads the prompts and chooses the first token."""
     rows, vocab = len(request.lengths), len(request.allowed)
-    hidden, cache = kept.prefill(params, request.tokens, request.lengths, cfg, shapes.length, shapes.cache_dtype)
+    prompts, sizes = (request.tokens, request.lengths), (shapes.length, shapes.cache_dtype)
+    read = {"source": request.source, "prefix_lm": shapes.prefix_lm}
+    hidden, cache = kept.prefill(params, *prompts, cfg, *sizes, **read)
     params = kept.prepare_decode_params(params, cfg, by_columns=shapes.by_columns)
     seen = None
     if sampling.repetition_penalty is not None:
@@ -205,7 +219,7 @@ def _start(params, request: Request, rngs, sampling: SamplingParams, cfg, shapes
         recent=None if request.stop is None else jnp.full((rows, request.stop.shape[1]), -2, jnp.int32),
         seen=seen,
     )
-    return params, _emit(state, kept.logits(params, hidden), request, rngs, sampling)
+    return params, _emit(state, kept.logits(params, hidden, cfg.logit_soft_cap), request, rngs, sampling)
 
 
 def _advance(params, state: DecodeState, request: Request, rngs, sampling: SamplingParams, until, cfg) -> DecodeState:
@@ -213,7 +227,9 @@ def _advance(params, state: DecodeState, request: Request, rngs, sampling: Sampl
 
     def add(state: DecodeState) -> DecodeState:
         hidden, cache = kept.step(params, state.last, cfg, state.cache)
-        return _emit(state._replace(cache=cache), kept.logits(params, hidden), request, rngs, sampling)
+        return _emit(
+            state._replace(cache=cache), kept.logits(params, hidden, cfg.logit_soft_cap), request, rngs, sampling
+        )
 
     return jax.lax.while_loop(lambda state: (state.cache.steps + 1 < until) & ~jnp.all(state.done), add, state)
 

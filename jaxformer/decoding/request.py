@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.config import ModelConfig
+from jaxformer.config import ModelConfig, encoder_of
 from jaxformer.errors import ConfigError
 from jaxformer.functional.position_encodings import encoding_of
-from jaxformer.models.families import families_for, tasks_of
+from jaxformer.models.families import families_for, family_of, tasks_of
 from jaxformer.types import Array, Params
 
 Prompts = Array | np.ndarray | Sequence[Sequence[int]]
@@ -29,6 +29,7 @@ class Request(NamedTuple):
       limits: [B] int32, new tokens each row may have.
       allowed: [V] bool, tokens that may be generated.
       stop: [n, m] int32, stop sequences padded on the left with -1; None if there are none.
+      source: ([B, S] int32 padded on the right, [B] int32 lengths); None for families that read none.
     """
 
     tokens: Any  # NumPy on the host, jax arrays inside the compiled program
@@ -36,6 +37,7 @@ class Request(NamedTuple):
     limits: Any
     allowed: Any
     stop: Any
+    source: Any = None
 
 
 class Shapes(NamedTuple):
@@ -46,12 +48,14 @@ class Shapes(NamedTuple):
       buffer: N, new tokens at most.
       cache_dtype: as in `cache.prefill`.
       by_columns: as in `cache.prepare_decode_params`.
+      prefix_lm: as in `cache.prefill`.
     """
 
     length: int
     buffer: int
     cache_dtype: str
     by_columns: bool
+    prefix_lm: bool = False
 
 
 def make_request(
@@ -60,9 +64,12 @@ def make_request(
     cfg: ModelConfig,
     *,
     lengths: Sequence[int] | Array | np.ndarray | None,
-    max_new_tokens: int,
+    max_new_tokens: int | Sequence[int],
     stop: Sequence[int | Sequence[int]],
     suppress: Sequence[int] | np.ndarray,
+    sources: Prompts | None = None,
+    source_lengths: Sequence[int] | Array | np.ndarray | None = None,
+    prefix_lm: bool = False,
 ) -> tuple[Request, Shapes]:
     """Checks everything that can be wrong with a request; arguments as in `generate`.
 
@@ -70,10 +77,19 @@ def make_request(
       ConfigError: something is wrong.
     """
     vocab_size = check_task("generate", cfg)
-    if max_new_tokens < 1:
+    if prefix_lm and "prefix_lm" not in (known := family_of(cfg).traits.objectives):
+        raise ConfigError(
+            f"prefix_lm: True; model.family={cfg.family} is trained on {', '.join(known)}, not on prefix_lm; accepted: "
+            "False"
+        )
+    most = np.asarray(max_new_tokens)
+    if most.size == 0 or most.min() < 1:
         raise ConfigError(f"max_new_tokens: {max_new_tokens}; accepted: at least 1")
     tokens, counts = rows_of("prompt", prompts, lengths, cfg)
-    limits = np.full(counts.shape, max_new_tokens, np.int32)
+    source = _sources(sources, source_lengths, len(counts), cfg)
+    if most.shape not in ((), counts.shape):
+        raise ConfigError(f"max_new_tokens: {most.size} numbers; accepted: one, or one for each of {len(counts)} rows")
+    limits = np.broadcast_to(most, counts.shape).astype(np.int32)
     if not encoding_of(cfg).extends:
         limits = np.minimum(limits, cfg.context_length - counts + 1).astype(np.int32)
     buffer = round_up(int(limits.max()))
@@ -86,8 +102,27 @@ def make_request(
         buffer=buffer,
         cache_dtype="float32" if narrow_on_cpu else cfg.dtype,
         by_columns=narrow_on_cpu and len(counts) == 1,
+        prefix_lm=prefix_lm,
     )
-    return Request(tokens, counts, limits, allowed, _stop_table(stop, vocab_size)), shapes
+    return Request(tokens, counts, limits, allowed, _stop_table(stop, vocab_size), source), shapes
+
+
+def _sources(sources: Any, lengths: Any, rows: int, cfg: ModelConfig) -> tuple[np.ndarray, np.ndarray] | None:
+    """Sources as `rows_of` gives prompts; None: the family reads none.
+
+    Raises:
+      ConfigError: as `rows_of`; sources that nobody reads, or none where they are read.
+    """
+    if family_of(cfg).encode is None:
+        if sources is not None:
+            raise ConfigError(f"sources: given; model.family={cfg.family} reads none; accepted: None")
+        return None
+    if sources is None:
+        raise ConfigError(f"sources: None; model.family={cfg.family} reads a source; accepted: one for each prompt")
+    read = rows_of("source", sources, lengths, encoder_of(cfg), "sources", "model.encoder.source_length")
+    if len(read[1]) != rows:
+        raise ConfigError(f"sources: {len(read[1])}; accepted: one for each of {rows} prompts")
+    return read
 
 
 def check_task(task: str, cfg: ModelConfig) -> int:
@@ -99,6 +134,8 @@ def check_task(task: str, cfg: ModelConfig) -> int:
     what = {"generate": "generating text", "fill_mask": "filling in masks"}[task]
     if cfg.family not in (able := families_for(task)):
         raise ConfigError(f"config.model.family: {cfg.family}; {what} needs {' or '.join(able)}")
+    if task == "generate" and cfg.attention.cannot_decode:
+        raise ConfigError(cfg.attention.cannot_decode)
     if task not in tasks_of(cfg):
         raise ConfigError(
             f"config.model.attention.kind: {cfg.attention.kind} has no cache for decoding; generating text needs one: "
@@ -109,8 +146,17 @@ def check_task(task: str, cfg: ModelConfig) -> int:
     return cfg.vocab_size
 
 
-def rows_of(name: str, prompts: Any, lengths: Any, cfg: ModelConfig) -> tuple[np.ndarray, np.ndarray]:
+def rows_of(
+    name: str, prompts: Any, lengths: Any, cfg: ModelConfig, names: str = "prompts", field: str = "model.context_length"
+) -> tuple[np.ndarray, np.ndarray]:
     """Prompts as [B, P] int32, padded to one of few lengths P, and their own lengths [B] int32.
+
+    Args:
+      name: of a row, in errors.
+      prompts, lengths: as in `generate`.
+      cfg: of the model that reads them.
+      names: of the argument, in errors.
+      field: of the config, which limits their length.
 
     Raises:
       ConfigError: arguments that disagree, unknown ids, or a row (called `name`) beyond the context of learned
@@ -119,31 +165,31 @@ def rows_of(name: str, prompts: Any, lengths: Any, cfg: ModelConfig) -> tuple[np
     if hasattr(prompts, "ndim"):
         tokens = np.asarray(prompts)
         if tokens.ndim != 2 or tokens.dtype.kind not in "iu":
-            raise ConfigError(f"prompts: {tokens.dtype} of shape {tokens.shape}; accepted: integers [rows, tokens]")
+            raise ConfigError(f"{names}: {tokens.dtype} of shape {tokens.shape}; accepted: integers [rows, tokens]")
         counts = np.full(len(tokens), tokens.shape[1]) if lengths is None else np.asarray(lengths)
         if counts.shape != tokens.shape[:1] or (counts > tokens.shape[1]).any():
             raise ConfigError(f"lengths: {counts.tolist()}; accepted: one for each of {len(tokens)} rows, at most "
                               f"{tokens.shape[1]}")  # fmt: skip
     else:
         if lengths is not None:
-            raise ConfigError("lengths: given beside a list of prompts; accepted: None, or prompts as one array")
+            raise ConfigError(f"lengths: given beside a list of {names}; accepted: None, or {names} as one array")
         counts = np.array([len(row) for row in prompts], int)
         tokens = np.zeros((len(counts), counts.max(initial=0)), int)
         for row, ids in zip(tokens, prompts, strict=True):
             row[: len(ids)] = ids
     if len(counts) == 0:
-        raise ConfigError("prompts: none; accepted: at least one")
+        raise ConfigError(f"{names}: none; accepted: at least one")
     if counts.min() < 1:
-        raise ConfigError(f"prompts: row {counts.argmin()} is empty; accepted: at least one token (a document's first)")
+        raise ConfigError(f"{names}: row {counts.argmin()} is empty; accepted: at least one token (a document's first)")
     meant = np.arange(tokens.shape[1])[None, :] < counts[:, None]
-    token_ids("prompts", tokens[meant], cfg.vocab_size)
+    token_ids(names, tokens[meant], cfg.vocab_size)
     longest = int(counts.max())
     padded = round_up(longest)
     if not encoding_of(cfg).extends:
         padded = min(padded, cfg.context_length)
         if longest > cfg.context_length:
             raise ConfigError(
-                f"{name}: {longest} tokens are more than config.model.context_length {cfg.context_length}, which "
+                f"{name}: {longest} tokens are more than config.{field} {cfg.context_length}, which "
                 f"{cfg.positions.kind} positions cannot extend; accepted: at most {cfg.context_length}"
             )
     tokens = np.pad(np.where(meant, tokens, 0)[:, :longest], ((0, 0), (0, padded - longest)))

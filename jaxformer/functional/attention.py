@@ -1,47 +1,77 @@
-"""attention(): checks the arguments and picks an implementation. All attention over whole rows goes through it."""
+"""attention(): checks the arguments and picks an implementation. All attention over whole rows goes through it.
+combine(): attention to parts of the keys put together."""
 
 import functools
-import logging
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, overload
 
-import jax
 import jax.numpy as jnp
 
 from jaxformer import masks
-from jaxformer.kernels.attention import chunked, cudnn, ring, splash, xla
+from jaxformer.functional.attention_checks import check_arguments, check_log_sum, score_shape
+from jaxformer.functional.attention_choice import ANY, EVERYWHERE, KERNELS, choose_for, unsupported, with_window
+from jaxformer.kernels.attention import block_sparse, flash_gpu, per_device, ring, xla
 from jaxformer.parallel import constraints, context
 from jaxformer.types import Array
 
-LOG = logging.getLogger(__name__)  # says what "auto" chose; `--log` of the programs shows it
-
-
-class Kernel(NamedTuple):
-    """A kernel that one platform has, and that refuses what it cannot do exactly.
-
-    Attributes:
-      module: with its `attend` and `unsupported`.
-      platform: as `choose` takes it.
-      what: the platform in words.
-      least: "auto" takes it for rows of at least so many tokens.
-    """
-
-    module: Any
-    platform: str
-    what: str
-    least: int
-
-
-KERNELS = {
-    "splash": Kernel(splash, "tpu", "a TPU", 1024),
-    "cudnn": Kernel(cudnn, "cuda", "an NVIDIA GPU of compute capability 8 or more", 512),
-}
 # name -> implementation: a function of (query, key, value, mask, bias, **options) that supports every option.
-EVERYWHERE: dict[str, Callable[..., Any]] = {"xla": xla.attend, "chunked": chunked.attend}
-IMPLEMENTATIONS = EVERYWHERE | {name: kernel.module.attend for name, kernel in KERNELS.items()}
-ANY = ", ".join(("auto", *EVERYWHERE))  # what supports everything on every platform
+IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
+    **{name: module.attend for name, module in EVERYWHERE.items()},
+    **{name: kernel.module.attend for name, kernel in KERNELS.items()},
+}
+
+
+@overload
+def attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: masks.Mask | Array | None = None,
+    *,
+    bias: xla.Bias | None = None,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    dropout_rate: float = 0.0,
+    rng: Array | None = None,
+    implementation: str = "auto",
+    return_weights: Literal[False] = False,
+) -> Array: ...
+
+
+@overload
+def attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: masks.Mask | Array | None = None,
+    *,
+    bias: xla.Bias | None = None,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    dropout_rate: float = 0.0,
+    rng: Array | None = None,
+    implementation: str = "auto",
+    return_weights: Literal[True],
+) -> tuple[Array, Array]: ...
+
+
+@overload
+def attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: masks.Mask | Array | None = None,
+    *,
+    bias: xla.Bias | None = None,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    dropout_rate: float = 0.0,
+    rng: Array | None = None,
+    implementation: str = "auto",
+    return_log_sum: Literal[True],
+) -> tuple[Array, Array]: ...
 
 
 def attention(
@@ -57,6 +87,7 @@ def attention(
     rng: Array | None = None,
     implementation: str = "auto",
     return_weights: bool = False,
+    return_log_sum: bool = False,
 ) -> Array | tuple[Array, Array]:
     """Scaled dot-product attention: multi-head, grouped-query, multi-query and cross.
 
@@ -66,11 +97,12 @@ def attention(
     Every query that may see a NaN, or a value beyond `nonfinite.largest` (2^62 for float32 and bfloat16), gets a NaN
     output. Not promised: a query that is not finite, or sees something that is not, may make the gradients by all keys
     and values of its row NaN, even of those it does not see and even if its own output is not used; apply
-    `jnp.nan_to_num` to such rows first. "splash" and "cudnn" promise this for padding and empty slots only.
+    `jnp.nan_to_num` to such rows first. "flash_gpu" promises the same, except that a finite value beyond `largest` is
+    used as it is. "splash" and "cudnn" promise this for padding and empty slots only.
 
     "xla" and "chunked" can be differentiated in both modes and repeatedly (`jax.jvp`, `jax.hessian`, ...); the loops of
-    "chunked" only once in reverse mode, so second derivatives are forward over reverse, as in `jax.hessian`. "splash"
-    and "cudnn" support only `jax.grad`; use implementation="xla" for more.
+    "chunked" only once in reverse mode, so second derivatives are forward over reverse, as in `jax.hessian`. "splash",
+    "cudnn" and "flash_gpu" support only `jax.grad`; use implementation="xla" for more.
 
     Args:
       query: [B, T, H, K].
@@ -87,14 +119,18 @@ def attention(
       rng: PRNG key of the dropout; None: no dropout.
       implementation: "auto" (see `choose`; the choice is logged), or a name in `IMPLEMENTATIONS`. On a mesh, "chunked"
         runs on each device's own rows and heads. With context parallelism (`mask.parts` > 1: all arrays are then
-        [parts * B, T / parts, ...]) "chunked" becomes ring attention, and "xla" gathers the whole rows. "splash" (TPUs)
-        and "cudnn" (NVIDIA GPUs, 16-bit floats) refuse what they cannot do exactly: see their `unsupported`.
+        [parts * B, T / parts, ...]) "chunked" and "flash_gpu" become ring attention, the others gather whole rows.
+        "splash" (TPUs), "cudnn" (NVIDIA GPUs, 16-bit floats) and "flash_gpu" (NVIDIA GPUs) refuse what they cannot do
+        exactly: see their `unsupported`.
       return_weights: also return the weights after softmax and dropout, [B, H, T, S] float32 (of whole rows); only
         "xla" does, and "auto" is then "xla".
+      return_log_sum: also return the log of the sum over keys of exp(score), [B, H, T] float32 (float64 for float64
+        inputs), -inf for a query without keys; both can be differentiated. `combine` puts parts of the keys together
+        with it. "splash" and "cudnn" do not have it, and rows must be whole (`mask.parts` 1).
 
     Returns:
-      [B, T, H, K'], in the dtype of `value`; with `return_weights` a pair of it and the weights. The softmax is
-      computed in float32 (float64 for float64 inputs).
+      [B, T, H, K'], in the dtype of `value`; with `return_weights` a pair of it and the weights, with `return_log_sum`
+      of it and the log-sums. The softmax is computed in float32 (float64 for float64 inputs).
 
     Raises:
       ValueError: shapes that disagree, H not a multiple of G, a soft cap or dropout rate out of range, an unknown
@@ -113,31 +149,37 @@ def attention(
             found = f"has dtype {mask.dtype}" if hasattr(mask, "dtype") else f"is a {type(mask).__name__}"
             raise TypeError(f"attention: mask {found}; accepted: an array of bool, or a Mask such as causal()")
         mask = masks.dense(mask)
-    _check(query, key, value, mask, bias, soft_cap, dropout_rate)
+    check_arguments(query, key, value, mask, bias, soft_cap, dropout_rate)
     if implementation not in ("auto", *IMPLEMENTATIONS):
         raise ValueError(
             f"attention: implementation {implementation!r}; accepted: auto, {', '.join(sorted(IMPLEMENTATIONS))}"
         )
     if return_weights and implementation not in ("auto", "xla"):
         raise ValueError(f"attention: implementation {implementation!r} returns no weights; accepted there: auto, xla")
+    if return_log_sum:
+        check_log_sum(implementation, mask, return_weights)
+    given = query, key, value, mask, bias, soft_cap, dropout_rate, rng
     if implementation == "auto":
-        refusals = {n: _unsupported(n, query, key, value, mask, bias, soft_cap, dropout_rate, rng) for n in KERNELS}
-        refusals = dict.fromkeys(KERNELS, "returned weights") if return_weights else refusals
-        able = [name for name, why in refusals.items() if why is None]
-        implementation = "xla" if return_weights else choose(query.shape[1], key.shape[1], mask.parts, able=able)
-        _log_choice(implementation, query, key, mask.parts, refusals)
+        implementation = choose_for(*given, return_weights=return_weights, return_log_sum=return_log_sum)
     if implementation in KERNELS:
-        why = _unsupported(implementation, query, key, value, mask, bias, soft_cap, dropout_rate, rng)
+        why = unsupported(implementation, *given)
         if why is not None:
             raise ValueError(f"attention: implementation {implementation!r} cannot do {why}; accepted there: {ANY}")
+        mask = with_window(mask)
     if 0 in (*query.shape, *key.shape, *value.shape):  # no query, or none that sees a key
         out = jnp.zeros((*query.shape[:3], value.shape[3]), value.dtype)
-        weights = jnp.zeros(_score_shape(query, key, mask), jnp.promote_types(query.dtype, jnp.float32))
+        weights = jnp.zeros(score_shape(query, key, mask), jnp.promote_types(query.dtype, jnp.float32))
+        if return_log_sum:
+            return out, jnp.full(weights.shape[:3], -jnp.inf, weights.dtype)
         return (out, weights) if return_weights else out
     attend = IMPLEMENTATIONS[implementation]
-    if implementation == "chunked" and constraints.mesh_axes() and mask.parts in (1, constraints.context_parts()):
+    if return_log_sum:
+        attend = _log_sum_of(implementation)
+    elif implementation == "chunked" and mask.patterns and constraints.mesh_axes() and mask.parts == 1:
+        attend = functools.partial(per_device.attend, attend)
+    elif implementation == "chunked" and constraints.mesh_axes() and mask.parts in (1, constraints.context_parts()):
         attend = ring.attend
-    elif mask.parts > 1:
+    elif mask.parts > 1 and not (_rings(implementation) and mask.parts == constraints.context_parts()):
         attend = functools.partial(_gather_then_attend, attend)
     return attend(
         query,
@@ -153,115 +195,44 @@ def attention(
     )
 
 
+def combine(outs: Sequence[Array], log_sums: Sequence[Array]) -> tuple[Array, Array]:
+    """Attention to several sets of keys as attention to all of them; the sets must not overlap.
+
+    Args:
+      outs: of each set [B, T, H, K'], from `attention(..., return_log_sum=True)`.
+      log_sums: of each set [B, H, T].
+
+    Returns:
+      The same two for all keys: [B, T, H, K'] in the dtype of `outs`, zeros for a query without keys, and [B, H, T].
+
+    Source: Milakov and Gimelshein 2018, section 3.1 (the softmax of parts); Dao 2023, section 3.1.
+
+    >>> x = jnp.arange(8.0).reshape(1, 4, 1, 2)
+    >>> parts = [attention(x, x[:, i : i + 2], x[:, i : i + 2], return_log_sum=True) for i in (0, 2)]
+    >>> out, log_sum = combine(*zip(*parts))
+    >>> bool(jnp.allclose(out, attention(x, x, x))), log_sum.shape
+    (True, (1, 1, 4))
+    """
+    return block_sparse.combine(outs, log_sums)
+
+
+def _log_sum_of(implementation: str) -> Callable[..., tuple[Array, Array]]:
+    """An implementation that returns the log-sums too."""
+    if implementation == "flash_gpu":
+        return flash_gpu.attend_with_log_sum
+    attend = functools.partial(IMPLEMENTATIONS[implementation], return_log_sum=True)
+    if implementation == "chunked" and constraints.mesh_axes():
+        return functools.partial(per_device.attend, IMPLEMENTATIONS[implementation], return_log_sum=True)
+    return attend
+
+
+def _rings(implementation: str) -> bool:
+    return implementation in KERNELS and KERNELS[implementation].rings
+
+
 def _gather_then_attend(attend: Callable[..., Any], query, key, value, mask: masks.Mask, *rest, **options):
     """Attention over whole rows under context parallelism: the shards of each row are gathered first."""
     sharding = context.SequenceSharding(mask.parts)
     query, key, value = (sharding.unshard(x) for x in (query, key, value))
     out = attend(query, key, value, replace(mask, parts=1), *rest, **options)
     return (sharding.shard(out[0]), out[1]) if options.get("return_weights") else sharding.shard(out)
-
-
-def choose(queries: int, keys: int, number: int = 1, platform: str | None = None, able: Collection[str] = ()) -> str:
-    """The implementation that "auto" stands for.
-
-    All of them compute the same, so only speed and memory decide: the platform's own kernel comes first, because its
-    scores never leave the chip; then "xla" for short rows and "chunked" for long ones, which on CPU is up to a third
-    slower but needs only linear memory (`experiments/LOG.md`).
-
-    Args:
-      queries, keys: T and S.
-      number: shards of each row under context parallelism; more than one: "chunked".
-      platform: that the program is for, "cpu", "cuda" or "tpu"; None: where it is traced.
-      able: names of the platforms' kernels that can do it exactly.
-    """
-    platform = platform or _platform()
-    for name, kernel in KERNELS.items():
-        if name in able and kernel.platform == platform and queries >= kernel.least:
-            return name
-    limit = 2048 if platform == "cpu" else 8192
-    return "chunked" if number > 1 or queries * keys >= limit * limit else "xla"
-
-
-def _log_choice(chosen: str, query: Array, key: Array, number: int, refusals: dict[str, str | None]) -> None:
-    """Logs what "auto" chose, and why not the platform's own kernel."""
-    platform, (_, queries, heads, width) = _platform(), query.shape
-    cut = f", rows in {number} parts" if number > 1 else ""
-    why = [
-        f"{name} {f'cannot do {no}' if (no := refusals[name]) else f'is taken from {kernel.least} queries on'}"
-        for name, kernel in KERNELS.items()
-        if kernel.platform == platform and name != chosen
-    ]
-    asked = f"{queries} queries x {key.shape[1]} keys, {heads} heads of {width}, {query.dtype}{cut}, on {platform}"
-    LOG.info("; ".join([f"attention: auto is {chosen} for {asked}", *why]))
-
-
-def unavailable(name: str) -> str | None:
-    """The platform that a kernel needs, if this process does not run on it; otherwise None.
-
-    >>> unavailable("chunked") is None, unavailable("splash")
-    (True, 'a TPU')
-    """
-    kernel = KERNELS.get(name)
-    return None if kernel is None or kernel.platform == _platform() else kernel.what
-
-
-def _platform() -> str:
-    """Of the first device; "cuda" only for GPUs that cuDNN's flash attention supports (compute capability >= 8)."""
-    platform = jax.default_backend()
-    capability = str(getattr(jax.devices()[0], "compute_capability", "")).split(".")[0]
-    return "cuda" if platform == "gpu" and capability.isdigit() and int(capability) >= 8 else platform
-
-
-def _unsupported(name: str, query, key, value, mask, bias, soft_cap, dropout_rate, rng) -> str | None:
-    """Why a platform's kernel cannot do this exactly; None: it can."""
-    if value.shape[3] != key.shape[3]:
-        return "values of another width than keys"
-    if not query.dtype == key.dtype == value.dtype:
-        return "arrays of different dtypes"
-    return KERNELS[name].module.unsupported(
-        query.shape[1],
-        key.shape[1],
-        query.shape[3],
-        query.dtype,
-        mask,
-        bias=bias is not None,
-        dropout=rng is not None and dropout_rate > 0,
-        soft_cap=soft_cap is not None,
-    )
-
-
-def _score_shape(query: Array, key: Array, mask: masks.Mask) -> tuple[int, int, int, int]:
-    """[B, H, T, S], of whole rows."""
-    parts = mask.parts
-    return query.shape[0] // parts, query.shape[2], parts * query.shape[1], parts * key.shape[1]
-
-
-def _check(query, key, value, mask, bias, soft_cap, dropout_rate) -> None:
-    for name, array in (("query", query), ("key", key), ("value", value)):
-        if array.ndim != 4:
-            raise ValueError(f"attention: {name} has shape {array.shape}; accepted: 4 axes [B, T, H, K]")
-        if not jnp.issubdtype(array.dtype, jnp.floating):
-            raise TypeError(f"attention: {name} has dtype {array.dtype}; accepted: floats (float32, bfloat16, ...)")
-    if key.shape[:3] != value.shape[:3]:
-        raise ValueError(f"attention: key {key.shape} and value {value.shape} differ in batch, length or heads")
-    if query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3]:
-        raise ValueError(f"attention: query {query.shape} and key {key.shape} differ in batch or head width")
-    if query.shape[3] == 0:
-        raise ValueError(f"attention: query {query.shape} and key {key.shape} have heads of width 0; accepted: 1 up")
-    if query.shape[2] % key.shape[2] if key.shape[2] else query.shape[2]:
-        raise ValueError(f"attention: {query.shape[2]} query heads are not a multiple of {key.shape[2]} key heads")
-    parts = mask.parts
-    if parts > 1 and (query.shape[0] % parts or query.shape[1] != key.shape[1]):
-        raise ValueError(f"attention: query {query.shape} and key {key.shape} are not rows in {parts} equal parts")
-    scores = _score_shape(query, key, mask)
-    masks.check_shapes(mask, *scores)
-    if bias is not None:
-        found = jax.eval_shape(lambda: bias(*map(jnp.arange, scores[2:]))) if callable(bias) else bias
-        pairs = zip(found.shape[::-1], scores[::-1], strict=False)
-        if found.ndim > 4 or any(size not in (1, full) for size, full in pairs):
-            of = "bias, a function, returns" if callable(bias) else "bias has"
-            raise ValueError(f"attention: {of} shape {found.shape}; accepted: what broadcasts to {scores}")
-    if soft_cap is not None and not soft_cap > 0.0:
-        raise ValueError(f"attention: soft_cap {soft_cap}; accepted: None, or a number above 0")
-    if not 0.0 <= dropout_rate < 1.0:
-        raise ValueError(f"attention: dropout_rate {dropout_rate}; accepted: 0 <= rate < 1")

@@ -4,8 +4,9 @@ For decoding, each layer has a ring of S key/value slots: every row writes its i
 prompt, however long, ends in slot S - 1. So one step writes one slot, prompts of different lengths leave no padding
 between tokens, and a model with a window needs a ring of window size only.
 
-Position encodings enter here in two ways, both made once for all layers: `context.rotation` turns queries and keys,
-`context.bias` is added to the scores. `position_encodings` says how to add an encoding.
+Position encodings enter here in three ways. `context.rotation` turns queries and keys and `context.bias` is added to
+the scores, both made once for all layers; a bias that depends on the layer's own queries and keys is made here.
+`position_encodings` says how to add an encoding.
 """
 
 import math
@@ -18,12 +19,25 @@ from jaxformer import masks
 from jaxformer.config import Execution, ModelConfig
 from jaxformer.functional import positions as pos
 from jaxformer.functional.attention import attention
-from jaxformer.functional.layer import Context, Cost, DecodeProgress, Sublayer, shard_residual, weight_init
+from jaxformer.functional.layer import (
+    Context,
+    Cost,
+    DecodeProgress,
+    KeyInput,
+    Rotation,
+    Sublayer,
+    scale_init,
+    scale_of,
+    shard_residual,
+    weight_init,
+)
 from jaxformer.functional.layers import linear, rms_norm
-from jaxformer.functional.position_encodings import encoding_of, score_bias
+from jaxformer.functional.position_encodings import encoding_of, score_bias, self_scale
+from jaxformer.kernels.attention import flash_gpu
 from jaxformer.kernels.attention.decode import attend_one
-from jaxformer.parallel.constraints import constrain
-from jaxformer.specs import ParamSpec, ones, zeros
+from jaxformer.parallel.constraints import constrain, mesh_axes
+from jaxformer.patterns import MaskPattern
+from jaxformer.specs import ParamSpec, zeros
 from jaxformer.types import Array, Params
 
 
@@ -35,10 +49,18 @@ class LayerCache(NamedTuple):
 
 
 def specs(cfg: ModelConfig) -> dict[str, Any]:
-    """Projections to queries, keys and values, and back; their biases; scales of `qk_norm`; the layer's positions."""
+    """Those of `projection_specs`, and the layer's positions."""
+    of_positions = encoding_of(cfg).layer_specs
+    found = {} if of_positions is None else of_positions(cfg)
+    return projection_specs(cfg) | ({"positions": found} if found else {})
+
+
+def projection_specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
+    """Projections to queries, keys and values, and back; their biases; scales of `qk_norm`."""
     d, h, g, k = cfg.width, cfg.attention.num_heads, cfg.attention.kv_heads, cfg.head_size
-    tree: dict[str, Any] = {
-        "w_query": ParamSpec((d, h, k), ("embed", "heads", "head_width"), weight_init(cfg, d, h * k), "hidden"),
+    into_queries = weight_init(cfg, d, h * k, query=True)
+    tree = {
+        "w_query": ParamSpec((d, h, k), ("embed", "heads", "head_width"), into_queries, "hidden"),
         "w_key": ParamSpec((d, g, k), ("embed", "kv_heads", "head_width"), weight_init(cfg, d, g * k), "hidden"),
         "w_value": ParamSpec((d, g, k), ("embed", "kv_heads", "head_width"), weight_init(cfg, d, g * k), "hidden"),
         "w_out": ParamSpec(
@@ -46,17 +68,15 @@ def specs(cfg: ModelConfig) -> dict[str, Any]:
         ),
     }
     if cfg.attention.qk_norm:
-        tree |= dict.fromkeys(("query_scale", "key_scale"), ParamSpec((k,), ("head_width",), ones, "norm"))
-    of_positions = encoding_of(cfg).layer_specs
-    if of_positions is not None:
-        tree["positions"] = of_positions(cfg)
-    if cfg.use_bias:
+        tree |= dict.fromkeys(("query_scale", "key_scale"), ParamSpec((k,), ("head_width",), scale_init(cfg), "norm"))
+    if cfg.use_bias or cfg.attention.qkv_bias:
         tree |= {
             "b_query": ParamSpec((h, k), ("heads", "head_width"), zeros, "bias"),
             "b_key": ParamSpec((g, k), ("kv_heads", "head_width"), zeros, "bias"),
             "b_value": ParamSpec((g, k), ("kv_heads", "head_width"), zeros, "bias"),
-            "b_out": ParamSpec((d,), ("norm",), zeros, "bias"),
         }
+    if cfg.use_bias:
+        tree["b_out"] = ParamSpec((d,), ("norm",), zeros, "bias")
     return tree
 
 
@@ -69,37 +89,101 @@ def apply(
     grow with the weights, and training is stable over a wider range of learning rates (Dehghani et al. 2023, section 2;
     Wortsman et al. 2023, section 3.1.1).
     """
-    query, key, value = (
-        constrain(linear(x, params[f"w_{name}"], params.get(f"b_{name}")), "rows", None, "heads", None)
-        for name in ("query", "key", "value")
-    )
-    if cfg.attention.qk_norm:
-        query = rms_norm(query, params["query_scale"], cfg.norm_epsilon)
-        key = rms_norm(key, params["key_scale"], cfg.norm_epsilon)
+    query, key, value = project(params, x, x if context.key_input is None else context.key_input.states, cfg)
     if context.rotation is not None:
-        query = pos.rotary(query, *context.rotation)
+        query = pos.rotary(query, *_at(context.rotation, _places(context.key_input, query.shape[1], key.shape[1])))
         key = pos.rotary(key, *context.rotation)
     cache, progress = context.cache, context.progress
-    own = "positions" in params
-    bias = score_bias(params["positions"], cfg, context.mask) if own else context.bias
     if progress is not None:
-        cache = _write(cache, progress, key, value)
+        cache = write_cache(cache, progress, key, value)
     if progress is not None and progress.steps is not None:
-        out: Any = _attend_to_cache(query, cache, progress.starts, progress.steps, cfg, bias)
+        out: Any = _attend_to_cache(params, query, cache, cfg, context)
     else:
+        places = None if context.key_input is None else context.key_input.places
+        bias = _bias(params, query, key, cfg, context, places)
+        shifted = encoding_of(cfg).query
+        query = query if shifted is None else shifted(params, query)
         out = attention(
             query,
             key,
             value,
             context.mask,
             bias=bias,
+            scale=self_scale(cfg),
             soft_cap=cfg.attention.soft_cap,
             dropout_rate=cfg.attention.dropout,
             rng=context.rng,
             implementation=context.execution.attention,
         )
+    return project_out(params, out, cfg), cache, {}
+
+
+def _places(key_input: KeyInput | None, queries: int, keys: int) -> Array | None:
+    """The place among the keys of each query, [T] or [B, T]; None: 0, 1, 2, ..."""
+    if key_input is None or key_input.places is not None or queries == keys:
+        return None if key_input is None else key_input.places
+    return jnp.arange(keys - queries, keys)
+
+
+def _at(rotation: Rotation, places: Array | None) -> Rotation:
+    """The angles of queries among those of the keys."""
+    if places is None:
+        return rotation
+
+    def taken(x: Array) -> Array:
+        if x.ndim == 2:
+            return x[places]
+        index = jnp.broadcast_to(places, (x.shape[0], places.shape[-1]))
+        return jnp.take_along_axis(x, index[..., None], axis=1)
+
+    return rotation._replace(cos=taken(rotation.cos), sin=taken(rotation.sin))
+
+
+def _bias(params: Params, query: Array, key: Array, cfg: ModelConfig, context: Context, places: Array | None) -> Any:
+    """What the positions add to the scores of these queries [B, T, H, K] and keys [B, S, G, K], or None."""
+    content = encoding_of(cfg).content
+    if content is not None:
+        return content(params, context.shared, query, key, cfg, self_scale(cfg), places)
+    return bias_of(params, cfg, context)
+
+
+def bias_of(params: Params, cfg: ModelConfig, context: Context) -> Any:
+    """The score bias of positions alone: the layer's own, or that of the whole model."""
+    return score_bias(params["positions"], cfg, context.mask) if "positions" in params else context.bias
+
+
+def project(params: Params, x: Array, source: Array, cfg: ModelConfig) -> tuple[Array, Array, Array]:
+    """Queries [B, T, H, K] of `x` [B, T, D], keys and values [B, S, G, K] of `source` [B, S, D]."""
+    query, key, value = (
+        _heads(params, name, read) for name, read in (("query", x), ("key", source), ("value", source))
+    )
+    if cfg.attention.qk_norm:
+        query = rms_norm(query, scale_of(params["query_scale"], cfg), cfg.norm_epsilon)
+        key = rms_norm(key, scale_of(params["key_scale"], cfg), cfg.norm_epsilon)
+    return query, key, value
+
+
+def project_query(params: Params, x: Array, cfg: ModelConfig) -> Array:
+    """The first of `project`'s."""
+    query = _heads(params, "query", x)
+    if not cfg.attention.qk_norm:
+        return query
+    return rms_norm(query, scale_of(params["query_scale"], cfg), cfg.norm_epsilon)
+
+
+def _heads(params: Params, name: str, x: Array) -> Array:
+    return constrain(linear(x, params[f"w_{name}"], params.get(f"b_{name}")), "rows", None, "heads", None)
+
+
+def project_out(params: Params, out: Array, cfg: ModelConfig) -> Array:
+    """What attention adds to the residual stream: [B, T, H, K] -> [B, T, D]."""
     out = linear(out.reshape(*out.shape[:2], -1), params["w_out"].reshape(-1, cfg.width), params.get("b_out"))
-    return shard_residual(out), cache, {}
+    return shard_residual(out)
+
+
+def score_scale(cfg: ModelConfig) -> float:
+    """What multiplies query . key where positions have no say."""
+    return 1 / math.sqrt(cfg.head_size) if cfg.attention.scale is None else cfg.attention.scale
 
 
 def cost(cfg: ModelConfig, length: int, execution: Execution) -> Cost:
@@ -108,13 +192,17 @@ def cost(cfg: ModelConfig, length: int, execution: Execution) -> Cost:
     d, h, g, k = cfg.width, cfg.attention.num_heads, cfg.attention.kv_heads, cfg.head_size
     window = cfg.attention.window
     keys = length if window is None else min(length, window if cfg.causal else 2 * window - 1)
+    of_positions = encoding_of(cfg).flops
+    weights = h * ((length + 128) / 2 if cfg.causal else length) if execution.attention == "xla" else 0
     return Cost(
         products=2 * d * k * (2 * h + 2 * g),
-        scores=2 * 2 * h * k * keys,
+        scores=2 * 2 * h * k * keys + (0 if of_positions is None else of_positions(cfg, length)),
         last=2 * d * k * h,
         saved=(h + 2 * g) * k,
-        saved_scores=2 * h * ((length + 128) / 2 if cfg.causal else length) if execution.attention == "xla" else 0,
+        saved_scores=2 * weights,
         ring=(g, 2 * k),
+        kept_scores=2 * 2 * h * k * keys,
+        kept=h * k + (weights or 2 * h),
     )
 
 
@@ -125,16 +213,26 @@ def init_cache(cfg: ModelConfig, rows: int, length: int, dtype: Any) -> LayerCac
     return LayerCache(empty, empty)
 
 
+def heads_as_rows(x: Array) -> Array:
+    """[B, S, G, K] -> [B * G, S, K], as a cache holds them."""
+    return jnp.swapaxes(x, 1, 2).reshape(-1, x.shape[1], x.shape[3])
+
+
+def _cached_heads(x: Array, query: Array) -> Array:
+    """The inverse of `heads_as_rows`, for as many rows as the query has; in its dtype."""
+    return x.reshape(query.shape[0], -1, *x.shape[1:]).swapaxes(1, 2).astype(query.dtype)
+
+
 def slot_positions(starts: Array, steps: Array | int, slots: int) -> Array:
     """Index of the token in each slot once `steps` new tokens are written, [B, S] int32; negative: empty."""
     newest = steps - 1
     return (starts + newest)[:, None] - ((newest - jnp.arange(slots, dtype=jnp.int32)) % slots)[None, :]
 
 
-def _write(cache: LayerCache, progress: DecodeProgress, key: Array, value: Array) -> LayerCache:
+def write_cache(cache: LayerCache, progress: DecodeProgress, key: Array, value: Array) -> LayerCache:
     """The cache with new keys and values [B, T, G, K] added: those of a prompt, or of one token."""
     slots, dtype = cache.key.shape[1], cache.key.dtype
-    new = (jnp.swapaxes(x, 1, 2).reshape(-1, x.shape[1], x.shape[3]) for x in (key, value))
+    new = map(heads_as_rows, (key, value))
     if progress.steps is not None:
         slot = progress.steps % slots
         return LayerCache(
@@ -146,16 +244,41 @@ def _write(cache: LayerCache, progress: DecodeProgress, key: Array, value: Array
     return LayerCache(*(jnp.take_along_axis(x, source, axis=1).astype(dtype) for x in new))
 
 
-def _attend_to_cache(
-    query: Array, cache: LayerCache, starts: Array, steps: Array, cfg: ModelConfig, bias: Any
+def _attend_to_cache(params: Params, query: Array, cache: LayerCache, cfg: ModelConfig, context: Context) -> Array:
+    """`attend_to_cache` with the positions of this layer."""
+    encoding, progress = encoding_of(cfg), context.progress
+    assert progress is not None and progress.steps is not None
+    if encoding.content is None:
+        return attend_to_cache(query, cache, progress, cfg, bias_of(params, cfg, context))
+    index = (progress.starts + progress.steps)[:, None]
+    places = slot_positions(progress.starts, progress.steps + 1, cache.key.shape[1])
+    keys, scale = _cached_heads(cache.key, query), self_scale(cfg)
+    bias = encoding.content(params, context.shared, query, keys, cfg, scale, index).at(index, places)
+    query = query if encoding.query is None else encoding.query(params, query)
+    return attend_to_cache(query, cache, progress, cfg, bias)
+
+
+def attend_to_cache(
+    query: Array,
+    cache: LayerCache,
+    progress: DecodeProgress,
+    cfg: ModelConfig,
+    bias: Any,
+    patterns: tuple[MaskPattern, ...] = (),
 ) -> Array:
-    """Attention of one new token per row, [B, 1, H, K], to all slots including its own."""
-    index = (starts + steps)[:, None]
+    """Attention of one new token per row, [B, 1, H, K], to all slots including its own, or to those that one of the
+    patterns names."""
+    assert progress.steps is not None
+    index = (progress.starts + progress.steps)[:, None]
     # All that the ring holds may be seen, so the mask only has to hide empty slots.
-    places = slot_positions(starts, steps + 1, cache.key.shape[1])
-    mask = masks.Mask(query_index=index, key_index=places)
+    places = slot_positions(progress.starts, progress.steps + 1, cache.key.shape[1])
+    mask = masks.Mask(query_index=index, key_index=places, patterns=patterns)
     bias = bias(index, places) if callable(bias) else bias
-    options = {"scale": 1 / math.sqrt(cfg.head_size), "soft_cap": cfg.attention.soft_cap}
+    options = {"scale": self_scale(cfg), "soft_cap": cfg.attention.soft_cap}
+    if bias is None and not patterns and not mesh_axes() and flash_gpu.decodes(cache.key):
+        from jaxformer.kernels.attention import flash_gpu_decode
+
+        return flash_gpu_decode.attend_one(query, cache.key, cache.value, mask, **options)
     return attend_one(query, cache.key, cache.value, mask, bias, **options)
 
 

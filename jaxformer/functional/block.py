@@ -1,18 +1,23 @@
-"""block(): one Transformer layer in its three arrangements. stack(): all layers, by scan or unrolled.
+"""block(): one Transformer layer in its arrangements. stack(): all layers, by scan or unrolled.
 
 `block_specs` declares the parameters; `stack` takes them stacked along a leading layer axis (`specs.stack_specs`).
 """
 
 import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxformer.config import ModelConfig
+from jaxformer.config import ModelConfig, period_of
+from jaxformer.functional import reversible
 from jaxformer.functional.layer import NO_CONTEXT, Context, gather_sequence, norm, norm_specs, shard_residual
 from jaxformer.functional.layers import PRODUCT, dropout
 from jaxformer.functional.sublayers import sublayers_of
+from jaxformer.kernels.rematerialize import ATTENTION, SAME_IN_ALL_LAYERS, keeps_attention
+from jaxformer.masks import Mask
 from jaxformer.parallel.constraints import constrain_params
 from jaxformer.types import Array, Params
 
@@ -20,13 +25,25 @@ Terms = dict[str, Array]  # name -> sum over tokens and layers, a term of the ob
 
 
 def block_specs(cfg: ModelConfig) -> dict[str, Any]:
-    """Parameters of one block: its sublayers, and a norm for each (a parallel block has one norm for all)."""
+    """Parameters of one block: its sublayers, and a norm for each (one for all if it is parallel, two if sandwich, none
+    if plain)."""
     tree: dict[str, Any] = {}
     for number, (name, sublayer) in enumerate(sublayers_of(cfg).items()):
         tree[name] = sublayer.specs(cfg)
+        if cfg.block == "plain":
+            continue
         if number == 0 or cfg.block != "parallel":
             tree[f"{name}_norm"] = norm_specs(cfg)
+        if cfg.block == "sandwich":
+            tree[f"{name}_out_norm"] = norm_specs(cfg)
     return tree
+
+
+def model_specs(cfg: ModelConfig) -> dict[str, Any]:
+    """Parameters that all blocks share, by name of the sublayer; usually none."""
+    found = {name: sublayer.model_specs for name, sublayer in sublayers_of(cfg).items() if sublayer.model_specs}
+    trees = {name: specs(cfg) for name, specs in found.items()}
+    return {name: tree for name, tree in trees.items() if tree}
 
 
 def block(
@@ -37,6 +54,13 @@ def block(
     pre_norm:  x + attention(norm(x)), then x + mlp(norm(x))         (Radford et al. 2019, section 2.3)
     post_norm: norm(x + attention(x)), then norm(x + mlp(x))         (Vaswani et al. 2017, section 3.1)
     parallel:  x + attention(norm(x)) + mlp(norm(x))                 (Wang and Komatsuzaki 2021; PaLM, section 2)
+    parallel_norms: the same with a norm for each                    (Black et al. 2022, section 2.1)
+    sandwich:  x + norm(attention(norm(x))), then the same of mlp    (Ding et al. 2021, section 2.2; Gemma 2)
+    plain:     attention(x), then mlp of that: layers on layers, as recurrent ones were stacked
+    reversible: y1 = x + attention(norm(x)), then the mean of y1 and x + mlp(norm(y1)); between layers both are passed
+               on, see `functional.reversible`
+
+    A decoder that reads a source has cross attention between the two, arranged in the same way.
 
     Args:
       params: as in `block_specs(cfg)`.
@@ -47,79 +71,157 @@ def block(
     Returns:
       [B, T, D], the cache with these tokens added (None if none was given), and terms of the objective.
     """
+    if cfg.block == "reversible":
+        streams, cache, terms = reversible.layer(params, reversible.enter(x), cfg, context, x.dtype)
+        return reversible.leave(streams, x.dtype), cache, terms
     params = constrain_params(params, block_specs(cfg))
     sublayers = sublayers_of(cfg)
     count = len(sublayers) + 1
     rngs = [None] * count if context.rng is None else list(jax.random.split(context.rng, count))
     caches, terms = {}, Terms()
 
-    def run(number: int, name: str, read: Array) -> Array:
+    def run(number: int, name: str, read: Array, normed: Callable[[Array], Array] = lambda x: x) -> Array:
         """What a sublayer adds to the residual stream."""
         inner = rngs[0] if number == 0 or rngs[0] is None else jax.random.fold_in(rngs[0], number)
-        cache = None if context.cache is None else context.cache[name]
+        cache, keys = None if context.cache is None else context.cache[name], context.key_input
+        if keys is not None and name == "attention":
+            keys = keys._replace(states=gather_sequence(normed(keys.states)))
         out, caches[name], more = sublayers[name].apply(
-            params[name], read, cfg, context._replace(rng=inner, cache=cache)
+            params[name], read, cfg, context._replace(rng=inner, cache=cache, key_input=keys)
         )
         terms.update({key: value + terms.get(key, 0) for key, value in more.items()})
         return dropout(out, cfg.dropout, rngs[number + 1])
 
-    if cfg.block == "parallel":
+    if cfg.block in ("parallel", "parallel_norms"):
         first = next(iter(sublayers))
-        read = gather_sequence(norm(params[f"{first}_norm"], x, cfg))
-        x = shard_residual(functools.reduce(jnp.add, [x, *(run(i, name, read) for i, name in enumerate(sublayers))]))
+        norms = {
+            n: functools.partial(norm, params[f"{n}_norm"], cfg=cfg)
+            for n in sublayers
+            if n == first or cfg.block == "parallel_norms"
+        }
+        reads = {name: gather_sequence(each(x)) for name, each in norms.items()}
+        outs = (run(i, name, reads.get(name, reads[first]), norms[first]) for i, name in enumerate(sublayers))
+        x = shard_residual(functools.reduce(jnp.add, [x, *outs]))
+    elif cfg.block == "plain":
+        for number, name in enumerate(sublayers):
+            x = shard_residual(run(number, name, gather_sequence(x)))
     else:
         for number, name in enumerate(sublayers):
-            normed = functools.partial(norm, params[f"{name}_norm"], cfg=cfg)
+            of_input = functools.partial(norm, params[f"{name}_norm"], cfg=cfg)
             if cfg.block == "post_norm":
-                x = normed(shard_residual(x + run(number, name, gather_sequence(x))))
+                x = of_input(shard_residual(x + run(number, name, gather_sequence(x))))
             else:
-                x = shard_residual(x + run(number, name, gather_sequence(normed(x))))
+                out = run(number, name, gather_sequence(of_input(x)), of_input)
+                out = norm(params[f"{name}_out_norm"], out, cfg) if cfg.block == "sandwich" else out
+                x = shard_residual(x + out)
     return x, None if context.cache is None else caches, terms
 
 
 def stack(
-    params: Params, x: Array, cfg: ModelConfig, context: Context = NO_CONTEXT
-) -> tuple[Array, list[dict[str, Any]] | None, Terms]:
+    params: Params,
+    x: Any,
+    cfg: ModelConfig,
+    context: Context | Sequence[Context] = NO_CONTEXT,
+    block: Callable[..., Any] = block,
+) -> tuple[Any, list[dict[str, Any]] | None, Terms]:
     """All blocks, one after another; by `lax.scan` (one compiled body) or unrolled (faster, slower to compile).
 
     The backward pass recomputes what `execution.remat` says: "none" nothing, "dots" all but the products with
-    weights, "full" everything between block inputs (Chen et al. 2016).
+    weights, "attention" all but softmax attention, "full" everything between block inputs (Chen et al. 2016).
 
     Args:
       params: as in `stack_specs(block_specs(cfg), L)`, every leaf with a leading [L]; or a list of the L blocks'
         parameters (`unstack`), which are always unrolled.
-      x: [B, T, D].
+      x: [B, T, D]; or what `block` takes in its place, any tree of arrays.
       cfg: the model's config.
       context: what the sublayers look at; its cache is a list with the cache of each block, or None. With a cache,
-        layers are always unrolled, because a scan would copy every layer's cache at every step.
+        layers are always unrolled, because a scan would copy every layer's cache at every step. Where layers differ
+        (`config.period_of`), one for each of a period; the mask's window is the layer's in any case.
+      block: a function as `block`, in its place; not with reversible blocks.
 
     Returns:
-      [B, T, D], the cache of each block (None if none was given), and terms of the objective.
+      As x, the cache of each block (None if none was given), and terms of the objective.
     """
-    execution, cache, rng = context.execution, context.cache, context.rng
+    contexts = (context,) if isinstance(context, Context) else tuple(context)
+    execution, cache, rng = contexts[0].execution, contexts[0].cache, contexts[0].rng
+    depth = len(params) if isinstance(params, list) else jax.tree.leaves(params)[0].shape[0]
     scanned = execution.layers == "scan" and cache is None and not isinstance(params, list)
+    if cfg.block == "reversible":
+        listed = params if scanned or isinstance(params, list) else unstack(params, depth)
+        return reversible.run(listed, x, cfg, contexts[0], scanned)
+    layers = []
+    for cfg_i, context_i in _of_layers(cfg, contexts):
 
-    def layer(x, part, layer_cache=None):
-        number, layer_params = part
-        layer_rng = None if rng is None else jax.random.fold_in(rng, number)
-        x, layer_cache, terms = block(layer_params, x, cfg, context._replace(rng=layer_rng, cache=layer_cache))
-        return x, (layer_cache, terms)
+        def layer(x, part, layer_cache=None, cfg=cfg_i, context=context_i):
+            number, layer_params = part
+            layer_rng = None if rng is None else jax.random.fold_in(rng, number)
+            x, layer_cache, terms = block(layer_params, x, cfg, context._replace(rng=layer_rng, cache=layer_cache))
+            return x, (layer_cache, terms)
 
-    if execution.remat != "none":
-        keep = {"dots": jax.checkpoint_policies.save_only_these_names(PRODUCT), "full": None}[execution.remat]
-        # Outside a loop XLA would merge the recomputation with the first computation, and keep its result after all.
-        layer = jax.checkpoint(layer, policy=keep, prevent_cse=not scanned)
+        if execution.remat != "none":
+            policies = jax.checkpoint_policies
+            kept = {"dots": PRODUCT, "attention": ATTENTION, "full": SAME_IN_ALL_LAYERS}[execution.remat]
+            keep = policies.save_only_these_names(SAME_IN_ALL_LAYERS, kept)
+            if execution.remat == "attention":
+                keep = policies.save_from_both_policies(keep, keeps_attention)
+            # Outside a loop XLA would merge the recomputation with the first computation, and keep its result.
+            layer = jax.checkpoint(layer, policy=keep, prevent_cse=not scanned)
+        layers.append(layer)
     if scanned:
-        x, (_, terms) = jax.lax.scan(layer, x, (jnp.arange(cfg.num_layers), params))
-        return x, None, jax.tree.map(jnp.sum, terms)
-    if isinstance(x, jax.core.Tracer):  # traced and lowered once, not once for each layer; XLA inlines the calls
-        layer = jax.jit(layer)
+        return _scan(layers, x, depth, params)
+    if isinstance(jax.tree.leaves(x)[0], jax.core.Tracer):
+        layers = [jax.jit(layer) for layer in layers]  # traced and lowered once; XLA inlines the calls
     caches, terms = [], Terms()
-    for number, layer_params in enumerate(params if isinstance(params, list) else unstack(params, cfg.num_layers)):
+    for number, layer_params in enumerate(params if isinstance(params, list) else unstack(params, depth)):
+        layer = layers[number % len(layers)]
         x, (layer_cache, more) = layer(x, (number, layer_params), None if cache is None else cache[number])
         caches.append(layer_cache)
         terms = {name: value + terms.get(name, 0) for name, value in more.items()}
     return x, None if cache is None else caches, terms
+
+
+def _of_layers(cfg: ModelConfig, contexts: tuple[Context, ...]) -> list[tuple[ModelConfig, Context]]:
+    """Config and context of each layer up to where they repeat."""
+    period = period_of(cfg)
+    if len(period) == 1:
+        return [(cfg, contexts[0])]
+    each = contexts * len(period) if len(contexts) == 1 else contexts
+    return [
+        (
+            one,
+            context._replace(
+                mask=replace(Mask() if context.mask is None else context.mask, window=one.attention.window)
+            ),
+        )
+        for one, context in zip(period, each, strict=True)
+    ]
+
+
+def _scan(layers: list[Any], x: Array, num_layers: int, params: Params) -> tuple[Array, None, Terms]:
+    """`stack` by a scan over periods of layers, with the layers of a period, and what is left at the end, unrolled."""
+    size = len(layers)
+    if size == 1:
+        x, (_, terms) = jax.lax.scan(layers[0], x, (jnp.arange(num_layers), params))
+        return x, None, jax.tree.map(jnp.sum, terms)
+    whole = num_layers - num_layers % size
+
+    def period(x, part):
+        numbers, period_params = part
+        terms = Terms()
+        for number, layer in enumerate(layers):
+            x, (_, more) = layer(x, (numbers[number], jax.tree.map(lambda leaf, i=number: leaf[i], period_params)))
+            terms = {name: value + terms.get(name, 0) for name, value in more.items()}
+        return x, terms
+
+    count = whole // size
+    numbers = jnp.arange(whole).reshape(count, size)
+    periods = jax.tree.map(lambda leaf: leaf[:whole].reshape(count, size, *leaf.shape[1:]), params)
+    x, terms = jax.lax.scan(period, x, (numbers, periods))
+    terms = jax.tree.map(jnp.sum, terms)
+    for number in range(whole, num_layers):
+        x, (_, more) = layers[number % size](x, (number, jax.tree.map(lambda leaf, i=number: leaf[i], params)))
+        terms = {name: value + terms.get(name, 0) for name, value in more.items()}
+    return x, None, terms
 
 
 def unstack(tree: Any, num_layers: int) -> list[Any]:
@@ -132,10 +234,13 @@ def unstack(tree: Any, num_layers: int) -> list[Any]:
 def term_weights(cfg: ModelConfig, tokens: Array) -> Terms:
     """The weights of the terms that the blocks add to the objective: number of tokens [B, T] times layers."""
     names = [name for sublayer in sublayers_of(cfg).values() for name in sublayer.terms]
-    return dict.fromkeys(names, jnp.asarray(tokens.size * cfg.num_layers, jnp.float32))
+    return dict.fromkeys(names, jnp.asarray(tokens.size * cfg.depth, jnp.float32))
 
 
 def init_cache(cfg: ModelConfig, rows: int, length: int, dtype: Any) -> list[dict[str, Any]]:
     """The empty cache of all blocks, for `rows` sequences of at most `length` tokens; see `layer.Sublayer`."""
-    layer = {name: sublayer.init_cache(cfg, rows, length, dtype) for name, sublayer in sublayers_of(cfg).items()}
-    return [layer] * cfg.num_layers
+    layers = [
+        {name: sublayer.init_cache(one, rows, length, dtype) for name, sublayer in sublayers_of(one).items()}
+        for one in period_of(cfg)
+    ]
+    return [layers[number % len(layers)] for number in range(cfg.num_layers)]

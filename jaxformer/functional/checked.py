@@ -60,7 +60,8 @@ def checked(where: str, sublayer: Sublayer) -> Sublayer:
     def cost(cfg: ModelConfig, length: int, execution: Execution) -> Cost:
         found = sublayer.cost(cfg, length, execution)
         fits = isinstance(found, Cost) and all(
-            isinstance(each, numbers.Real) and 0 <= each < math.inf for each in (*found[:-1], *found.ring)
+            isinstance(each, numbers.Real) and 0 <= each < math.inf
+            for each in (*(x for x in found if x is not found.ring), *found.ring)
         )
         expect(fits, f"{where}: cost returned", found, "a Cost of finite numbers, at least 0")
         return found

@@ -38,6 +38,19 @@ class DecodeProgress(NamedTuple):
     steps: Array | None = None
 
 
+class KeyInput(NamedTuple):
+    """What keys and values are made of where it is not what the queries are made of: another stream of the same row, or
+    one that begins earlier.
+
+    Attributes:
+      states: [B, S, D]; the block norms them as it norms its input.
+      places: [B, T] int, the place in `states` of each token of the input; None: the last T.
+    """
+
+    states: Array
+    places: Array | None = None
+
+
 class Context(NamedTuple):
     """What a sublayer may look at beside its input.
 
@@ -45,10 +58,16 @@ class Context(NamedTuple):
       mask: which of the T tokens see which; None: all see all.
       rotation: rotary angles of the T positions, or None.
       bias: score bias (ALiBi, T5): an array [1 or B, H, T, T] or a function of (query index, key index); or None.
-      rng: for dropout; None: nothing is dropped.
+      shared: what the positions of all layers share, `PositionEncoding.shared`; or None.
+      key_input: what attention makes keys and values of; None: of its input.
+      rng: for dropout, and for what is drawn anew in every update; None: nothing is dropped or drawn.
       execution: how it is computed, not what.
       cache: in decoding, what this sublayer keeps of earlier tokens, see `Sublayer.init_cache`; otherwise None.
       progress: in decoding, how far it is; otherwise None.
+      source: [B, S, D], what an encoder made of the source, for cross attention; or None.
+      source_mask: which of the T tokens see which of the S of the source; None: all see all.
+      sides: what relative attention looks at of queries and keys, two `funnel_layer.Side`; or None.
+      of_model: the parameters that all layers share, by name of the sublayer, see `Sublayer.model_specs`.
     """
 
     mask: Mask | None = None
@@ -58,6 +77,12 @@ class Context(NamedTuple):
     execution: Execution = Execution()
     cache: Any = None
     progress: DecodeProgress | None = None
+    source: Array | None = None
+    source_mask: Mask | None = None
+    shared: Any = None
+    key_input: KeyInput | None = None
+    sides: Any = None
+    of_model: Params | None = None
 
 
 NO_CONTEXT = Context()
@@ -73,6 +98,8 @@ class Cost(NamedTuple):
       saved: numbers that products with weights leave for the backward pass, without the output [D]; sharded over the
         mesh's tensor axis.
       saved_scores: numbers that `scores` leave without rematerialisation; sharded over the tensor axis.
+      kept_scores: those of `scores` that the remat policy "attention" does not compute again, because it keeps their
+        result, `kept` numbers, sharded over the tensor axis.
       ring: under context parallelism, (parts, numbers in each) that go once around the ring of devices; a tensor axis
         shards the parts if it divides them.
     """
@@ -82,7 +109,9 @@ class Cost(NamedTuple):
     last: float = 0.0
     saved: float = 0.0
     saved_scores: float = 0.0
-    ring: tuple[int, int] = (0, 0)
+    ring: tuple[int, float] = (0, 0)
+    kept_scores: float = 0.0
+    kept: float = 0.0
 
 
 class Sublayer(NamedTuple):
@@ -98,6 +127,10 @@ class Sublayer(NamedTuple):
         at most `length` tokens: any tree of arrays whose first axis is a multiple of `rows`. None: a mixer cannot
         decode; a feed-forward layer keeps nothing.
       terms: the names of the terms; none is called "loss".
+      per_source: True if what it keeps in decoding is the same for all continuations of a row, as the keys and values
+        of a source are: its cache then has the rows of the sources, while `x` may have several rows for each.
+      model_specs: ``cfg -> {name: ParamSpec}``: parameters that all layers share; `apply` finds them in
+        ``context.of_model`` under the sublayer's name. None: there are none.
     """
 
     specs: Callable[[ModelConfig], dict[str, ParamSpec]]
@@ -105,15 +138,23 @@ class Sublayer(NamedTuple):
     cost: Callable[[ModelConfig, int, Execution], Cost]
     init_cache: Callable[[ModelConfig, int, int, Any], Any] | None = None
     terms: tuple[str, ...] = ()
+    per_source: bool = False
+    model_specs: Callable[[ModelConfig], dict[str, ParamSpec]] | None = None
 
 
-def weight_init(cfg: ModelConfig, fan_in: int, fan_out: int, *, residual: bool = False) -> Initializer:
-    """Initialiser of a [fan_in, fan_out] matrix; `residual` marks those that write into the residual stream.
+def weight_init(
+    cfg: ModelConfig, fan_in: int, fan_out: int, *, residual: bool = False, query: bool = False
+) -> Initializer:
+    """Initialiser of a [fan_in, fan_out] matrix; `residual` marks those that write into the residual stream, `query`
+    those that make queries.
 
     "gpt2": normal(0.02), residual ones divided by sqrt(2 L) (Radford et al. 2019, section 2.3). "glorot": uniform
     with limit sqrt(6 / (in + out)) (Glorot and Bengio 2010, section 4.2). "scaled": normal(in ** -0.5), residual ones
-    divided by sqrt(2 L).
+    divided by sqrt(2 L). "t5": normal(in ** -0.5), for queries divided by sqrt(K), because T5's scores are not (Raffel
+    et al. 2020, the released code; Mesh TensorFlow's default).
     """
+    if cfg.initializer == "t5":
+        return normal((fan_in * (cfg.head_size if query else 1)) ** -0.5)
     shrink = 1 / math.sqrt(2 * cfg.num_layers) if residual else 1.0
     if cfg.initializer == "glorot":
         return uniform(math.sqrt(6 / (fan_in + fan_out)))
@@ -121,14 +162,16 @@ def weight_init(cfg: ModelConfig, fan_in: int, fan_out: int, *, residual: bool =
 
 
 def table_spec(cfg: ModelConfig, size: int, axis: str, role: str = "input") -> ParamSpec:
-    """A table [size, D]; normal(0.02) for "gpt2", else normal(D ** -0.5), so that tied logits start at unit size."""
+    """A table [size, D]; normal(0.02) for "gpt2", else normal(D ** -0.5), so that tied logits start at unit size; for
+    "t5" normal(1) where it is looked up."""
     scale = 0.02 if cfg.initializer == "gpt2" else 1 / math.sqrt(cfg.width)
+    scale = 1.0 if cfg.initializer == "t5" and role == "input" else scale
     return ParamSpec((size, cfg.width), (axis, "embed"), normal(scale), role)
 
 
 def norm_specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
     """Parameters of one norm."""
-    specs = {"scale": ParamSpec((cfg.width,), ("norm",), ones, "norm")}
+    specs = {"scale": ParamSpec((cfg.width,), ("norm",), scale_init(cfg), "norm")}
     if cfg.norm == "layer_norm" and cfg.use_bias:
         specs["bias"] = ParamSpec((cfg.width,), ("norm",), zeros, "bias")
     return specs
@@ -136,9 +179,19 @@ def norm_specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
 
 def norm(params: Params, x: Array, cfg: ModelConfig) -> Array:
     """The norm the config names. `x`: [..., D]."""
-    if cfg.norm == "rms_norm":
-        return rms_norm(x, params["scale"], cfg.norm_epsilon)
-    return layer_norm(x, params["scale"], params.get("bias"), cfg.norm_epsilon)
+    if cfg.norm == "layer_norm":
+        return layer_norm(x, params["scale"], params.get("bias"), cfg.norm_epsilon)
+    return rms_norm(x, scale_of(params["scale"], cfg), cfg.norm_epsilon)
+
+
+def scale_init(cfg: ModelConfig) -> Initializer:
+    """How the scale of a norm begins, so that it multiplies by 1."""
+    return zeros if cfg.norm == "rms_norm_plus_one" else ones
+
+
+def scale_of(parameter: Array, cfg: ModelConfig) -> Array:
+    """What a norm multiplies by."""
+    return 1 + parameter if cfg.norm == "rms_norm_plus_one" else parameter
 
 
 def gather_sequence(x: Array) -> Array:

@@ -190,6 +190,7 @@ ACTIVATIONS = {
     "gelu_tanh": (gelu_tanh, False),
     "swiglu": (silu, True),
     "geglu": (gelu, True),
+    "geglu_tanh": (gelu_tanh, True),
 }
 
 
@@ -213,7 +214,7 @@ def mlp(
       x: [..., D].
       w_up: [D, F]; w_down: [F, D]; b_up: [F] or None; b_down: [D] or None.
       w_gate: [D, F], for the gated activations only; b_gate: [F] or None.
-      activation: "relu", "gelu" (exact), "gelu_tanh", "swiglu" or "geglu".
+      activation: "relu", "gelu" (exact), "gelu_tanh", "swiglu", "geglu" or "geglu_tanh".
 
     Returns:
       [..., D] in the dtype of x.
@@ -258,11 +259,17 @@ def embed(tokens: Array, table: Array) -> Array:
     return jnp.asarray(table)[tokens]
 
 
-def unembed(x: Array, table: Array, bias: Array | None = None) -> Array:
-    """Logits x . table^T + bias, [..., V] float32 or wider. `x`: [..., D]; `table`: [V, D]; `bias`: [V] or None.
+def unembed(x: Array, table: Array, bias: Array | None = None, soft_cap: float | None = None) -> Array:
+    """Logits x . table^T + bias, [..., V] float32 or wider. `x`: [..., D]; `table`: [V, D]; `bias`: [V] or None;
+    `soft_cap`: as of `cap`.
 
     Source: Press and Wolf 2017 (the table may be the embedding's).
     """
     accumulate = jnp.promote_types(x.dtype, jnp.float32)
     logits = jnp.einsum("...D,VD->...V", x, table.astype(x.dtype), preferred_element_type=accumulate)
-    return logits if bias is None else logits + _align(bias, logits)
+    return cap(logits if bias is None else logits + _align(bias, logits), soft_cap)
+
+
+def cap(logits: Array, soft_cap: float | None) -> Array:
+    """soft_cap * tanh(logits / soft_cap), or the logits if it is None. Source: Gemma team 2024, section 2."""
+    return logits if soft_cap is None else soft_cap * jnp.tanh(logits / soft_cap)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxformer.functional.layers import cap
 from jaxformer.kernels import derivatives
 from jaxformer.kernels.matmul import product, times_transpose, transposed_product
 from jaxformer.parallel.constraints import batch_shards, constrain, reduce_scatter_sum
@@ -89,6 +90,7 @@ def token_loss(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     chunk_tokens: int | None = None,
+    soft_cap: float | None = None,
 ) -> TokenLoss:
     """Cross-entropy of the vocabulary projection of `hidden`, in blocks of positions.
 
@@ -102,6 +104,7 @@ def token_loss(
       bias: [V] or None.
       label_smoothing, z_loss: as in `cross_entropy`.
       chunk_tokens: tokens whose logits exist at once, rounded to whole columns of B; None: chosen from V.
+      soft_cap: of the logits, as of `layers.cap`.
 
     Returns:
       TokenLoss of sums.
@@ -124,7 +127,7 @@ def token_loss(
     )
     if bias is None:
         bias = jnp.zeros((table.shape[0],), weights.dtype)
-    options = (label_smoothing, z_loss, chunks, per_chunk)
+    options = (label_smoothing, z_loss, chunks, per_chunk, soft_cap)
     total, (nll_rows, correct_rows) = _projected((hidden, table, bias), targets, padded, options)
     weight_rows = jnp.sum(weights, axis=1)
     return TokenLoss(total, jnp.sum(weight_rows), nll_rows, correct_rows, weight_rows)
@@ -159,7 +162,9 @@ def with_gradients(visit: Callable) -> Callable:
     return loss
 
 
-def block_loss(hidden_ND, compute_VD, bias_V, targets_Bt, weights_Bt, label_smoothing, z_loss, *, gradients, parts=1):
+def block_loss(
+    hidden_ND, compute_VD, bias_V, targets_Bt, weights_Bt, label_smoothing, z_loss, *, gradients, parts=1, soft_cap=None
+):
     """The loss of one block of positions, N = B * t, whose logits exist only here.
 
     With `parts` > 1 the gradient of the table is [parts, V, D], to be summed over the first axis at the very end.
@@ -174,7 +179,7 @@ def block_loss(hidden_ND, compute_VD, bias_V, targets_Bt, weights_Bt, label_smoo
     logits_NV = constrain(logits_NV, "rows", "vocab")
 
     def weighted(logits_NV):
-        loss_N, nll_N = cross_entropy(logits_NV, targets_N, label_smoothing, z_loss)
+        loss_N, nll_N = cross_entropy(cap(logits_NV, soft_cap), targets_N, label_smoothing, z_loss)
         return jnp.sum(loss_N * weights_N), nll_N
 
     if gradients:
@@ -208,7 +213,7 @@ def table_gradient(g_NV: Array, hidden_ND: Array, dtype, parts: int = 1) -> Arra
 def _visit(operands, targets_BT, weights_BT, options, *, gradients):
     """One pass over the chunks: the sums, and (if asked for) the gradients of `total` by hidden, table and bias."""
     hidden_BTD, table_VD, bias_V = operands
-    label_smoothing, z_loss, chunks, per_chunk = options
+    label_smoothing, z_loss, chunks, per_chunk, soft_cap = options
     batch, _, width = hidden_BTD.shape
     accumulate = weights_BT.dtype
     # Gathered along D before the loop, or every block would gather it.
@@ -226,6 +231,7 @@ def _visit(operands, targets_BT, weights_BT, options, *, gradients):
             z_loss,
             gradients=gradients,
             parts=parts,
+            soft_cap=soft_cap,
         )
         sums = jax.tree.map(jnp.add, carry[:2], sums)
         if not gradients:

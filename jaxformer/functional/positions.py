@@ -3,12 +3,16 @@
 Where each of them enters a model says `functional.position_encodings`; CONTRIBUTING.md, how to add one.
 """
 
+import functools
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.types import Array
+
+LLAMA3_TURNS = (1.0, 4.0)  # over the original length: fewer are stretched, more are left
 
 
 def sinusoidal(positions: Array, width: int, base: float = 10_000.0) -> Array:
@@ -62,9 +66,10 @@ def rotary_frequencies(
       base: ratio of the longest to the shortest wavelength.
       scaling: "none"; "linear" (positions divided by factor); "ntk" (base enlarged, so that the longest wavelength
         grows by factor and the shortest stays); "yarn" (wavelengths with fewer than beta_slow turns in
-        original_length are stretched by factor, those with more than beta_fast turns are left, a ramp between).
+        original_length are stretched by factor, those with more than beta_fast turns are left, a ramp between);
+        "llama3" (the same with 1 and 4 turns, a ramp linear in the turns, and no factor for queries and keys).
       factor: context length over the length trained on.
-      original_length: length trained on, in tokens (yarn only).
+      original_length: length trained on, in tokens (yarn and llama3 only).
       beta_fast, beta_slow: ends of yarn's ramp, in turns over the original length.
 
     Returns:
@@ -74,7 +79,8 @@ def rotary_frequencies(
     Raises:
       ValueError: odd width or unknown scaling.
 
-    Source: Su et al. 2021, section 3.4; Chen et al. 2023 (linear); Peng et al. 2023, sections 3.1-3.4 (NTK, YaRN).
+    Source: Su et al. 2021, section 3.4; Chen et al. 2023 (linear); Peng et al. 2023, sections 3.1-3.4 (NTK, YaRN);
+      Grattafiori et al. 2024, the released code (llama3).
 
     >>> frequencies, scale = rotary_frequencies(4)
     >>> frequencies.tolist(), scale
@@ -101,7 +107,12 @@ def rotary_frequencies(
         ramp = np.clip((np.arange(head_width // 2) - low) / max(high - low, 1e-3), 0, 1)
         attention_scale = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
         return plain / factor * ramp + plain * (1 - ramp), attention_scale
-    raise ValueError(f"rotary_frequencies: scaling {scaling!r}; accepted: none, linear, ntk, yarn")
+    if scaling == "llama3":
+        plain = base**-exponents
+        slow, fast = LLAMA3_TURNS
+        ramp = np.clip((original_length * plain / (2 * math.pi) - slow) / (fast - slow), 0, 1)
+        return plain / factor * (1 - ramp) + plain * ramp, 1.0
+    raise ValueError(f"rotary_frequencies: scaling {scaling!r}; accepted: none, linear, ntk, yarn, llama3")
 
 
 def rotary_angles(positions: Array, frequencies: np.ndarray) -> tuple[Array, Array]:
@@ -121,7 +132,7 @@ def rotary(x: Array, cos: Array, sin: Array, scale: float = 1.0) -> Array:
 
     Args:
       x: [B, T, H, K], queries or keys.
-      cos, sin: [T, K / 2] or [B, T, K / 2], from `rotary_angles`.
+      cos, sin: [T, K / 2] or [B, T, K / 2], from `rotary_angles`. With fewer angles only the first entries are turned.
       scale: multiplies the result (yarn's attention factor).
 
     Returns:
@@ -133,6 +144,9 @@ def rotary(x: Array, cos: Array, sin: Array, scale: float = 1.0) -> Array:
     >>> rotary(jnp.ones((1, 3, 1, 4)), cos, sin)[0, 0, 0].tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
+    turned = 2 * cos.shape[-1]
+    if turned < x.shape[-1]:
+        return jnp.concatenate([rotary(x[..., :turned], cos, sin, scale), x[..., turned:]], axis=-1)
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     first, second = jnp.split(wide, 2, axis=-1)
     cos, sin = (jnp.expand_dims(c, -2) if c.ndim == 3 else c[None, :, None, :] for c in (cos, sin))
@@ -194,6 +208,22 @@ def t5_buckets(relative: Array, bidirectional: bool, num_buckets: int = 32, max_
     ratio = jnp.log(jnp.maximum(distance, 1).astype(jnp.float32) / exact) / math.log(max_distance / exact)
     far = exact + (ratio * (num_buckets - exact)).astype(jnp.int32)
     return (offset + jnp.where(distance < exact, distance, jnp.minimum(far, num_buckets - 1))).astype(jnp.int32)
+
+
+@functools.cache
+def t5_steps(
+    bidirectional: bool, num_buckets: int = 32, max_distance: int = 128
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """`t5_buckets` as a step function: the first distance of each step but the first, and the bucket of each step.
+
+    >>> t5_steps(False, 4, 8)
+    ((-3, -1, 0), (3, 2, 1, 0))
+    """
+    relative = np.arange(-max_distance - 1, max_distance + 2)
+    with jax.ensure_compile_time_eval():
+        buckets = np.asarray(t5_buckets(jnp.asarray(relative), bidirectional, num_buckets, max_distance))
+    starts = np.flatnonzero(np.diff(buckets)) + 1
+    return tuple(relative[starts].tolist()), tuple(buckets[[0, *starts]].tolist())
 
 
 def t5_bias(table: Array, query_index: Array, key_index: Array, bidirectional: bool, max_distance: int = 128) -> Array:

@@ -1,4 +1,5 @@
-"""THE tables of sublayers: the kinds that mix tokens, and the kinds that treat each token alone.
+"""THE tables of sublayers: the kinds that mix tokens, the kinds that treat each token alone, and what attends to a
+source.
 
 A config file adds a kind of its own with two lines, a config class and an entry here:
 
@@ -6,13 +7,34 @@ A config file adds a kind of its own with two lines, a config class and an entry
     MIXERS["gated_conv"] = Sublayer(specs, apply, cost, init_cache)
 """
 
-from jaxformer.config import Execution, ModelConfig
+from typing import NamedTuple
+
+from jaxformer.config import Execution, ModelConfig, layers_of, stacks_of
 from jaxformer.config.registry import Registry
-from jaxformer.functional import attention_layer, feed_forward
+from jaxformer.functional import (
+    aligned_recurrent,
+    attention_layer,
+    cross_attention,
+    feed_forward,
+    funnel_layer,
+    linear_layer,
+    linformer_layer,
+    longformer,
+    lsh_layer,
+    recurrent_layer,
+    sparse_layer,
+)
 from jaxformer.functional.checked import checked
+from jaxformer.functional.chunked_feed_forward import in_chunks
 from jaxformer.functional.layer import Cost, Sublayer
 
-MIXERS: Registry[Sublayer] = Registry("model.attention.kind", {}, {"softmax": attention_layer.SOFTMAX})
+MIXERS: Registry[Sublayer] = Registry("model.attention.kind", {}, {
+    "softmax": attention_layer.SOFTMAX, "lstm": recurrent_layer.LSTM, "gru": recurrent_layer.GRU,
+    "alignment": aligned_recurrent.ALIGNMENT, "lsh": lsh_layer.LSH, "funnel": funnel_layer.FUNNEL,
+    "longformer": longformer.LONGFORMER,
+    **dict.fromkeys(("bigbird", "strided", "fixed", "dilated"), sparse_layer.SPARSE),
+    "linear": linear_layer.LINEAR, "performer": linear_layer.PERFORMER, "linformer": linformer_layer.LINFORMER,
+})  # fmt: skip
 FEED_FORWARDS: Registry[Sublayer] = Registry("model.feed_forward.kind", {}, {"dense": feed_forward.DENSE})
 
 
@@ -22,12 +44,14 @@ def sublayers_of(cfg: ModelConfig) -> dict[str, Sublayer]:
     Raises:
       ConfigError: a kind of the config has no entry in the tables.
     """
-    mixer, feed_forward = MIXERS[cfg.attention.kind], FEED_FORWARDS[cfg.feed_forward.kind]
+    mixer, per_token = MIXERS[cfg.attention.kind], FEED_FORWARDS[cfg.feed_forward.kind]
     if not type(cfg.attention).__module__.startswith("jaxformer."):
         mixer = checked(f"config.model.attention.kind: {cfg.attention.kind}", mixer)
     if not type(cfg.feed_forward).__module__.startswith("jaxformer."):
-        feed_forward = checked(f"config.model.feed_forward.kind: {cfg.feed_forward.kind}", feed_forward)
-    return {"attention": mixer, "mlp": feed_forward._replace(init_cache=feed_forward.init_cache or nothing_kept)}
+        per_token = checked(f"config.model.feed_forward.kind: {cfg.feed_forward.kind}", per_token)
+    per_token = in_chunks(per_token._replace(init_cache=per_token.init_cache or nothing_kept))
+    kinds = {"attention": mixer, "cross": cross_attention.CROSS, "mlp": per_token}
+    return {name: kinds[name] for name in cfg.layer}
 
 
 def nothing_kept(cfg: ModelConfig, rows: int, length: int, dtype: str) -> None:
@@ -37,3 +61,38 @@ def nothing_kept(cfg: ModelConfig, rows: int, length: int, dtype: str) -> None:
 def costs_of(cfg: ModelConfig, length: int, execution: Execution) -> dict[str, Cost]:
     """What each sublayer of a layer costs, by the same names, per token in rows of `length` tokens."""
     return {name: sublayer.cost(cfg, length, execution) for name, sublayer in sublayers_of(cfg).items()}
+
+
+class StackCosts(NamedTuple):
+    """What one stack of layers costs.
+
+    Attributes:
+      stack: the stack as a model of its own.
+      share: its tokens for each token of a row: of an encoder, source tokens for each of the target.
+      costs: of each sublayer of a layer, by name, per token of the stack.
+    """
+
+    stack: ModelConfig
+    share: float
+    costs: dict[str, Cost]
+
+
+def stack_costs(cfg: ModelConfig, length: int, execution: Execution) -> list[StackCosts]:
+    """Those of each stack of a model whose rows have `length` tokens; sources have `model.encoder.source_length`."""
+    sizes = [(stack, length if stack is cfg else stack.context_length) for stack in stacks_of(cfg, length)]
+    return [StackCosts(stack, size / length, _mean_costs(stack, size, execution)) for stack, size in sizes]
+
+
+def _mean_costs(stack: ModelConfig, length: int, execution: Execution) -> dict[str, Cost]:
+    """Those of a layer; the mean where layers differ."""
+    layers = [(costs_of(one, length, execution), number) for one, number in layers_of(stack)]
+    if len(layers) == 1:
+        return layers[0][0]
+
+    def mean(name: str, field: str) -> float:
+        return sum(number * getattr(costs[name], field) for costs, number in layers) / stack.num_layers
+
+    fields = [field for field in Cost._fields if field != "ring"]
+    return {
+        name: cost._replace(**{field: mean(name, field) for field in fields}) for name, cost in layers[0][0].items()
+    }

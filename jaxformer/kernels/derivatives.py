@@ -39,7 +39,7 @@ def define(
         non-floats are None. Should read only what `backward` reads of `saved`, or more would be kept in memory.
       backward: (*nondiff, saved, cotangent of the result) -> cotangents of the other arguments, None for zero.
       loops: True if `forward` has loops. When JAX splits a loop for the backward pass, it moves loop-invariant values
-        out of it and keeps them in memory; so `forward` becomes a call that JAX does not split (`_apart`).
+        out of it and keeps them in memory; so `forward` becomes a call that JAX does not split (`apart`).
     """
     places = sorted(function.nondiff_argnums)
 
@@ -52,7 +52,7 @@ def define(
                 arguments.insert(place, value)
             return (function(*arguments), primals) if forward is None else forward(*arguments)
 
-        out, saved = (_apart(saving) if loops else saving)(*primals)
+        out, saved = (apart(saving) if loops else saving)(*primals)
         return out, _linear(
             functools.partial(tangent, *static), functools.partial(backward, *static), saved, tangents, out
         )
@@ -60,7 +60,7 @@ def define(
     function.defjvp(jvp)
 
 
-def _apart(function: Callable) -> Callable:
+def apart(function: Callable) -> Callable:
     """The function as a call that partial evaluation does not split."""
     call = jax.custom_jvp(function)
     call.defjvp(functools.partial(jax.jvp, function))
@@ -70,6 +70,7 @@ def _apart(function: Callable) -> Callable:
 def _linear(tangent: Callable, backward: Callable, saved: Any, tangents: tuple, out: Any) -> Any:
     """tangent(saved, tangents), as the operation whose transpose is `backward`. `out`: only for its types."""
     saved_leaves, saved_tree = jax.tree.flatten(saved)
+    saved_leaves = [leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf) for leaf in saved_leaves]  # Python numbers
     # PRNG keys as raw data, because JAX's check for reused keys does not know this primitive.
     kinds = [jax.random.key_impl(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else None for x in saved_leaves]
     saved_leaves = [x if kind is None else jax.random.key_data(x) for x, kind in zip(saved_leaves, kinds, strict=True)]

@@ -4,13 +4,31 @@ XLA merges equal computations and keeps the result between its uses, and its CPU
 first. Making the value depend on the incoming gradient forces XLA to recompute it.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxformer.types import Array
 
+# Name (`checkpoint_name`) of small arrays that all layers compute alike: no layer computes them again.
+SAME_IN_ALL_LAYERS = "same_in_all_layers"
+# Name of attention's output and of what turns its scores into weights: with them, the backward pass need not compute
+# attention's forward pass again.
+ATTENTION = "attention"
 _WORTH_IT = 2**20  # bytes; smaller arrays fit in the CPU's caches
 _NARROW = 2  # bytes per number; 16-bit arrays save half as much memory and need conversions, so steps get slower
+
+
+def named_attention(tree: Any) -> Any:
+    """The same arrays, under the name `ATTENTION`."""
+    return jax.tree.map(lambda x: checkpoint_name(x, ATTENTION), tree)
+
+
+def keeps_attention(primitive: Any, *arrays: Any, **options: Any) -> bool:
+    """A policy of `jax.checkpoint`: cuDNN's output and statistics, which have no name, are kept."""
+    return primitive.name.startswith("dot_product_attention_fwd")
 
 
 def rematerialize(x: Array, gradient: Array, kept_bytes: int | None = None) -> Array:

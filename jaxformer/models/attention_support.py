@@ -5,10 +5,11 @@ from dataclasses import replace
 from jax.sharding import Mesh
 
 from jaxformer import masks
-from jaxformer.config import Execution, ModelConfig
+from jaxformer.config import Execution, ModelConfig, stacks_of
 from jaxformer.errors import ConfigError
-from jaxformer.functional.attention import ANY, KERNELS, unavailable
-from jaxformer.functional.position_encodings import encoding_of
+from jaxformer.functional.attention_choice import ANY, KERNELS, unavailable, with_window
+from jaxformer.functional.position_encodings import encoding_of, is_of_distance
+from jaxformer.patterns import GlobalPositions
 
 
 def check_available(execution: Execution) -> None:
@@ -40,24 +41,41 @@ def fallback_to_auto(execution: Execution) -> Execution:
 
 
 def check_mesh(execution: Execution, mesh: Mesh) -> None:
-    """Refuses a platform's attention kernel with context parallelism, which none of them supports.
+    """Refuses a platform's attention kernel with context parallelism, if it has no ring attention.
 
     Raises:
       ConfigError: both are asked for.
     """
-    if execution.attention in KERNELS and mesh.shape["context"] > 1:
+    if execution.attention in KERNELS and not KERNELS[execution.attention].rings and mesh.shape["context"] > 1:
         raise ConfigError(
             f"config.execution.attention: {execution.attention} cannot do rows cut by config.mesh.context "
             f"{mesh.shape['context']}; accepted there: {ANY}"
         )
 
 
-def unsupported_by(name: str, cfg: ModelConfig) -> str | None:
-    """Why a platform's attention kernel, "splash" or "cudnn", cannot train this model exactly; None: it can."""
+def _mask_of(cfg: ModelConfig, of: masks.Mask, length: int, causal: bool) -> masks.Mask:
+    """`of` with a model's causality and patterns."""
+    first, last = cfg.attention.global_ends(causal)
+    ends = (GlobalPositions(first, length - last),) if first or last else ()
+    return with_window(replace(of, causal=causal, patterns=(*cfg.attention.patterns(length, causal), *ends)))
+
+
+def unsupported_by(name: str, cfg: ModelConfig, parts: int = 1) -> str | None:
+    """Why a platform's attention kernel, "splash" say, cannot train this model exactly with each row in so many parts;
+    None: it can."""
     if not cfg.attention.has_implementations:
         return f"model.attention.kind={cfg.attention.kind}"
-    bias = cfg.attention.has_bias or encoding_of(cfg).bias is not None
+    inside = KERNELS[name].distance_bias and parts == 1 and is_of_distance(cfg)
+    of_positions = encoding_of(cfg).biases and not inside
+    bias = cfg.attention.has_bias or of_positions
     soft_cap = cfg.attention.soft_cap is not None
     options = {"bias": bias, "dropout": cfg.attention.dropout > 0, "soft_cap": soft_cap}
-    length, mask = cfg.context_length, masks.Mask(causal=cfg.causal)
-    return KERNELS[name].module.unsupported(length, length, cfg.head_size, cfg.dtype, mask, **options)
+    calls = [(stack.context_length, stack.context_length, stack.causal) for stack in stacks_of(cfg)]
+    if "cross" in cfg.layer:
+        calls.append((cfg.context_length, stacks_of(cfg)[0].context_length, False))
+    kernel, of = KERNELS[name].module, masks.Mask(parts=parts)
+    why = (
+        kernel.unsupported(queries, keys, cfg.head_size, cfg.dtype, _mask_of(cfg, of, queries, causal), **options)
+        for queries, keys, causal in calls
+    )
+    return next(filter(None, why), None)

@@ -1,17 +1,21 @@
-"""What all Transformers over one sequence of tokens share: embeddings, blocks, final norm. GPT and BERT add heads."""
+"""What all Transformers share: a stack over one sequence of tokens, from embeddings to the final norm. GPT and BERT add
+heads to one of them; an encoder-decoder has two."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 
-from jaxformer.config import Execution, ModelConfig
-from jaxformer.functional.block import Terms, block_specs, stack
+from jaxformer import masks
+from jaxformer.config import Execution, ModelConfig, period_of
+from jaxformer.functional.block import Terms, block_specs, model_specs, stack
 from jaxformer.functional.layer import Context, DecodeProgress, norm, norm_specs
 from jaxformer.functional.layers import dropout
 from jaxformer.functional.losses import TokenLoss
-from jaxformer.functional.position_encodings import encoding_of, rotation, score_bias
+from jaxformer.functional.position_encodings import encoding_of, rotation, score_bias, shared_positions
 from jaxformer.masks import Mask
 from jaxformer.models import embedding
+from jaxformer.models.embedding import ShardedRows
 from jaxformer.parallel.context import SequenceSharding
 from jaxformer.specs import stack_specs
 from jaxformer.types import Array, Params, Sums
@@ -19,13 +23,28 @@ from jaxformer.types import Array, Params, Sums
 DEFAULT_EXECUTION = Execution()
 
 
+class EncodedSource(NamedTuple):
+    """What decoding reads of the sources.
+
+    Attributes:
+      states: [B, S, D], the encoder's hidden states.
+      there: [B, S] bool; False for padding.
+    """
+
+    states: Array
+    there: Array
+
+
 def specs(cfg: ModelConfig, *, embedding_norm: bool = False) -> dict[str, Any]:
-    """Parameters by group: embedding, embedding_norm (if asked for), blocks, final_norm (not post_norm)."""
+    """Parameters by group: embedding, embedding_norm (if asked for), blocks, what all of those share (if anything),
+    final_norm (not post_norm)."""
     tree: dict[str, Any] = {"embedding": embedding.specs(cfg)}
-    if embedding_norm:
+    if embedding_norm or cfg.embedding_norm:
         tree["embedding_norm"] = norm_specs(cfg)
     tree["blocks"] = stack_specs(block_specs(cfg), cfg.num_layers)
-    if cfg.block != "post_norm":
+    if shared := model_specs(cfg):
+        tree["shared"] = shared
+    if cfg.block not in ("post_norm", "plain"):
         tree["final_norm"] = norm_specs(cfg)
     return tree
 
@@ -47,6 +66,7 @@ def hidden_sharded(
     positions: Array | None = None,
     segments: Array | None = None,
     token_types: Array | None = None,
+    prefix: Array | None = None,
     rng: Array | None = None,
     execution: Execution = DEFAULT_EXECUTION,
 ) -> tuple[Array, SequenceSharding, Terms]:
@@ -60,6 +80,7 @@ def hidden_sharded(
       positions: [B, T] int, position in the document; None: 0, 1, 2, ...
       segments: [B, T] int, document of each token (padding has its own number); None: one document per row.
       token_types: [B, T] int, sentence A or B; None: all 0.
+      prefix: [B, T] bool, tokens that all tokens of their document see (prefix LM); None: there are none.
       rng: for dropout; None: nothing is dropped.
       execution: how it is computed, not what.
 
@@ -67,15 +88,54 @@ def hidden_sharded(
       [parts * B, T / parts, D] in the compute dtype ([B, T, D] without a context axis); how rows are sharded; and the
       terms that the blocks add to the objective.
     """
-    sharding, mask, tokens, positions = embedding.shard_rows(tokens, positions, segments, cfg)
+    rows = embedding.shard_rows(tokens, positions, segments, cfg, prefix)
+    x, terms = over_rows(params, rows, cfg, rng, execution, token_types=token_types)
+    return x, rows.sharding, terms
+
+
+def over_rows(
+    params: Params,
+    rows: ShardedRows,
+    cfg: ModelConfig,
+    rng: Array | None,
+    execution: Execution,
+    *,
+    source: tuple[Array, Mask] | None = None,
+    token_types: Array | None = None,
+    looked_up: Array | None = None,
+    layers: Callable[..., Any] = stack,
+) -> tuple[Array, Terms]:
+    """One stack over rows that are sharded already.
+
+    Args:
+      params, cfg, rng, execution: as of `hidden_sharded`.
+      rows: from `embedding.shard_rows`.
+      source: an encoder's states [parts * B, S / parts, D] and which of them each token sees, for cross attention.
+      token_types: [B, T] int, as of `hidden_sharded`.
+      looked_up: [parts * B, T / parts, D], as of `embedding.embed`.
+      layers: a function as `block.stack`, in its place.
+
+    Returns:
+      [parts * B, T / parts, D] in the compute dtype, and the terms that the blocks add to the objective.
+    """
     embed_rng, blocks_rng = (None, None) if rng is None else jax.random.split(rng)
-    context = Context(mask, rng=blocks_rng, execution=execution)
-    x, _, terms = _run(params, tokens, positions, cfg, context, embed_rng, sharding.shard(token_types))
-    return x, sharding, terms
+    context = Context(rows.mask, rng=blocks_rng, execution=execution)
+    if source is not None:
+        context = context._replace(source=source[0], source_mask=source[1])
+    types = rows.sharding.shard(token_types)
+    x, _, terms = run(params, rows.tokens, rows.positions, cfg, context, embed_rng, types, looked_up, layers)
+    return x, terms
 
 
 def decode(
-    params: Params, tokens: Array, cfg: ModelConfig, cache: list[Any], progress: DecodeProgress, positions: Array
+    params: Params,
+    tokens: Array,
+    cfg: ModelConfig,
+    cache: list[Any],
+    progress: DecodeProgress,
+    positions: Array,
+    source: EncodedSource | None = None,
+    prefix: Array | None = None,
 ) -> tuple[Array, list[Any]]:
     """Hidden states of more tokens, given the cache of earlier ones; the basis of `decoding`.
 
@@ -85,28 +145,56 @@ def decode(
       cache: from `block.init_cache`, or what the last call returned.
       progress: how far the sequences are: whether these are prompts or next tokens.
       positions: [T] or [B, T] int, of the new tokens.
+      source: with prompts, what an encoder made of the sources; afterwards the cache has what is needed of it.
+      prefix: with prompts, [B] int: the first so many tokens of each are seen by all of it (prefix LM); None: none.
 
     Returns:
       [B, T, D] hidden states after the final norm, and the cache with the new tokens added.
     """
-    context = Context(Mask(causal=True, window=cfg.attention.window), cache=cache, progress=progress)
-    x, cache, _ = _run(params, tokens, positions, cfg, context)
+    mask = masks.causal() if prefix is None else masks.prefix(prefix)
+    context = Context(mask & Mask(window=cfg.attention.window), cache=cache, progress=progress)
+    if source is not None:
+        context = context._replace(source=source.states, source_mask=Mask(keys=source.there))
+    x, cache, _ = run(params, tokens, positions, cfg, context)
     return x, cache
 
 
-def _run(
-    params: Params, tokens, positions, cfg: ModelConfig, context: Context, rng: Array | None = None, types=None
+def run(
+    params: Params,
+    tokens: Array,
+    positions: Array,
+    cfg: ModelConfig,
+    context: Context,
+    rng: Array | None = None,
+    types: Array | None = None,
+    looked_up: Array | None = None,
+    layers: Callable[..., Any] = stack,
 ) -> tuple[Array, Any, Terms]:
-    """From tokens through all blocks and the final norm. `rng`: for the dropout of embeddings."""
-    x = embedding.embed(params["embedding"], tokens, positions, cfg, types)
+    """From tokens through all blocks and the final norm.
+
+    Args:
+      params, cfg: of the stack.
+      tokens, positions, types, looked_up: as of `embedding.embed`.
+      context: of the blocks.
+      rng: for the dropout of embeddings.
+      layers: a function as `block.stack`, in its place.
+
+    Returns:
+      Hidden states [B, T, D], the cache of each block, and terms of the objective.
+    """
+    x = embedding.embed(params["embedding"], tokens, positions, cfg, types, looked_up)
     if "embedding_norm" in params:  # Devlin et al. 2019 drop after the norm
         x = norm(params["embedding_norm"], x, cfg)
     x = dropout(x, cfg.dropout, rng)
     # A bias of every layer's own parameters is the layer's to make.
     bias = None if encoding_of(cfg).layer_specs else score_bias(params["embedding"], cfg, context.mask)
-    context = context._replace(rotation=rotation(cfg, positions), bias=bias)
-    x, cache, terms = stack(params["blocks"], x, cfg, context)
-    return norm(params["final_norm"], x, cfg) if "final_norm" in params else x, cache, terms
+    shared = shared_positions(params["embedding"], cfg)
+    context = context._replace(bias=bias, of_model=params.get("shared"), shared=shared)
+    rotations = {one.positions: rotation(one, positions) for one in period_of(cfg)}
+    contexts = [context._replace(rotation=rotations[one.positions]) for one in period_of(cfg)]
+    x, cache, terms = layers(params["blocks"], x, cfg, contexts)
+    x = norm(params["final_norm"], x, cfg) if "final_norm" in params else x
+    return x * cfg.width**-0.5 if cfg.scale_output else x, cache, terms
 
 
 def token_metrics(out: TokenLoss, sharding: SequenceSharding) -> Sums:

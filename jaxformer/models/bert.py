@@ -11,24 +11,29 @@ Source: Devlin et al. 2019, sections 3 and A.2. A norm follows the summed embedd
 (1, 16, 64)
 """
 
+import functools
 from typing import Any
 
 import jax.numpy as jnp
 
 from jaxformer.config import Execution, LossConfig, ModelConfig
 from jaxformer.functional import layers
+from jaxformer.functional.block import Terms, stack
 from jaxformer.functional.layer import norm, norm_specs, weight_init
 from jaxformer.functional.losses import cross_entropy
 from jaxformer.functional.masked_loss import masked_token_loss
-from jaxformer.models import backbone, embedding, gpt
-from jaxformer.models.backbone import DEFAULT_EXECUTION, hidden, hidden_sharded, token_metrics
+from jaxformer.models import backbone, embedding, gpt, mask_decoder
+from jaxformer.models.backbone import DEFAULT_EXECUTION, token_metrics
+from jaxformer.parallel.context import SequenceSharding
 from jaxformer.specs import ParamSpec, zeros
 from jaxformer.types import Array, Batch, Params, Sums
+
+hidden = backbone.hidden  # the states of the encoder alone, whatever the mask decoder
 
 
 def specs(cfg: ModelConfig) -> dict[str, Any]:
     """Every parameter of the model, by group: embedding, embedding_norm, blocks, head, final_norm (not post_norm),
-    pooler and next_sentence (if the config has them)."""
+    mask_decoder, pooler and next_sentence (if the config has them)."""
     d = cfg.width
     tree = backbone.specs(cfg, embedding_norm=True)
     final_norm = tree.pop("final_norm", None)
@@ -40,6 +45,8 @@ def specs(cfg: ModelConfig) -> dict[str, Any]:
     tree["head"] = {**dense, "norm": norm_specs(cfg), "bias": bias}
     if not cfg.tie_embeddings:
         tree["head"]["table"] = embedding.output_table_spec(cfg)
+    if cfg.enhanced_mask_decoder:
+        tree["mask_decoder"] = mask_decoder.specs(cfg)
     if final_norm is not None:  # after the head, because a Flax module's initial values depend on the order
         tree["final_norm"] = final_norm
     if cfg.next_sentence:
@@ -51,23 +58,42 @@ def specs(cfg: ModelConfig) -> dict[str, Any]:
     return tree
 
 
+def decoded(
+    params: Params,
+    tokens: Array,
+    cfg: ModelConfig,
+    *,
+    positions: Array | None = None,
+    segments: Array | None = None,
+    token_types: Array | None = None,
+    rng: Array | None = None,
+    execution: Execution = DEFAULT_EXECUTION,
+) -> tuple[Array, SequenceSharding, Terms]:
+    """What the masked-token head reads: `backbone.hidden_sharded`, or with an enhanced mask decoder its output.
+
+    Arguments and results as of `backbone.hidden_sharded`.
+    """
+    rows = embedding.shard_rows(tokens, positions, segments, cfg)
+    layers = stack
+    if cfg.enhanced_mask_decoder:
+        layers = functools.partial(mask_decoder.layers, params["mask_decoder"], rows.positions)
+    x, terms = backbone.over_rows(params, rows, cfg, rng, execution, token_types=token_types, layers=layers)
+    return x, rows.sharding, terms
+
+
 def transform(params: Params, x: Array, cfg: ModelConfig) -> Array:
     """The masked-token head before the vocabulary projection: dense, GELU, norm. [B, T, D] -> [B, T, D]."""
     return norm(params["head"]["norm"], layers.gelu(layers.linear(x, params["head"]["w"], params["head"]["b"])), cfg)
 
 
-def output_table(params: Params) -> Array:
-    """The [V, D] table of the vocabulary projection: the head's own, or the embedding's if tied."""
-    return params["head"]["table"] if "table" in params["head"] else params["embedding"]["tokens"]
-
-
 def apply(params: Params, tokens: Array, cfg: ModelConfig, **fields) -> Array:
-    """Logits of the original token at every position, [B, T, V] float32. Arguments as in `hidden`.
+    """Logits of the original token at every position, [B, T, V] float32. Arguments as in `decoded`.
 
     Forward mode: see `gpt.apply`.
     """
-    x = transform(params, hidden(params, tokens, cfg, **fields), cfg)
-    return layers.unembed(x, output_table(params), params["head"]["bias"])
+    x, sharding, _ = decoded(params, tokens, cfg, **fields)
+    x = transform(params, sharding.unshard(x), cfg)
+    return layers.unembed(x, gpt.output_table(params), params["head"]["bias"])
 
 
 def next_sentence_logits(params: Params, x: Array) -> Array:
@@ -91,7 +117,7 @@ def loss(
     The masked-token head runs on the selected positions (weight > 0) and few others, see `masked_token_loss`.
     """
     inputs = batch.inputs or {}
-    x, sharding, terms = hidden_sharded(
+    x, sharding, terms = decoded(
         params,
         batch.tokens,
         cfg,
@@ -104,7 +130,7 @@ def loss(
     head = params["head"]
     out = masked_token_loss(
         x,
-        output_table(params),
+        gpt.output_table(params),
         sharding.shard(batch.targets),
         sharding.shard(batch.weights),
         head["bias"],

@@ -1,5 +1,8 @@
 """What GPT and BERT share below the first block: the embeddings of tokens, positions and types, and how rows lie."""
 
+import math
+from typing import NamedTuple
+
 import jax.numpy as jnp
 
 from jaxformer import masks
@@ -46,6 +49,7 @@ def embed(
     positions: Array,
     cfg: ModelConfig,
     types: Array | None = None,
+    looked_up: Array | None = None,
 ) -> Array:
     """Sum of the token, position and type embeddings.
 
@@ -55,11 +59,13 @@ def embed(
       positions: [T] or [B, T] int.
       cfg: the model.
       types: [B, T] int; None: all of type 0, where the config has types.
+      looked_up: [B, T, D], the rows of the table for `tokens`, where they are there already.
 
     Returns:
       [B, T, D] in the compute dtype.
     """
-    x = look_up(tokens, params["tokens"], "vocab")
+    x = look_up(tokens, params["tokens"], "vocab") if looked_up is None else looked_up
+    x = x * math.sqrt(cfg.width) if cfg.scale_embeddings else x
     of_positions = encoding_of(cfg).embed
     if of_positions is not None:
         x = of_positions(params, x, positions, cfg)
@@ -70,15 +76,25 @@ def embed(
     return constrain(x, "rows", None, None)
 
 
+class ShardedRows(NamedTuple):
+    """Rows as a stack of layers takes them: how they are sharded, which tokens see which, tokens and positions."""
+
+    sharding: context.SequenceSharding
+    mask: masks.Mask
+    tokens: Array
+    positions: Array
+
+
 def shard_rows(
-    tokens: Array, positions: Array | None, segments: Array | None, cfg: ModelConfig
-) -> tuple[context.SequenceSharding, masks.Mask, Array, Array]:
+    tokens: Array, positions: Array | None, segments: Array | None, cfg: ModelConfig, prefix: Array | None = None
+) -> ShardedRows:
     """Rows sharded over the context axis of the mesh in use, and the mask.
 
     Args:
       tokens: [B, T] int.
       positions, segments: [B, T] int, or None.
       cfg: the model.
+      prefix: [B, T] bool, tokens that all tokens of their segment see, also those before them; or None.
 
     Returns:
       How rows are sharded; the mask (causality and window of the config, segments); tokens and positions, sharded
@@ -92,7 +108,12 @@ def shard_rows(
     cut = context.sequence_sharding(length, zigzag=cfg.causal and cfg.attention.window is None)
     index = None if cut.order is None else jnp.asarray(cut.order)
     mask = masks.Mask(
-        causal=cfg.causal, window=cfg.attention.window, query_index=index, key_index=index, parts=cut.parts
+        causal=cfg.causal and prefix is None,
+        window=cfg.attention.window,
+        query_index=index,
+        key_index=index,
+        prefix_keys=cut.arrange(prefix),
+        parts=cut.parts,
     )
     if segments is not None:
         mask = mask & masks.segments(cut.arrange(segments))
@@ -101,4 +122,4 @@ def shard_rows(
             raise ValueError(f"{length} tokens are more than the {longest} positions of model.context_length")
         positions = jnp.arange(length)
         positions = positions if cut.parts == 1 else jnp.broadcast_to(positions, tokens.shape)
-    return cut, mask, cut.shard(tokens), cut.shard(positions)
+    return ShardedRows(cut, mask, cut.shard(tokens), cut.shard(positions))

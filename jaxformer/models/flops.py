@@ -3,7 +3,8 @@
 Parameters are counted by each published convention. Operations are counted exactly: two per multiply-add of every
 matrix product, attention included, over the whole [T, T] square as in Chowdhery et al. (an implementation that skips
 the masked half is faster, but the model is not smaller). A head that is needed at only a share of the positions, like
-BERT's at the masked ones, counts by that share.
+BERT's at the masked ones, counts by that share. With an encoder, a token is one of the target, among which
+the operations on a row's source are shared out.
 
 >>> from jaxformer.config import ModelConfig, Softmax
 >>> gpt2 = ModelConfig(num_layers=12, width=768, attention=Softmax(12), context_length=1024, vocab_size=50257)
@@ -16,9 +17,8 @@ BERT's at the masked ones, counts by that share.
 
 from typing import NamedTuple
 
-from jaxformer.config import DataConfig, Execution, ModelConfig
+from jaxformer.config import DataConfig, ModelConfig
 from jaxformer.config.registry import OBJECTIVES
-from jaxformer.functional.sublayers import costs_of
 from jaxformer.models.families import family_of
 from jaxformer.specs import count_by_group, count_non_embedding, count_params
 
@@ -43,11 +43,13 @@ class Flops(NamedTuple):
     """Floating-point operations per token, a multiply-add being two.
 
     Attributes:
-      projections: products with weights in the layers that mix tokens (query, key, value, output), forward.
+      projections: products with weights in the layers that mix tokens (query, key, value, output), forward; those of
+        cross attention among them.
       attention: products of activations there (scores, weighted values), forward.
       mlp: feed-forward layers, forward.
       head: the family's head (vocabulary projection, and BERT's transform) at the positions that need it, forward.
       remat: what the backward pass recomputes under the config's policy.
+      frozen: what no gradient goes through, as the memory of a Transformer-XL, forward; not among the others.
     """
 
     projections: float
@@ -55,16 +57,17 @@ class Flops(NamedTuple):
     mlp: float
     head: float
     remat: float
+    frozen: float = 0.0
 
     @property
     def forward(self) -> float:
         """One forward pass."""
-        return self.projections + self.attention + self.mlp + self.head
+        return self.projections + self.attention + self.mlp + self.head + self.frozen
 
     @property
     def training(self) -> float:
         """Forward and backward, without `remat`; the backward pass has two products for each of the forward's."""
-        return 3 * self.forward
+        return 3 * self.forward - 2 * self.frozen
 
 
 def count_parameters(cfg: ModelConfig) -> ParameterCount:
@@ -82,7 +85,8 @@ def flops_per_token(
 
     Args:
       cfg: the model, its vocabulary size filled in.
-      context_length: tokens of a row; None: the model's. A window limits the keys that count.
+      context_length: tokens of a row; None: the model's. A window limits the keys that count. The source keeps its
+        length.
       head_fraction: share of the positions whose logits are needed: 1 for next tokens, `mask_rate` for masked ones
         (the expected share; the computation is rounded up to whole blocks, see `functional.masked_loss`).
       remat_policy: what the backward pass recomputes, as in `execution.remat`.
@@ -92,23 +96,11 @@ def flops_per_token(
 
     Source: Chowdhery et al. 2022, appendix B; Kaplan et al. 2020, table 1, plus what it leaves out.
     """
-    length, layers = cfg.context_length if context_length is None else context_length, cfg.num_layers
-    costs = costs_of(cfg, length, Execution())
-    mixer, feed_forward = costs["attention"], costs["mlp"]
-    scores = layers * sum(cost.scores for cost in costs.values())
-    # "dots" keeps every product with weights and recomputes the others, those of attention. "full" recomputes the block
-    # without the products that are only added to the residual stream, which no gradient needs but a norm after the sum.
-    last = {
-        "post_norm": 0, "pre_norm": feed_forward.last, "parallel": sum(cost.last for cost in costs.values()),
-    }[cfg.block]  # fmt: skip
-    whole = scores + layers * (sum(cost.products for cost in costs.values()) - last)
-    return Flops(
-        projections=layers * mixer.products,
-        attention=layers * mixer.scores,
-        mlp=layers * (feed_forward.products + feed_forward.scores),
-        head=head_fraction * family_of(cfg).head_flops(cfg),
-        remat={"none": 0.0, "dots": float(scores), "full": float(whole)}[remat_policy],
-    )
+    length = cfg.context_length if context_length is None else context_length
+    family = family_of(cfg)
+    layers = family.layer_flops(cfg, length, head_fraction, remat_policy)
+    head = head_fraction * family.head_flops(cfg)
+    return Flops(layers.projections, layers.attention, layers.mlp, head, float(layers.remat), layers.frozen)
 
 
 def training_flops(cfg: ModelConfig, data: DataConfig) -> float:

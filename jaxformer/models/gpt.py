@@ -29,7 +29,7 @@ def specs(cfg: ModelConfig) -> dict[str, Any]:
 
 def output_table(params: Params) -> Array:
     """The [V, D] table that turns hidden states into logits: the head's, or the embedding's if tied."""
-    return params["head"]["table"] if "head" in params else params["embedding"]["tokens"]
+    return params.get("head", {}).get("table", params["embedding"]["tokens"])
 
 
 def apply(params: Params, tokens: Array, cfg: ModelConfig, **fields) -> Array:
@@ -41,7 +41,7 @@ def apply(params: Params, tokens: Array, cfg: ModelConfig, **fields) -> Array:
     `jax.jvp` and `jax.hessian` of this and of `loss` need `execution.attention` "xla" or "chunked"; the kernels that
     "auto" takes on TPUs and GPUs support only `jax.grad`.
     """
-    return unembed(hidden(params, tokens, cfg, **fields), output_table(params))
+    return unembed(hidden(params, tokens, cfg, **fields), output_table(params), soft_cap=cfg.logit_soft_cap)
 
 
 def loss(
@@ -55,10 +55,17 @@ def loss(
 ) -> tuple[Sums, Sums]:
     """(objective, metrics) of a batch; see `types.Model`."""
     x, sharding, terms = hidden_sharded(
-        params, batch.tokens, cfg, positions=batch.positions, segments=batch.segments, rng=rng, execution=execution
+        params,
+        batch.tokens,
+        cfg,
+        positions=batch.positions,
+        segments=batch.segments,
+        prefix=(batch.inputs or {}).get("prefix"),
+        rng=rng,
+        execution=execution,
     )
     targets, weights = sharding.shard(batch.targets), sharding.shard(batch.weights)
-    out = token_loss(x, output_table(params), targets, weights, **vars(loss_cfg))
+    out = token_loss(x, output_table(params), targets, weights, soft_cap=cfg.logit_soft_cap, **vars(loss_cfg))
     objective = {"loss": (out.total, out.weight)} | with_weights(terms, batch, cfg)
     return objective, token_metrics(out, sharding)
 

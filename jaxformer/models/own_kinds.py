@@ -41,7 +41,8 @@ def check_model(config: Config) -> None:
         fits = all(isinstance(each, dict) and "loss" in each for each in (objective, weights))
         both = (sorted(objective), sorted(weights)) if fits else (objective, weights)
         expect(fits and both[0] == both[1], f"{where}: loss and weights returned", both, "the same names, loss in both")
-        fits = isinstance(metrics, dict) and {"loss", "accuracy"} <= metrics.keys()
+        needed = {"loss", "accuracy"} if cfg.head is None else {"loss"}
+        fits = isinstance(metrics, dict) and needed <= metrics.keys()
         expect(fits, f"{where}: loss returned the metrics", metrics, "a dict with loss and accuracy")
         for sums, shape in ((objective, ()), (metrics, batch.tokens.shape[:1])):
             for name, pair in sums.items():
@@ -65,7 +66,7 @@ def check_batches(config: Config, rows: int, sources: Mapping[str, Any]) -> None
     size, weighted = config.model.vocab_size or 0, is_built_in(config)
     ids = (lambda x: (x >= 0) & (x < size), f"0 to {size - 1}")
     accepted: dict[str, Any] = {
-        "tokens": ids, "targets": ids, "positions": (lambda x: x >= 0, "at least 0"),
+        "tokens": ids, "targets": ids, "source_tokens": ids, "positions": (lambda x: x >= 0, "at least 0"),
         "weights": (lambda x: np.isfinite(x) & (x >= 0), "finite numbers, at least 0"),
     }  # fmt: skip
     for what, batches in sources.items():

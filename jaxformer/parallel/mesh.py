@@ -19,7 +19,8 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxformer.config import MeshConfig
+from jaxformer.config import MeshConfig, ModelConfig
+from jaxformer.config.registry import FAMILIES
 from jaxformer.errors import ConfigError
 from jaxformer.parallel.constraints import ACTIVATION_RULES, RULES, entries
 from jaxformer.specs import ParamSpec, is_spec
@@ -44,7 +45,7 @@ def make_mesh(mesh: MeshConfig, devices: Sequence[jax.Device] | None = None) -> 
     known = math.prod(n for n in sizes if n is not None)
     shape = tuple(len(devices) // known if n is None else n for n in sizes)
     if math.prod(shape) != len(devices):
-        wanted = " x ".join(f"{name} {'fill' if n is None else n}" for name, n in zip(AXES, sizes, strict=True))
+        wanted = " x ".join(f"{name} {'none' if n is None else n}" for name, n in zip(AXES, sizes, strict=True))
         accepted = f"a divisor of {len(devices)}" if None in sizes else f"a product of {len(devices)}"
         raise ConfigError(
             f"config.mesh: {wanted} makes {known}, but the number of devices is {len(devices)}; accepted: {accepted}"
@@ -130,14 +131,25 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P())
 
 
-def check_context(length: int, mesh: Mesh) -> None:
-    """Raises ConfigError if rows of `length` tokens do not divide into two pieces per device of the context axis."""
-    parts = mesh.shape["context"]
-    if parts > 1 and length % (2 * parts):
-        raise ConfigError(
-            f"config.mesh.context: {parts} cuts rows of model.context_length {length} into {2 * parts} unequal pieces; "
-            f"accepted: half of a divisor of {length}"
-        )
+def check_context(model: ModelConfig, mesh: Mesh) -> None:
+    """Raises ConfigError: rows, or sources, do not divide into two pieces per device of the context axis, or the model
+    needs whole rows."""
+    parts, lengths = mesh.shape["context"], {"model.context_length": model.context_length}
+    if model.encoder is not None:
+        lengths["model.encoder.source_length"] = model.encoder.source_length
+    for what, part in (
+        (f"model.attention.kind={model.attention.kind}", model.attention),
+        (f"model.positions.kind={model.positions.kind}", model.positions),
+        (f"model.family={model.family}", FAMILIES[model.family]),
+    ):
+        if parts > 1 and part.whole_rows:
+            raise ConfigError(f"config.mesh.context: {parts}; {what} needs whole rows; accepted: 1")
+    for name, length in lengths.items():
+        if parts > 1 and length % (2 * parts):
+            raise ConfigError(
+                f"config.mesh.context: {parts} cuts rows of {name} {length} into {2 * parts} unequal pieces; "
+                f"accepted: half of a divisor of {length}"
+            )
 
 
 def check_batch(rows: int, micro_batches: int, mesh: Mesh) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 
 from jaxformer.config import Config
-from jaxformer.functional.sublayers import costs_of, sublayers_of
+from jaxformer.functional.sublayers import stack_costs
 from jaxformer.parallel.constraints import ACTIVATION_RULES
 from jaxformer.parallel.mesh import partition
 from jaxformer.specs import ParamSpec, is_spec
@@ -87,17 +87,22 @@ def _tensor(config: Config, sizes: dict[str, int]) -> float:
     model = config.model
     share = (sizes["tensor"] - 1) / sizes["tensor"]
     tokens = tokens_per_device(config, sizes)
-    sublayers = 1 if model.block == "parallel" else len(sublayers_of(model))
-    recomputed = (sublayers - 1) * int(config.execution.remat == "full")
-    sums = model.num_layers * (2 * sublayers + recomputed) + 2
+    sums = 0.0
+    for stack, each, costs in stack_costs(model, model.context_length, config.execution):
+        sublayers = 1 if model.block.startswith("parallel") else len(costs)
+        recomputed = (sublayers - 1) * int(config.execution.remat in ("attention", "full"))
+        sums += each * (stack.depth * (2 * sublayers + recomputed) + 2)
     activations = sums * tokens * model.width * _compute_bytes(config)
     return config.execution.gradient_accumulation_steps * 2 * share * (activations + 3 * tokens * 4)
 
 
 def _context(config: Config, sizes: dict[str, int]) -> float:
     model, tensor = config.model, sizes.get("tensor", 1)
-    rings = [cost.ring for cost in costs_of(model, model.context_length, config.execution).values()]
-    numbers = sum(parts * each / (tensor if parts % tensor == 0 else 1) for parts, each in rings)  # once around
+    numbers = 0.0  # once around
+    for stack, share, costs in stack_costs(model, model.context_length, config.execution):
+        rings = [cost.ring for cost in costs.values()]
+        each = sum(parts * each / (tensor if parts % tensor == 0 else 1) for parts, each in rings)
+        numbers += stack.depth * share * each
     rounds = 1 + int(config.execution.remat == "full") + 2
-    tokens = model.num_layers * rounds * (sizes["context"] - 1) * tokens_per_device(config, sizes)
+    tokens = rounds * (sizes["context"] - 1) * tokens_per_device(config, sizes)
     return config.execution.gradient_accumulation_steps * tokens * numbers * _compute_bytes(config)

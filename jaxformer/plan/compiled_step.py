@@ -10,14 +10,16 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxformer.config import Config
+from jaxformer.data import vocabulary
 from jaxformer.data.progress_bars import say
 from jaxformer.errors import ConfigError
-from jaxformer.functional.attention import ANY, choose
+from jaxformer.functional.attention_choice import choose
 from jaxformer.models.attention_support import check_mesh, unsupported_by
 from jaxformer.models.families import family_of
 from jaxformer.models.own_kinds import check_model
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import batch_sharding, check_context, make_mesh
+from jaxformer.plan.communication_bound import tokens_per_device
 from jaxformer.plan.topology import Topology
 from jaxformer.training.chunks import longest_chunk
 from jaxformer.training.optim import make_optimizer
@@ -54,24 +56,22 @@ class CompiledStep:
 
 
 def target_config(config: Config, topology: Topology, mesh: Mesh) -> Config:
-    """`config` with the automatic choices of a run on the target, which may differ from those on this machine.
-
-    Raises:
-      ConfigError: an attention kernel that only a GPU's own process can compile.
-    """
+    """`config` with the automatic choices of a run on the target, which may differ from those on this machine."""
     model, execution = config.model, config.execution
-    if execution.attention == "cudnn":
-        raise ConfigError(f"config.execution.attention: cudnn cannot be planned without a GPU; accepted here: {ANY}")
     if model.vocab_size is None:
-        # About 300 bytes and specials; characters are not many more.
-        entries = config.data.tokenizer_vocab if config.data.tokenizer == "bpe" else 300
+        guess = config.data.tokenizer_vocab if config.data.tokenizer == "bpe" else 300  # characters are not many more
+        entries = vocabulary.known(config.data) or guess
         model = replace(model, vocab_size=-(-entries // 64) * 64)
     if execution.attention == "auto":
         parts = mesh.shape["context"]
         length = model.context_length // parts
-        # Not cuDNN's kernel: where no GPU is, it cannot be compiled.
-        able = ["splash"] if parts == 1 and unsupported_by("splash", model) is None else []
-        implementation: Any = choose(length, length, parts, topology.chip.platform, able)
+        # Not cuDNN's kernel, as rows hold several documents.
+        able = [name for name in ("splash", "flash_gpu") if unsupported_by(name, model, parts) is None]
+        tokens = tokens_per_device(config, {k: n for k, n in mesh.shape.items() if n > 1})
+        heads = model.attention.num_heads if model.attention.has_implementations else 0
+        scores = int(4 * tokens * heads / mesh.shape["tensor"] * length)
+        sparse = bool(model.attention.patterns(length, model.causal))
+        implementation: Any = choose(length, length, parts, topology.chip.platform, able, scores, sparse)
         execution = replace(execution, attention=implementation)
     return replace(config, model=model, execution=execution)
 
@@ -94,10 +94,10 @@ def compile_step(config: Config, topology: Topology) -> CompiledStep:
     except ConfigError as error:
         raise ConfigError(str(error).replace("the number of devices is", f"{topology.name} has")) from None
     config = target_config(config, topology, mesh)
-    check_context(config.model.context_length, mesh)
+    check_context(config.model, mesh)
     check_mesh(config.execution, mesh)
     check_model(config)
-    model = make_model(config.model, config.loss, config.execution, config.optimizer.freeze)
+    model = make_model(config.model, config.loss, config.execution, config.optimizer.freeze, config.tune)
     optimizer = make_optimizer(config.optimizer, config.train.steps, model.specs)
     steps = compile_steps(model, optimizer, mesh, config)
     began = time.perf_counter()

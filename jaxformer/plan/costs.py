@@ -6,8 +6,10 @@ every device alike) counts twice. `cost_analysis()` would count the body of a lo
 
 import math
 import re
+from collections.abc import Mapping
 
 from jaxformer.plan.hlo import Computation, Instruction, Program, Shape
+from jaxformer.plan.kernel_costs import kernel_flops, kernel_of
 
 # Produce no traffic of their own: names for what is there, control flow, and the second halves of pairs.
 FREE = {
@@ -19,24 +21,21 @@ SLICES = {"dynamic-slice", "slice", "gather"}
 THROUGH = {"bitcast", "reshape", "transpose", "copy", "convert"}
 
 
-# How many products of [T, K] and [K, S] each of the TPU's attention kernels computes.
-KERNEL_PRODUCTS = {"splash_mha_fwd": 2, "splash_mha_dq": 3, "splash_mha_dkv": 4}
-
-
-def flops(program: Program, visited: float = 1.0) -> float:
+def flops(program: Program, shares: Mapping[str, float] | None = None) -> float:
     """Operations of all matrix products, a multiply-add being two.
 
-    visited: share of the blocks of scores that the TPU's attention kernel visits (`kernels.splash.visited`).
+    shares: of the scores that each attention kernel visits (`kernel_costs.visited_shares`); None: all.
     """
     total = 0.0
     for computation, instruction, times, _ in program.runs():
         library = instruction.opcode == "custom-call" and ("gemm" in instruction.text or "matmul" in instruction.text)
-        if instruction.opcode == "dot" or library:
+        kernel = kernel_of(instruction)
+        if kernel is not None:
+            total += times * kernel_flops(computation, instruction, kernel, shares or {})
+        elif instruction.opcode == "dot" or library:
             total += times * _product(computation, instruction)
         elif instruction.opcode == "convolution":
             total += times * _convolution(computation, instruction)
-        elif instruction.opcode == "custom-call" and instruction.name.startswith(tuple(KERNEL_PRODUCTS)):
-            total += times * visited * _kernel(computation, instruction)
     return total
 
 
@@ -128,15 +127,6 @@ def _product(computation: Computation, instruction: Instruction) -> float:
         return 0.0
     contracted = [int(n) for n in re.findall(r"\d+", found[1])]
     return 2.0 * math.prod(instruction.shapes[0].sizes) * math.prod(left.shapes[0].sizes[i] for i in contracted)
-
-
-def _kernel(computation: Computation, instruction: Instruction) -> float:
-    """The TPU's attention kernel; the first of its floating-point operands are query [B, H, T, K] and key [B, G, S, K],
-    without the dimensions that are 1."""
-    operands = [computation.instructions.get(o) for o in instruction.operands]
-    query, key = [o.shapes[0] for o in operands if o is not None and "f" in o.shapes[0].dtype][:2]
-    products = next(n for name, n in KERNEL_PRODUCTS.items() if instruction.name.startswith(name))
-    return products * 2.0 * math.prod(query.sizes) * key.sizes[-2]
 
 
 def _convolution(computation: Computation, instruction: Instruction) -> float:

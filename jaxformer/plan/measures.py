@@ -7,12 +7,12 @@ import jax
 import numpy as np
 
 from jaxformer.config import Config, to_dict
-from jaxformer.functional.sublayers import costs_of
-from jaxformer.kernels.attention import splash
+from jaxformer.functional.sublayers import stack_costs
 from jaxformer.models.flops import count_parameters, training_flops
 from jaxformer.parallel.mesh import LARGE
 from jaxformer.plan import collectives, communication_bound, costs, hlo
 from jaxformer.plan.compiled_step import CompiledStep, compile_step
+from jaxformer.plan.kernel_costs import visited_shares
 from jaxformer.plan.roofline import roofline
 from jaxformer.plan.topology import Topology
 
@@ -74,7 +74,7 @@ def describe(step: CompiledStep, topology: Topology) -> Plan:
 
     program = hlo.read(step.text)
     sent = collectives.find(program, sizes)
-    flops, traffic = costs.flops(program, _visited(config)), costs.traffic(program)
+    flops, traffic = costs.flops(program, visited_shares(config, topology)), costs.traffic(program)
     plan["flops"] |= {"program": flops, "useful": model_flops / (flops * len(topology.devices)) if flops else None}
     summed = _summed(sent, "count", "kind", "axes")
     return plan | {
@@ -84,14 +84,6 @@ def describe(step: CompiledStep, topology: Topology) -> Plan:
         "minimum": communication_bound.communication_bound(config, step.model.specs, step.mesh),
         "roofline": roofline(topology, step.mesh, flops, traffic, summed, model_flops),
     }
-
-
-def _visited(config: Config) -> float:
-    """Share of the scores that the TPU's attention kernel visits; of other implementations every product is counted."""
-    if config.execution.attention != "splash":
-        return 1.0
-    model = config.model
-    return splash.visited(model.context_length, model.causal, model.attention.window)
 
 
 def by_axes(plan: Plan) -> dict[str, float]:
@@ -128,20 +120,29 @@ def state_memory(step: CompiledStep) -> dict[str, Any]:
 def saved_activations(step: CompiledStep) -> int:
     """Bytes of activations that the blocks keep for the backward pass of one micro-batch, on one device.
 
-    "full" keeps a block's input; "dots" also the products with weights; "none" about everything that is computed,
-    estimated as the products twice, the attention weights (where attention keeps them) and two norms.
+    "full" keeps a block's input; "attention" also attention's output, and its weights or what they are made of; "dots"
+    also the products with weights, without attention's; "none" about everything that is computed, estimated as
+    the products twice, the attention weights (where attention keeps them) and two norms. Reversible blocks keep two
+    float32 streams in all.
     """
     model, execution, sizes = step.config.model, step.config.execution, dict(step.mesh.shape)
     each = 2 if model.dtype == "bfloat16" else 4
     tokens = communication_bound.tokens_per_device(step.config, {k: v for k, v in sizes.items() if v > 1})
-    tensor, costs = sizes.get("tensor", 1), costs_of(model, model.context_length, execution).values()
-    products = sum(cost.saved / tensor + model.width for cost in costs)
-    numbers = {
-        "full": float(model.width),
-        "dots": model.width + products,
-        "none": 3 * model.width + 2 * products + sum(cost.saved_scores for cost in costs) / tensor,
-    }[execution.remat]
-    return int(model.num_layers * tokens * each * numbers)
+    tensor, total = sizes.get("tensor", 1), 0
+    for stack, share, by_name in stack_costs(model, model.context_length, execution):
+        if stack.block == "reversible":
+            total += int(share * tokens * 4 * 2 * model.width)
+            continue
+        costs = by_name.values()
+        products = sum(cost.saved / tensor + model.width for cost in costs)
+        numbers = {
+            "full": float(model.width),
+            "attention": model.width + sum(cost.kept for cost in costs) / tensor,
+            "dots": model.width + products,
+            "none": 3 * model.width + 2 * products + sum(cost.saved_scores for cost in costs) / tensor,
+        }[execution.remat]
+        total += int(stack.depth * share * tokens * each * numbers)
+    return total
 
 
 def replicated(step: CompiledStep) -> list[dict[str, Any]]:

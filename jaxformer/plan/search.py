@@ -15,7 +15,7 @@ from jaxformer.plan.summary import milliseconds, size, verdict
 from jaxformer.plan.topology import Topology
 from jaxformer.specs import is_spec
 
-REMAT: tuple[Literal["none", "dots", "full"], ...] = ("none", "dots", "full")
+REMAT: tuple[Literal["none", "dots", "attention", "full"], ...] = ("none", "dots", "attention", "full")
 
 
 @dataclass(frozen=True)

@@ -137,15 +137,15 @@ def remedy(plan: Plan) -> str:
         ideas.append(f"more devices, or a larger mesh.fsdp (now {mesh.get('fsdp', 1)})")
     else:
         if execution["remat"] != "full":
-            ideas.append(f"execution.remat=full (now {execution['remat']})")
+            ideas.append(f"--config.execution.remat=full (now {execution['remat']})")
         rows //= mesh.get("data", 1) * mesh.get("fsdp", 1)
         if rows > (steps := execution["gradient_accumulation_steps"]):
-            ideas.append(f"execution.gradient_accumulation_steps={rows} (now {steps})")
+            ideas.append(f"--config.execution.gradient_accumulation_steps={rows} (now {steps})")
         ideas.append(f"a larger mesh.tensor (now {mesh.get('tensor', 1)})")
         if execution["layers"] == "unroll":
-            ideas.append("execution.layers=scan")
+            ideas.append("--config.execution.layers=scan")
         if execution["attention"] != "chunked":
-            ideas.append("execution.attention=chunked")
+            ideas.append("--config.execution.attention=chunked")
     return f"{line}; try {', '.join(ideas)}, or --search"
 
 

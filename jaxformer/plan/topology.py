@@ -21,7 +21,7 @@ from jaxformer.errors import ConfigError
 from jaxformer.runtime.hardware import CHIPS, Chip
 
 TARGETS = Path(__file__).parent / "targets"
-FORMS = "v4:XxYxZ, v5p:XxYxZ, v5e:XxY, v6e:XxY (chips), a100:NxG, h100:NxG, h200:NxG (nodes x GPUs), cpu:N"
+FORMS = "v4:XxYxZ, v5p:XxYxZ, v5e:XxY, v6e:XxY (chips), a100:NxG, h100:NxG, h200:NxG, b200:NxG (nodes x GPUs), cpu:N"
 # Each CPU device needs threads in this process; the largest TPU slices have about 9,000 chips.
 MOST_DEVICES = {"cpu": 1024, "tpu": 65536, "cuda": 65536}
 # Values that libtpu would otherwise query from the machine.
@@ -66,8 +66,9 @@ def parse(name: str) -> tuple[Chip, tuple[int, ...]]:
     ('h100', (4, 8))
     """
     kind, _, sizes = name.lower().partition(":")
-    if kind not in CHIPS:
-        near = difflib.get_close_matches(kind, CHIPS, n=1, cutoff=0.5)
+    planned = [each for each in CHIPS if f"{each}:" in FORMS]  # the compilers here know no other
+    if kind not in planned:
+        near = difflib.get_close_matches(kind, planned, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}? " if near else ""
         raise ConfigError(f"--topology: {name!r} is not known; {hint}known: {FORMS}")
     chip = CHIPS[kind]

@@ -6,11 +6,15 @@
     jaxformer benchmark --suite=shakespeare --text=tinyshakespeare.txt    (needs `peers` too)
     jaxformer benchmark --suite=pretrain --shape=gpt2 --pairs=1
     jaxformer benchmark --suite=attention --tokens=1024
+    jaxformer benchmark --suite=long --tokens=16384    (rows of 1024 tokens and more; --mechanisms for some of them)
+    jaxformer benchmark --suite=recurrent --tokens=256
+    jaxformer benchmark --suite=seq2seq --shape=t5_small --task=beam    (needs `peers` too)
     jaxformer benchmark --suite=data
     jaxformer benchmark --suite=import
     jaxformer benchmark --suite=decode --shape=tiny    (needs `peers` too)
     jaxformer benchmark --suite=decode_lengths --shape=tiny
     jaxformer benchmark --suite=sweep --size=0.1 --pairs=1
+    jaxformer benchmark --suite=tokenize    (needs the extra `beam`)
 
 --out FILE.jsonl records every single measurement. On a shared machine, times vary: compare ratios, not times.
 """
@@ -23,8 +27,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
+from jaxformer.benchmarks import seq2seq
 from jaxformer.benchmarks.suite import RULER, Suite
 from jaxformer.benchmarks.train import SHAPES
+from jaxformer.errors import ConfigError
 from jaxformer.runs.command_line import file_path, integer, parser
 
 SUITES = (
@@ -33,10 +39,14 @@ SUITES = (
     "decode",
     "decode_lengths",
     "import",
+    "long",
     "memory",
     "pretrain",
+    "recurrent",
+    "seq2seq",
     "shakespeare",
     "sweep",
+    "tokenize",
     "train",
 )
 
@@ -48,24 +58,41 @@ def main() -> None:
     arguments.add_argument(
         "--pairs", type=integer(1), default=7, metavar="N", help="rounds of alternating runs (default 7)"
     )
-    arguments.add_argument("--shape", default="tiny", choices=SHAPES, help="train, pretrain, memory, decode: the model")
+    every = (*SHAPES, *(name for name in seq2seq.SHAPES if name not in SHAPES))
     arguments.add_argument(
-        "--dtype", default="float32", choices=("float32", "bfloat16"), help="train, pretrain, memory, attention, decode"
+        "--shape", default="tiny", choices=every, help="train, pretrain, memory, decode, seq2seq: the model"
     )
-    arguments.add_argument("--tokens", type=integer(1), default=1024, help="attention: length of the row")
+    arguments.add_argument("--task", choices=seq2seq.TASKS, default="train", help="seq2seq: what is measured")
     arguments.add_argument(
-        "--rows", type=integer(1), metavar="N", help="decode: prompts at once (default 1); train: rows of a step"
+        "--dtype",
+        default="float32",
+        choices=("float32", "bfloat16"),
+        help="train, pretrain, memory, attention, long, recurrent, decode, seq2seq",
+    )
+    arguments.add_argument(
+        "--tokens", type=integer(1), default=1024, help="attention, recurrent: length of a row; long: of the longest"
+    )
+    arguments.add_argument("--mechanisms", metavar="NAME,NAME", help="long: which of them (default all)")
+    arguments.add_argument(
+        "--rows",
+        type=integer(1),
+        metavar="N",
+        help="decode: prompts at once (default 1); train, seq2seq: of a step",
     )
     arguments.add_argument("--size", type=float, default=0.1, choices=(0.1, 0.5, 2.0), help="sweep: million parameters")
-    arguments.add_argument("--text", type=file_path, metavar="FILE", help="shakespeare: the text")
+    arguments.add_argument("--text", type=file_path, metavar="FILE", help="shakespeare, tokenize: the text")
     arguments.add_argument("--out", type=file_path, help="JSONL file to append every measurement to")
     options = arguments.parse_args()
+    if options.shape not in (known := seq2seq.SHAPES if options.suite == "seq2seq" else SHAPES):
+        raise ConfigError(f"--shape: {options.shape}; --suite={options.suite} accepts {', '.join(known)}")
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the other contestants need GPU memory too
     # Imports only the chosen suite: the others may need packages that are not installed.
     name = {"import": "imports"}.get(options.suite, options.suite)
     suite: Suite = importlib.import_module(f"jaxformer.benchmarks.{name}").contestants(options)
     measured = alternate(suite.contestants, options.pairs, warm_up=0 if suite.whole else 1)
     for line in lines(suite, measured):
+        print(line)
+    for line in suite.summary(measured):
         print(line)
     if options.out is not None:
         asked = {key: value for key, value in vars(options).items() if key not in ("out", "text")}
@@ -92,12 +119,12 @@ def alternate(
 
 
 def lines(suite: Suite, measured: Mapping[str, tuple[str, list[float]]]) -> Iterator[str]:
-    """One line per contestant: median, range, work per second, and the ratio to the first one's median."""
-    first = None
+    """One line per contestant: median, range, work per second, and the ratio to the first median in its unit."""
+    firsts: dict[str, float] = {}
     ruler = suite.flop.get(RULER, 0.0) / float(np.median(measured[RULER][1])) if RULER in measured else None
     for name, (unit, values) in measured.items():
         median = float(np.median(values))
-        first = median if first is None else first
+        first = firsts.setdefault(unit, median)
         shown, factor = ("ms", 1e3) if unit == "s" else (unit, 1.0)
         text = f"{name}: median {factor * median:.4g} {shown}, {factor * min(values):.4g} to {factor * max(values):.4g}"
         if suite.work and name != RULER and unit == "s":

@@ -1,8 +1,10 @@
 """List the configs that come with jaxformer, or print one, to begin your own with.
 
-jaxformer configs
-jaxformer configs gpt_tiny > mine.py
-jaxformer pretrain mine.py
+    jaxformer configs
+    jaxformer configs gpt_tiny > mine.py
+    jaxformer pretrain mine.py
+
+`jaxformer pretrain CONFIG --print-config` prints the whole config, with all defaults.
 """
 
 import ast
@@ -16,7 +18,7 @@ from jaxformer.runs.command_line import parser
 def main() -> None:
     """Prints a line for each config, or the text of one."""
     arguments = parser(__doc__, "configs")
-    arguments.add_argument("name", nargs="?", help="print the text of this one")
+    arguments.add_argument("name", nargs="?", metavar="CONFIG", help="print the text of this one")
     name, found = arguments.parse_args().name, shipped()
     if name is None:
         width = max(map(len, found))

@@ -1,7 +1,9 @@
 """Plot the loss curves of runs from their records.
 
-jaxformer curves --workdir=runs/gpt_tiny --out=curve.png
-jaxformer curves --workdir=runs/a --workdir=runs/b --label=narrow --label=wide --out=curve.svg
+    jaxformer curves runs/gpt_tiny --out=curve.png
+    jaxformer curves runs/a runs/b --label=narrow --label=wide --out=curve.svg
+
+In bits per byte if all runs have them, else in nats per token. A mixture has a curve for each of its sources.
 """
 
 import math
@@ -10,13 +12,16 @@ from pathlib import Path
 from jaxformer import records
 from jaxformer.errors import ConfigError
 from jaxformer.runs import manifest
-from jaxformer.runs.command_line import parser, path_text
+from jaxformer.runs.command_line import parser, path_text, workdir_text
 from jaxformer.scaling import plotting
 from jaxformer.storage import files
+from jaxformer.storage.address import place
+from jaxformer.training.evaluate import SPLIT
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish; markers distinguish series in black and white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = "osD^vP"
+STYLES = ("-", "--", ":", "-.")  # all held-out text, and that of each source
 ENDINGS = (".png", ".svg", ".pdf")
 COMPRESSORS = {"gzip -9": (0, (4, 2)), "xz -9": (0, (1, 1))}
 
@@ -24,18 +29,22 @@ COMPRESSORS = {"gzip -9": (0, (4, 2)), "xz -9": (0, (1, 1))}
 def main() -> None:
     """Validation and training loss against training tokens; in bits per byte if all runs have them."""
     arguments = parser(__doc__, "curves")
-    arguments.add_argument(
-        "--workdir", action="append", required=True, type=path_text, help="directory of a run; may be repeated"
-    )
-    arguments.add_argument("--label", action="append", help="name in the legend, one for each workdir")
+    arguments.add_argument("runs", nargs="*", type=workdir_text, metavar="RUN", help="directories of runs")
+    arguments.add_argument("--workdir", action="append", type=workdir_text, metavar="RUN", help="the same; repeatable")
+    arguments.add_argument("--label", action="append", help="name in the legend, one for each run; repeatable")
     arguments.add_argument("--out", required=True, type=path_text, help="figure to write: .png, .svg or .pdf")
-    options = arguments.parse_args()
-    labels = options.label or [Path(workdir).name for workdir in options.workdir]
+    options = arguments.parse_intermixed_args()
+    options.workdir = options.runs + (options.workdir or [])
+    if not options.workdir:
+        raise ConfigError("--workdir: is needed; see --help")
+    labels = options.label or [place(workdir).name for workdir in options.workdir]
     if len(labels) != len(options.workdir):
         raise ConfigError(f"--label: {len(labels)} given for {len(options.workdir)} workdirs; accepted: one for each")
     for workdir in options.workdir:
-        if not (Path(workdir) / "records.jsonl").is_file():
-            raise ConfigError(f"--workdir: {workdir} has no records.jsonl")
+        if not (place(workdir) / "records.jsonl").is_file():
+            there = (place(workdir) / manifest.FILE_NAME).is_file()
+            why = " (it was imported, not trained)" if there and "imported" in manifest.read(workdir) else ""
+            raise ConfigError(f"--workdir: {workdir} has no records.jsonl{why}")
     for label in options.label or []:
         if not label.isprintable():
             raise ConfigError(f"--label: {label!r}; accepted: text that can be printed")
@@ -48,9 +57,10 @@ def main() -> None:
         raise ConfigError(f"--out: {out} is not a file; accepted: a figure to write")
     figure = matplotlib.figure.Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
-    runs = [recorded(Path(workdir)) for workdir in options.workdir]
+    runs = [recorded(place(workdir)) for workdir in options.workdir]
     # Training loss is in nats per token; the last evaluation's ratio converts it to bits per byte. One axis, one unit.
-    in_bits = all(evals and "bits_per_byte" in evals[-1] and evals[-1]["loss"] > 0 for _, evals in runs)
+    ends = [each[-1] for found, _ in runs for each in by_split(found).values()]
+    in_bits = all(evals for _, evals in runs) and all("bits_per_byte" in r and r["loss"] > 0 for r in ends)
     tops: list[float] = []
     levels: dict[str, float] = {}  # of general compressors; equal ones are drawn once
     for index, ((found, evals), label) in enumerate(zip(runs, labels, strict=True)):
@@ -61,14 +71,16 @@ def main() -> None:
             [r["tokens"] for r in steps], [factor * float(r["loss"]) for r in steps],
             color=colour, alpha=0.35, lw=1, label=f"{label}, training batches",
         )  # fmt: skip
-        ending = f": {factor * evals[-1]['loss']:.2f} at the end" if evals else ""
-        axes.errorbar(
-            [r["tokens"] for r in evals],
-            [factor * r["loss"] for r in evals],
-            yerr=[1.96 * factor * r["loss_stderr"] for r in evals],
-            color=colour, marker=MARKERS[index % len(MARKERS)], capsize=3,
-            label=f"{label}, validation (95 % interval){ending}",
-        )  # fmt: skip
+        for number, (split, each) in enumerate(by_split(found).items()):
+            unit = each[-1]["bits_per_byte"] / each[-1]["loss"] if in_bits else 1.0
+            axes.errorbar(
+                [r["tokens"] for r in each],
+                [unit * r["loss"] for r in each],
+                yerr=[1.96 * unit * r["loss_stderr"] for r in each],
+                color=colour, marker=MARKERS[(index + number) % len(MARKERS)], capsize=3,
+                ls=STYLES[number % len(STYLES)], markerfacecolor="white" if number else colour,
+                label=f"{label}, {split} (95 % interval): {unit * each[-1]['loss']:.2f} at the end",
+            )  # fmt: skip
         finals = [r for r in found if r["kind"] == "final"] if in_bits else []
         for name, level in (finals[-1].get("compressed_bits_per_byte", {}) if finals else {}).items():
             if levels.setdefault(f"{name} on the same bytes: {level:.2f}", level) is level:
@@ -91,9 +103,19 @@ def main() -> None:
 
 
 def recorded(workdir: Path) -> tuple[list[dict], list[dict]]:
-    """All records of a run, and its evaluations among them. Raises ConfigError, RecordError: not those of the run."""
+    """All records of a run, and the evaluations on all its held-out text among them.
+
+    Raises:
+      ConfigError, RecordError: they are not those of the run.
+    """
     path = workdir / "records.jsonl"
     found = records.latest(records.load(path))
     if (workdir / manifest.FILE_NAME).exists():
         records.check_run(path, found, manifest.fingerprints(workdir)[0])
-    return found, [r for r in found if r["kind"] == "eval"]
+    return found, by_split(found).get(SPLIT, [])
+
+
+def by_split(found: list[dict]) -> dict[str, list[dict]]:
+    """The evaluations of a run by what they are of: all held-out text first, then that of each source of a mixture."""
+    splits = sorted({r["split"] for r in found if r["kind"] == "eval"}, key=lambda split: (split != SPLIT, split))
+    return {split: [r for r in found if r["kind"] == "eval" and r["split"] == split] for split in splits}

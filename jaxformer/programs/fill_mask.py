@@ -35,9 +35,11 @@ def main() -> None:
         keep_compiled_programs()
     tokenizer, cfg = run.tokenizer, run.config.model
     inside = [tokenizer.encode(text, strict=True, specials=True).tolist() for text in options.text]
-    # As in training: rows of pairs are [CLS] A [SEP]; all others are documents, which start with the separator.
+    # As in training: rows of pairs are [CLS] A [SEP]; all others are documents, which start with the separator, and end
+    # in a token of their own if the model came from elsewhere.
+    end = [] if tokenizer.stop_id == tokenizer.separator_id else [tokenizer.stop_id]
     pairs = run.config.data.pairs
-    ids = [[tokenizer.cls_id, *x, tokenizer.sep_id] if pairs else [tokenizer.separator_id, *x] for x in inside]
+    ids = [[tokenizer.cls_id, *x, tokenizer.sep_id] if pairs else [tokenizer.separator_id, *x, *end] for x in inside]
     never = sorted(set(tokenizer.special_ids.tolist()) | set(range(tokenizer.vocab_size, cfg.vocab_size or 0)))
     top_k = min(options.top_k, tokenizer.vocab_size - len(tokenizer.special_ids))
     out = decoding.fill_mask(run.params, ids, cfg, tokenizer.mask_id, top_k=top_k, suppress=never)

@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     ).drop_highest_loss(args.drop_highest_loss)
     digest = hashlib.sha256(Path(args.csv).read_bytes()).hexdigest()
     if not args.no_figures:
-        plotting.matplotlib()
+        plotting.matplotlib(", or --no-figures")
     result = fit.fit_table(table, settings)
     words = credentials.mask_command(sys.argv[1:] if argv is None else argv)
     result["settings"] |= {

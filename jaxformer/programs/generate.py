@@ -1,25 +1,29 @@
-"""Continue a prompt with a trained GPT.
+"""Continue a prompt with a trained GPT, or answer a source with a trained encoder-decoder.
 
     jaxformer generate --workdir=runs/gpt_tiny --prompt='def '
     jaxformer generate --workdir=runs/gpt_tiny --prompt='import ' --temperature=0 --stream
     jaxformer generate --workdir=runs/gpt_tiny --prompt='class ' --beam=4
     jaxformer generate --workdir=runs/gpt_tiny --prompt='def ' --prompt='class '
+    jaxformer generate --workdir=runs/t5_tiny --source='import <extra_id_0>' --beam=4
 
 Several prompts are continued at once and printed one after the other, each as if it were alone. A sample ends
-when the model ends the document, before a --stop text, or after --max-new-tokens.
+when the model ends the document, before a --stop text, or after --max-new-tokens. With --source, a --prompt is the
+beginning of the answer.
 """
 
 import argparse
 import codecs
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxformer.errors import ConfigError
 from jaxformer.runs.command_line import add_workdir, finite, integer, parser
 from jaxformer.runtime.program import keep_compiled_programs
 
 if TYPE_CHECKING:
+    from jaxformer.config import ModelConfig
+    from jaxformer.data.decoding_text import DecodingText
     from jaxformer.decoding import Generated, Sampling
     from jaxformer.runs.pretrain import Run
 
@@ -31,9 +35,12 @@ def main() -> None:
     arguments.add_argument(
         "--prompt", action="append", help="text to continue; repeatable; empty: the beginning of a document"
     )
-    arguments.add_argument("--max-new-tokens", type=integer(1), default=128, metavar="N")
-    arguments.add_argument("--num-samples", type=integer(1), default=1, metavar="N")
-    arguments.add_argument("--seed", type=integer(0, 2**31 - 1), default=0)
+    arguments.add_argument(
+        "--source", action="append", default=[], metavar="TEXT", help="text that an encoder-decoder reads; repeatable"
+    )
+    arguments.add_argument("--max-new-tokens", type=integer(1), default=128, metavar="N", help="at most so many (128)")
+    arguments.add_argument("--num-samples", type=integer(1), default=1, metavar="N", help="of each prompt (1)")
+    arguments.add_argument("--seed", type=integer(0, 2**31 - 1), default=0, help="of the samples (0)")
     arguments.add_argument("--temperature", type=finite, help="0: always the likeliest token (default 0.8)")
     arguments.add_argument("--top-k", type=integer(1), metavar="K", help="only the K likeliest tokens")
     arguments.add_argument("--top-p", type=finite, metavar="P", help="only the likeliest tokens of total probability P")
@@ -49,8 +56,11 @@ def main() -> None:
     arguments.add_argument("--stream", action="store_true", help="print the text as it comes (one sample)")
     options = arguments.parse_args()
     options.prompt = options.prompt or [""]
+    if len(options.source) > 1 and len(options.prompt) == 1:
+        options.prompt = options.prompt * len(options.source)
 
     from jaxformer import decoding
+    from jaxformer.data.decoding_text import decoding_text
     from jaxformer.runs.pretrain import open_run
 
     check(options)
@@ -64,20 +74,21 @@ def main() -> None:
     run = open_run(options.workdir, options.mesh)
     if run.config.compilation_cache:
         keep_compiled_programs()
-    parts = generated(run, sampling, options)
+    text = decoding_text(run.tokenizer, run.config)
+    parts = generated(run, text, sampling, options)
     if options.stream:
         print(options.prompt[0], end="", flush=True)
     prompts = [prompt for prompt in options.prompt for _ in range(options.num_samples)]
-    texts = [Text(run.tokenizer.pieces, options.stop) for _ in prompts]
+    texts = [Text(text.pieces, options.stop) for _ in prompts]
     for _ in taken(parts, texts):
         if options.stream:
             print(texts[0].news(), end="", flush=True)
-    exist = [(prompt, text) for prompt, text in zip(prompts, texts, strict=True) if text.tokens]  # not all beams do
-    for number, (prompt, text) in enumerate(exist, 1):
+    exist = [(prompt, each) for prompt, each in zip(prompts, texts, strict=True) if each.tokens]  # not all beams do
+    for number, (prompt, each) in enumerate(exist, 1):
         if len(texts) > 1:
             print(f"--- {number} of {len(exist)}")
-        print(text.news() if options.stream else prompt + text.news())
-    full = [text for _, text in exist if not text.ended and text.tokens < options.max_new_tokens]
+        print(each.news() if options.stream else prompt + each.news())
+    full = [each for _, each in exist if not each.ended and each.tokens < options.max_new_tokens]
     if full:
         context = f"the context of {run.config.model.context_length} tokens"
         print(f"note: {context} is full; learned positions cannot extend it", file=sys.stderr)
@@ -102,11 +113,13 @@ def check(options: argparse.Namespace) -> None:
             raise ConfigError(f"--{name.replace('_', '-')}: {getattr(options, name):g} has no effect {why}")
 
 
-def generated(run: "Run", sampling: "Sampling", options: argparse.Namespace) -> "Iterator[Generated]":
+def generated(
+    run: "Run", text: "DecodingText", sampling: "Sampling", options: argparse.Namespace
+) -> "Iterator[Generated]":
     """The new tokens of all samples, all at once or in blocks.
 
     Raises:
-      ConfigError: the run is not a GPT, or the prompt does not fit it.
+      ConfigError: the run cannot generate, or the prompt or the sources do not fit it.
     """
     import jax
     import numpy as np
@@ -117,37 +130,49 @@ def generated(run: "Run", sampling: "Sampling", options: argparse.Namespace) -> 
     from jaxformer.models.families import families_for
     from jaxformer.runs import memory_check
 
-    tokenizer, cfg = run.tokenizer, run.config.model
+    cfg = run.config.model
     if cfg.family not in (able := families_for("generate")):
         raise ConfigError(f"--workdir: {options.workdir} holds a {cfg.family}; generate needs a {' or '.join(able)}")
     check_task("generate", cfg)
-    # In training, documents start with the separator, so the prompt does too; the next separator ends the document.
-    ids = [[tokenizer.separator_id, *tokenizer.encode(text, strict=True).tolist()] for text in options.prompt]
-    never = set(tokenizer.special_ids.tolist()) | set(range(tokenizer.vocab_size, cfg.vocab_size or 0))
+    check_sources(cfg, options)
+    ids, sources = list(map(text.prompt, options.prompt)), list(map(text.source, options.source))
     tokens = max(map(len, ids)) + options.max_new_tokens
     if not encoding_of(cfg).extends:
         tokens = min(tokens, cfg.context_length)
     flags = "--num-samples and --max-new-tokens" if options.beam is None else "--beam and --max-new-tokens"
-    memory_check.check_decoding(cfg, len(ids) * (options.beam or options.num_samples), tokens, flags)
-    common = {
-        "max_new_tokens": options.max_new_tokens,
-        "stop": [tokenizer.separator_id],
-        "suppress": sorted(never - {tokenizer.separator_id}),
-    }
+    rows, kept = len(ids) * (options.beam or options.num_samples), len(ids) if options.beam else None
+    memory_check.check_decoding(cfg, rows, tokens, flags, kept)
+    common: dict[str, Any] = {
+        "max_new_tokens": options.max_new_tokens, "stop": [text.end], "suppress": text.suppress,
+        "prefix_lm": run.config.data.objective == "prefix_lm",
+    }  # fmt: skip
     if options.beam is not None:
         found = decoding.beam_search(
-            run.params, ids, cfg, beams=options.beam, length_penalty=options.length_penalty or 0.0, **common
-        )
+            run.params, ids, cfg, beams=options.beam, length_penalty=options.length_penalty or 0.0,
+            sources=sources or None, **common,
+        )  # fmt: skip
         best = [x[:, : options.num_samples] for x in (found.tokens, found.lengths, found.log_probs, found.stopped)]
         return iter([decoding.Generated(*(x.reshape(-1, *x.shape[2:]) for x in best))])
     prompts = [prompt for prompt in ids for _ in range(options.num_samples)]
     samples = np.arange(len(prompts)) % options.num_samples  # a prompt gets the keys that it would get alone
     rngs = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(options.seed), samples)
-    common |= {"sampling": sampling, "rng": rngs}
+    repeated = [source for source in sources for _ in range(options.num_samples)]
+    common |= {"sampling": sampling, "rng": rngs, "sources": repeated or None}
     # A stop text may be split into tokens in any way, so the text is searched, block by block.
     if options.stream or options.stop:
         return decoding.stream(run.params, prompts, cfg, **common)
     return iter([decoding.generate(run.params, prompts, cfg, **common)])
+
+
+def check_sources(cfg: "ModelConfig", options: argparse.Namespace) -> None:
+    """Raises ConfigError: a source that the family does not read, or none where it reads one; not one prompt each."""
+    prompts, sources = len(options.prompt), len(options.source)
+    if cfg.encoder is None and sources:
+        raise ConfigError(f"--source: model.family={cfg.family} of {options.workdir} reads none; accepted: --prompt")
+    if cfg.encoder is not None and not sources:
+        raise ConfigError(f"--source: model.family={cfg.family} of {options.workdir} reads one; accepted: a text")
+    if sources and prompts != sources:
+        raise ConfigError(f"--prompt: {prompts} beside {sources} of --source; accepted: none, one, or one for each")
 
 
 def taken(parts: "Iterable[Generated]", texts: "Sequence[Text]") -> "Iterator[Generated]":

@@ -57,9 +57,12 @@ def main() -> int:
 
 
 def assumed(config: Config, plan: dict[str, Any]) -> list[str]:
-    """What a plan takes for the vocabulary's size, if only the tokenizer knows it."""
-    size = plan["config"]["model"]["vocab_size"]
-    return [f"note: config.model.vocab_size: none; {size} is assumed"] if config.model.vocab_size is None else []
+    """What a plan takes for the vocabulary's size, if only the text could tell."""
+    from jaxformer.data import vocabulary
+
+    if config.model.vocab_size is not None or vocabulary.known(config.data) is not None:
+        return []
+    return [f"note: config.model.vocab_size: none; {plan['config']['model']['vocab_size']} is assumed"]
 
 
 def difference(files: list[str]) -> int:

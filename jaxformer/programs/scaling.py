@@ -9,7 +9,6 @@ Fit and report need only the directory's manifest.json and records.jsonl.
 """
 
 import shlex
-from pathlib import Path
 
 from jaxformer.config import Config, MeshConfig
 from jaxformer.errors import ConfigError
@@ -18,6 +17,7 @@ from jaxformer.runtime.program import a_device_for_each_core
 from jaxformer.scaling import bootstrap, findings, plotting, results
 from jaxformer.scaling.ladder import StudyConfig, size_model
 from jaxformer.scaling.law_fit import Settings
+from jaxformer.storage.address import place
 
 STAGES = ("plan", "run", "fit", "report")
 
@@ -45,7 +45,7 @@ def main() -> int:
     settings = Settings.of_flags(delta=options.delta, replicates=options.bootstrap, holdout=options.holdout)
     if stage in (None, "plan", "run"):
         from jaxformer.runs import scaling_study
-        from jaxformer.runs.workdir_lock import WorkdirLock
+        from jaxformer.runs.store_lock import lock_of
         from jaxformer.training.sweep.scheduler import Interrupted
 
         a_device_for_each_core()
@@ -55,7 +55,7 @@ def main() -> int:
         if stage == "plan":
             scaling_study.print_plan(opened, settings)
             return 0
-        with WorkdirLock(opened.config.workdir):
+        with lock_of(opened.config.workdir):
             scaling_study.start(opened, parsed.overrides, parsed.source)
             try:
                 scaling_study.run(opened, settings, at_once=options.at_once)
@@ -78,7 +78,7 @@ def check_memory(config: StudyConfig) -> None:
     mesh = make_mesh(MeshConfig(1), jax.local_devices()[:1])
     for width in config.ladder.widths:
         model = size_model(config.model, width, config.ladder)
-        specs = make_model(model, config.loss, config.execution, config.optimizer.freeze).specs
+        specs = make_model(model, config.loss, config.execution, config.optimizer.freeze, config.tune).specs
         memory_check.check_training(config, specs, mesh)
 
 
@@ -88,7 +88,7 @@ def conclude(parsed: Parsed, stage: str | None, settings: Settings) -> None:
     from jaxformer.data import languages
     from jaxformer.runs import manifest
 
-    workdir = Path(parsed.config.workdir)
+    workdir = place(parsed.config.workdir)
     manifest.check_own_files(workdir)
     about, trained = manifest.read(workdir), manifest.read_config(workdir, StudyConfig)
     path = workdir / "records.jsonl"
@@ -98,7 +98,7 @@ def conclude(parsed: Parsed, stage: str | None, settings: Settings) -> None:
     records.check_run(path, found, manifest.fingerprints(workdir)[0])
     fits = results.fit(found, settings, str(path))
     print(results.write_fits(workdir, fits))
-    floor = languages.floor(trained.data, trained.model.context_length)
+    floor = languages.floor(trained.data, trained.model.context_length, trained.source_length)
     notes = [] if floor is None else [results.against_floor(fits, floor.nats, floor.standard_error)]
     if stage in (None, "report"):
         command = f"jaxformer scaling --config={shlex.quote(str(about.get('config_file')))}"

@@ -7,16 +7,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.config import Config, diff, to_dict
+from jaxformer.config.registry import TRACKERS
 from jaxformer.errors import ConfigError
 from jaxformer.training.optim import make_schedule
 
 # How often something is told, evaluated or given up.
 CADENCE = (
     "train.log_every_steps", "train.eval_every_steps", "train.eval_rows", "train.early_stop_evals",
-    "train.max_bad_steps", "tensorboard",
+    "train.max_bad_steps",
 )  # fmt: skip
-# Where the text is. That it is the same text, the fingerprint of the corpus says.
-TEXT = ("data.files", "data.validation_files", "data.tfds_dir", "data.tokenizer_file")
+# Filled in from the text, where the config says None.
+FILLED_IN = (("model", "vocab_size"), ("model", "head", "outputs"), ("data", "labelled", "labels"))
+# Where the text is, and how it is read. That it is the same text, the fingerprint of the corpus says.
+TEXT = (
+    "data.files", "data.validation_files", "data.tokens", "data.validation_tokens", "data.tfds_dir", "data.hf_dir",
+    "data.tokenizer_file", "data.text_field", "data.on_error",
+)  # fmt: skip
 # What the learning rate of each step follows from; may change if that of the steps already made does not.
 SCHEDULE = (
     "train.steps", "optimizer.schedule", "optimizer.warmup_steps", "optimizer.decay_steps", "optimizer.final_fraction",
@@ -54,6 +60,16 @@ def said(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return [line for line in diff(old, new) if not line.startswith(UNSAID)]
 
 
+def fill_in(new: dict[str, Any], stored: Mapping[str, Any]) -> None:
+    """Gives the fields of a config as a dict that the text decides, where they say None, what a stored one says."""
+    for *sections, name in FILLED_IN:
+        mine, other = new, stored
+        for section in sections:
+            mine, other = mine.get(section) or {}, other.get(section) or {}
+        if name in mine and mine[name] is None:
+            mine[name] = other.get(name)
+
+
 def notes(old: Config, new: Config) -> list[str]:
     """Lines about what changed since the run began, or since it last changed."""
     lines = said(to_dict(old), to_dict(new))
@@ -71,11 +87,16 @@ def notes(old: Config, new: Config) -> list[str]:
         lines.append(f"{'; '.join(every)} since this run began")
     if old.train.steps != new.train.steps:
         rate = make_schedule(new.optimizer, new.train.steps)(new.train.steps - 1)
-        lines.append(
-            f"the steps made are those of a run of {new.train.steps} steps, in the last of which the learning rate is "
-            f"{float(rate):.3g}"
-        )
+        lines.append(f"it goes on as a run of {new.train.steps} steps, whose learning rate ends at {float(rate):.3g}")
     return [f"note: {line}" for line in lines]
+
+
+def with_known_trackers(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A manifest's config without the trackers that a config file brought, which to read a run does not need."""
+    section = config.get("tracking")
+    if not isinstance(section, dict) or not isinstance(section.get("trackers"), list):
+        return config
+    return {**config, "tracking": {**section, "trackers": [n for n in section["trackers"] if n in TRACKERS]}}
 
 
 def _fields(config: Config, names: tuple[str, ...]) -> dict[str, object]:

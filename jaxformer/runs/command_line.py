@@ -93,9 +93,18 @@ class Parser(argparse.ArgumentParser):
         found, rest = self.parse_known_args(args, namespace)
         if rest:
             self._unknown(rest[0])
+        if "run" in vars(found):
+            found.workdir = self._one_run(found.run, found.workdir)
         if getattr(found, "extension", None) is not None:
             load(found.extension)
         return found
+
+    def _one_run(self, name: str | None, workdir: str | None) -> str:
+        if name and workdir:
+            raise ConfigError(f"--workdir: {shown(workdir)} beside {shown(name)}; accepted: one of the two")
+        if not (name or workdir):
+            raise ConfigError("--workdir: is needed; see --help")
+        return name or workdir or ""
 
     def error(self, message: str) -> NoReturn:
         """Raises ConfigError, instead of printing the usage and leaving."""
@@ -110,11 +119,15 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
     def _unknown(self, name: str) -> NoReturn:
+        if not name.startswith("-"):
+            raise ConfigError(f"{shown(name)}: is a word too many; see --help")
         near = nearest(name, self.flags) if name.startswith("-") else ""
         first, dot, rest = name.partition(".")
         if dot and first.startswith("--") and self.takes_fields:
             near = f"--config.{rest if nearest(first, ['--config'], 0.7) else name[2:]}"
         hint = f"did you mean {near}?" if near else "see --help"
+        if near == name:
+            hint = "accepted: names of letters, digits and _"
         if not near and self.takes_fields:
             hint += ", and --config.section.field=value for config fields"
         if dot and "--config" in self.flags and not self.takes_fields:
@@ -163,14 +176,19 @@ def finite(text: str) -> float:
     return value
 
 
-def path_text(text: str) -> str:
+def path_text(text: str, *, addresses: bool = False) -> str:
     """Reads a flag's path: not empty, ~ is the home folder. For `add_argument(type=...)`."""
     if not text:
         raise argparse.ArgumentTypeError("'' is empty (an unset variable?); accepted: a path")
     try:
-        return at_home(text, "")
+        return at_home(text, "", addresses=addresses)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error).removeprefix(": ")) from None
+
+
+def workdir_text(text: str) -> str:
+    """As `path_text`; the address of an object store is one, too."""
+    return path_text(text, addresses=True)
 
 
 def _config_text(text: str) -> str:
@@ -205,11 +223,13 @@ def file_path(text: str) -> Path:
 
 
 def add_workdir(arguments: argparse.ArgumentParser) -> None:
-    """Gives a program that opens a run the flags --workdir and, for runs of kinds that are not built in, --config.
+    """Gives a program that opens a run its directory, as an argument or --workdir, --mesh and, for kinds that are not
+    built in, --config.
 
     The run's manifest is not asked for its config file: a folder from elsewhere must not decide what is executed here.
     """
-    arguments.add_argument("--workdir", required=True, type=path_text, help="directory of the run")
+    arguments.add_argument("run", nargs="?", type=workdir_text, metavar="RUN", help="directory of the run")
+    arguments.add_argument("--workdir", type=workdir_text, metavar="RUN", help="the same")
     arguments.add_argument(
         "--mesh", metavar="AXIS=N,...", help="devices to spread it over, as fsdp=4,tensor=2, or run: the run's own mesh"
     )
@@ -228,8 +248,11 @@ def add_verify(arguments: argparse.ArgumentParser) -> None:
     )
 
 
-def parse_config(parser: Parser, argv: Sequence[str] | None = None, cls: type[Config] = Config) -> Parsed:
-    """Reads the config file and the overrides of a command line into a `cls`.
+def parse_config(
+    parser: Parser, argv: Sequence[str] | None = None, cls: type[Config] = Config, *, needed: bool = True
+) -> Parsed:
+    """Reads the config file and the overrides of a command line into a `cls`; without one, unless it is `needed`, the
+    defaults.
 
     Raises:
       ConfigError: no such file, no get_config in it, or anything `config.from_mapping` refuses.
@@ -249,10 +272,13 @@ def parse_config(parser: Parser, argv: Sequence[str] | None = None, cls: type[Co
             words.append(word)
     known, rest = parser.parse_known_args(words)
     if rest:
-        raise ConfigError(f"{rest[0]}: no such flag; see --help, and --config.section.field=value for config fields")
+        parser._unknown(rest[0])
     if known.name and known.config:
         raise ConfigError(f"--config: {shown(known.config)} beside {shown(known.name)}; accepted: one of the two")
     source = known.config or known.name
+    if source is None and not needed:
+        config = from_mapping({}, overrides, cls)
+        return Parsed(config, diff(to_dict(from_mapping({}, cls=cls)), to_dict(config)), "", overrides, known)
     if source is None:
         raise ConfigError("--config: is needed; `jaxformer configs` lists those that come with it")
     mapping = load(source)
@@ -266,7 +292,8 @@ def parse_config(parser: Parser, argv: Sequence[str] | None = None, cls: type[Co
     if known.print_config:
         words = credentials.mask_command(sys.argv[1:] if argv is None else argv)
         about = f"Printed by {sys.argv[0]} {shlex.join(words)}"
-        brings = None if registry.is_built_in(config) else str(split(source)[0].absolute())
+        own = not registry.is_built_in(config) or registry.has_own_trackers(config)
+        brings = str(split(source)[0].absolute()) if own else None
         print(reference.as_file(config, about, brings), end="")
         raise SystemExit(0)
     return Parsed(config, diff(to_dict(base), to_dict(config)), source, overrides, known)

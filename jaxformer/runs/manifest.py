@@ -5,9 +5,9 @@ devices, data fingerprint, git commit, seed, and a checksum of all this. A direc
 is refused with a diff, unless that run left nothing worth keeping: no checkpoint, and only the record of its start.
 """
 
+import copy
 import hashlib
 import json
-import os
 import platform
 import sys
 import time
@@ -18,25 +18,30 @@ from typing import Any, TypeVar
 
 import jax
 
-from jaxformer.config import Config, DistributedConfig, diff, from_mapping, to_dict
+from jaxformer.config import Config, DistributedConfig, TrackingConfig, diff, from_mapping, to_dict
 from jaxformer.config.fields import shown
 from jaxformer.config.loading import blamed, is_loaded, split
 from jaxformer.errors import ConfigError
 from jaxformer.runs import changes, provenance
 from jaxformer.storage import credentials, files, json_checksum
+from jaxformer.storage.address import place
 
 C = TypeVar("C", bound=Config)
 
 FILE_NAME = "manifest.json"
 # May change when a run resumes: they decide where and how it runs, not what it computes.
 OPERATIONAL = (
-    "workdir", "execution", "mesh", "distributed", "checkpoint", "tensorboard", "compilation_cache", "data.cache_dir",
+    "workdir", "execution", "mesh", "distributed", "checkpoint", "tracking", "train.profile_steps", "compilation_cache",
+    "data.cache_dir",
 )  # fmt: skip
 # Version of the rule from config and seed to batches; 2: random spans of data.pairs are cut like the true ones.
 BATCHES = 2
 # What a run or a study writes into its directory; none of it is ever a link.
-OWN_FILES = (FILE_NAME, "records.jsonl", "records.damaged.jsonl", "tokenizer.json", "fit.json", "report.html")
-OWN_FOLDERS = ("checkpoints", "tensorboard", "runs", "trunks", "figures")
+OWN_FILES = (
+    FILE_NAME, "records.jsonl", "records.damaged.jsonl", "tokenizer.json", "fit.json", "report.html", "trackers.json",
+    "mlflow.db", "config.py",
+)  # fmt: skip
+OWN_FOLDERS = ("checkpoints", "tensorboard", "profile", "wandb", "runs", "trunks", "figures")
 
 
 def describe(
@@ -53,7 +58,7 @@ def describe(
     """
     devices = jax.devices()
     masked = credentials.mask(to_dict(config))
-    about = json.dumps([_essential(masked, ()), fingerprint], sort_keys=True)
+    about = json.dumps([essential(masked, ()), fingerprint], sort_keys=True)
     return {
         "config": masked,
         "config_file": credentials.mask_text(source),
@@ -80,7 +85,7 @@ def read(workdir: str | Path) -> dict[str, Any]:
     Raises:
       ConfigError: there is no run in `workdir`, or its manifest was damaged or edited.
     """
-    path = Path(workdir) / FILE_NAME
+    path = place(workdir) / FILE_NAME
     try:
         found = json_checksum.read(path)
     except FileNotFoundError:
@@ -111,7 +116,7 @@ def read_config(workdir: str | Path, cls: type[C] = Config) -> C:  # type: ignor
         workdir=str(workdir),
         data=replace(config.data, cache_dir=None),
         distributed=DistributedConfig(),
-        tensorboard=False,
+        tracking=TrackingConfig(),
     )
 
 
@@ -120,7 +125,7 @@ def _config_of(workdir: str | Path, manifest: Mapping[str, Any], cls: type[C]) -
     file = str(manifest.get("config_file") or "")
     try:
         with blamed(split(file)[0], passing=(ConfigError,)):
-            config = from_mapping(manifest["config"], cls=cls)
+            config = from_mapping(changes.with_known_trackers(manifest["config"]), cls=cls)
     except ConfigError as error:
         missing = file and not is_loaded(file) and " is not one of " in str(error)
         hint = f"; if {file} brings it, give --config={file}" if missing else ""
@@ -159,7 +164,7 @@ def tokenizer_is_kept(workdir: str | Path) -> bool:
       ConfigError: it exists and cannot be read.
     """
     expected = read(workdir).get("tokenizer")
-    path = Path(workdir) / "tokenizer.json"
+    path = place(workdir) / "tokenizer.json"
     try:
         found = json_checksum.digest(files.read_bytes(path, json_checksum.MOST_BYTES, follow=True))
     except FileNotFoundError:
@@ -174,7 +179,7 @@ def nothing_kept(workdir: str | Path) -> bool:
 
     Files that cannot be read count as worth keeping.
     """
-    workdir = Path(workdir)
+    workdir = place(workdir)
     found = (path.name for pattern in ("checkpoints/*", "trunks/*/*", "runs/*") for path in workdir.glob(pattern))
     if any(".orbax-checkpoint-tmp" not in name and name[0] != "." for name in found):
         return False
@@ -193,13 +198,15 @@ def check_own_files(workdir: str | Path) -> None:
     Raises:
       ConfigError: what a run writes is a symbolic link, or a folder where a file should be, or the other way round.
     """
-    workdir = Path(workdir)
-    own = [workdir / name for name in (*OWN_FILES, *OWN_FOLDERS)]
+    workdir = place(workdir)
+    there = {path.name for path in workdir.iterdir()} if workdir.is_dir() else set()
+    own = [workdir / name for name in (*OWN_FILES, *OWN_FOLDERS) if name in there]
     for path in own:
         if not path.is_symlink() and path.exists() and path.is_dir() != (path.name in OWN_FOLDERS):
             kind = "a folder" if path.name in OWN_FOLDERS else "a file"
             raise ConfigError(f"config.workdir: {path} is not {kind}; accepted: what a jaxformer run writes there")
-    patterns = [*(f"{folder}/*" for folder in OWN_FOLDERS), "trunks/*/*"]
+    # wandb's library keeps links to its newest files itself.
+    patterns = [f"{name}/*" for name in (*OWN_FOLDERS, "trunks/*") if name.split("/")[0] in there - {"wandb"}]
     for path in [*own, *(path for pattern in patterns for path in sorted(workdir.glob(pattern)))]:
         if path.is_symlink():
             raise ConfigError(
@@ -220,13 +227,12 @@ def check_workdir(config: Config, free: Sequence[str] = ()) -> None:
     Raises:
       ConfigError: not a directory, not writable, not empty and not a run, or a run of another config (with a diff).
     """
-    workdir = Path(config.workdir)
+    workdir = place(config.workdir)
     try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        found = [path.name for path in workdir.iterdir()]
+        found = files.open_folder(workdir)
     except OSError as error:
         raise ConfigError(f"config.workdir: {workdir} cannot be used ({error.strerror})") from None
-    if not os.access(workdir, os.W_OK | os.X_OK):
+    if not files.writable(workdir):
         raise ConfigError(f"config.workdir: {workdir} cannot be written to")
     check_own_files(workdir)
     if FILE_NAME in found and nothing_kept(workdir):
@@ -234,9 +240,8 @@ def check_workdir(config: Config, free: Sequence[str] = ()) -> None:
     elif FILE_NAME in found:
         stored = credentials.mask(to_dict(_config_of(workdir, read(workdir), type(config))))
         new = credentials.mask(to_dict(config))
-        if config.model.vocab_size is None:  # filled in from the tokenizer later
-            new["model"]["vocab_size"] = stored["model"]["vocab_size"]
-        if changed := diff(_essential(stored, free), _essential(new, free)):
+        changes.fill_in(new, stored)
+        if changed := diff(essential(stored, free), essential(new, free)):
             raise ConfigError(
                 f"config.workdir: {workdir} holds a run of another config ({'; '.join(changed)}); "
                 "give this one a --config.workdir of its own"
@@ -261,13 +266,13 @@ def record_change(config: Config) -> None:
     Raises:
       ConfigError: the manifest cannot be read or written.
     """
-    manifest, path = read(config.workdir), Path(config.workdir) / FILE_NAME
+    manifest, path = read(config.workdir), place(config.workdir) / FILE_NAME
     new = credentials.mask(to_dict(config))
     changed = changes.said(credentials.mask(to_dict(_config_of(config.workdir, manifest, type(config)))), new)
     if changed and "fingerprint" in manifest:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         history = [*manifest.get("changes", []), {"at": now, "changed": changed}]
-        _write(path, {**manifest, "config": new, "changes": history})
+        write(path, {**manifest, "config": new, "changes": history})
 
 
 def changed_files(workdir: str | Path, config: Config) -> str | None:
@@ -290,7 +295,7 @@ def write_or_check(manifest: Mapping[str, Any], config: Config, free: Sequence[s
         manifest cannot be written.
     """
     check_workdir(config, free)
-    workdir = Path(config.workdir)
+    workdir = place(config.workdir)
     path = workdir / FILE_NAME
     if path.exists() and not nothing_kept(workdir):
         stored = read(workdir)
@@ -311,13 +316,15 @@ def write_or_check(manifest: Mapping[str, Any], config: Config, free: Sequence[s
             )
         return
     try:
-        (workdir / "records.jsonl").unlink(missing_ok=True)
+        if not path.exists() or read(workdir).get("fingerprint") != manifest["fingerprint"]:  # its starts took time
+            (workdir / "records.jsonl").unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"config.workdir: {path} cannot be written ({error.strerror})") from None
-    _write(path, manifest)
+    write(path, manifest)
 
 
-def _write(path: Path, manifest: Mapping[str, Any]) -> None:
+def write(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Writes manifest.json with its checksum. Raises ConfigError: it cannot be written."""
     try:
         files.write_atomically(path, json.dumps(json_checksum.add_checksum(manifest), indent=1) + "\n")
     except OSError as error:
@@ -326,8 +333,7 @@ def _write(path: Path, manifest: Mapping[str, Any]) -> None:
 
 def identity(config: Config, fingerprint: str) -> dict[str, str]:
     """What all processes of one run must agree on: text, versions, and the config except each machine's own paths."""
-    shared = to_dict(config)
-    shared["distributed"] = shared["data"]["cache_dir"] = shared["data"]["tfds_dir"] = None
+    shared = essential(to_dict(config), ("distributed", "data.cache_dir", "data.tfds_dir", "data.hf_dir"), ())
     return {"text": f"corpus {fingerprint}", "config": _whole(shared), "version of jax": str(provenance.version("jax"))}
 
 
@@ -337,8 +343,8 @@ def check_shared(config: Config, seconds: float = 30.0) -> None:
     Raises:
       ConfigError: it does not.
     """
-    path, until = Path(config.workdir) / FILE_NAME, time.monotonic() + seconds
-    while FILE_NAME not in os.listdir(path.parent):
+    path, until = place(config.workdir) / FILE_NAME, time.monotonic() + seconds
+    while FILE_NAME not in (each.name for each in path.parent.iterdir()):  # a list, which network file systems renew
         if time.monotonic() > until:
             raise ConfigError(
                 f"config.workdir: {path.absolute()} is not there, though process 0 wrote it; accepted: a directory "
@@ -347,11 +353,12 @@ def check_shared(config: Config, seconds: float = 30.0) -> None:
         time.sleep(0.1)
 
 
-def _essential(config: dict[str, Any], free: Sequence[str]) -> dict[str, Any]:
-    """The config without its operational fields."""
-    kept = {k: dict(v) if isinstance(v, dict) else v for k, v in config.items()}
-    for name in (*OPERATIONAL, *free):
-        section, _, field = name.partition(".")
-        fields, key = (kept[section], field) if field else (kept, section)
-        fields.pop(key, None)
+def essential(config: dict[str, Any], free: Sequence[str], operational: Sequence[str] = OPERATIONAL) -> dict[str, Any]:
+    """A config as a dict, without its operational fields and those in `free`, each source of a mixture included."""
+    kept = copy.deepcopy(config)
+    mixed = kept.get("data", {}).get("mixture") or {}
+    for name in (*operational, *free):
+        section, _, field = name.rpartition(".")
+        for fields in (kept[section] if section else kept, *(mixed.values() if section == "data" else ())):
+            fields.pop(field, None)
     return kept

@@ -15,6 +15,8 @@ from jax.sharding import Mesh
 from jaxformer.config import Config, ModelConfig
 from jaxformer.errors import ConfigError
 from jaxformer.functional.block import init_cache
+from jaxformer.functional.sublayers import sublayers_of
+from jaxformer.models.families import family_of
 from jaxformer.parallel.mesh import param_shardings
 from jaxformer.specs import count_params, is_spec
 from jaxformer.training.chunks import longest_chunk
@@ -22,7 +24,6 @@ from jaxformer.training.chunks import longest_chunk
 # Where a container's limit stands: cgroups v2, v1.
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 MOMENTS = {"adamw": 2, "lion": 1, "muon": 1, "adafactor": 0}  # of each parameter, at least
-TOKEN_BYTES = 20  # of a batch: token, target, weight, position, segment
 
 
 def machine_bytes() -> int:
@@ -64,8 +65,8 @@ def check_training(config: Config, specs: Any, mesh: Mesh) -> None:
     state = 4 * sum(each) * sharing
     train = config.train
     steps = longest_chunk(config)
-    tokens = steps * train.global_batch_size * config.model.context_length
-    batches = TOKEN_BYTES * tokens * sharing // mesh.devices.size
+    batch = jax.tree.leaves(family_of(config.model).batch_spec(config.model, config.data, train.global_batch_size))
+    batches = steps * sum(map(_bytes, batch)) * sharing // mesh.devices.size
     if state + batches > limit:
         larger = (
             "model"
@@ -79,7 +80,7 @@ def check_training(config: Config, specs: Any, mesh: Mesh) -> None:
         )
 
 
-def check_decoding(cfg: ModelConfig, rows: int, tokens: int, flags: str) -> None:
+def check_decoding(cfg: ModelConfig, rows: int, tokens: int, flags: str, sources: int | None = None) -> None:
     """Refuses to decode what cannot fit.
 
     Args:
@@ -87,18 +88,27 @@ def check_decoding(cfg: ModelConfig, rows: int, tokens: int, flags: str) -> None
       rows: sequences at once.
       tokens: of each, prompt and new ones.
       flags: those that the error blames.
+      sources: of which a cache is kept once for all their continuations; None: as many as rows.
 
     Raises:
       ConfigError: the cache alone needs more than there is.
     """
     limit, _, where = limit_of(jax.devices()[:1])
-    cache = jax.eval_shape(lambda: init_cache(cfg, rows, tokens, cfg.dtype))
-    needed = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(cache)) + 4 * rows * tokens
+    once = {name for name, sublayer in sublayers_of(cfg).items() if sublayer.per_source}
+    needed = 4 * rows * tokens
+    for count, wanted in ((rows, False), (rows if sources is None else sources, True)):
+        layers = jax.eval_shape(lambda count=count: init_cache(cfg, count, tokens, cfg.dtype))
+        kept = [cache for layer in layers for name, cache in layer.items() if (name in once) == wanted]
+        needed += sum(map(_bytes, jax.tree.leaves(kept)))
     if needed > limit:
         raise ConfigError(
             f"{flags}: {rows} x {tokens} tokens need {_size(needed)} for their decoding cache, on {where}, which has "
             f"{_size(limit)}; accepted: what fits"
         )
+
+
+def _bytes(array: Any) -> int:
+    return math.prod(array.shape) * array.dtype.itemsize
 
 
 def _size(number: float) -> str:

@@ -4,7 +4,7 @@ Everything that can be refused is refused before anything compiles and before an
 """
 
 import math
-from collections.abc import Sequence
+import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,31 +15,29 @@ from jax.sharding import Mesh
 
 from jaxformer.config import Config, MeshConfig, from_mapping
 from jaxformer.config.mesh import AXES
-from jaxformer.config.registry import OBJECTIVES
 from jaxformer.data import languages
-from jaxformer.data.batches import Batches, eval_batches
-from jaxformer.data.corpus import Corpus, Split, open_corpus
+from jaxformer.data.mixture import open_text
 from jaxformer.data.progress_bars import say
 from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.errors import ConfigError, ProgramError
 from jaxformer.models import own_kinds
-from jaxformer.models.attention_support import check_available, check_mesh, fallback_to_auto
+from jaxformer.models.attention_support import check_available, check_mesh
 from jaxformer.models.flops import six_n, training_flops
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import check_batch, check_context, host_rows, make_mesh, param_shardings
-from jaxformer.runs import changes, manifest, memory_check, messages, warm_start
+from jaxformer.runs import changes, manifest, memory_check, messages, tasks, texts, warm_start
 from jaxformer.runs.command_line import Parsed
-from jaxformer.runs.workdir_lock import WorkdirLock
+from jaxformer.runs.store_lock import lock_of
 from jaxformer.runtime import cluster, coordination
 from jaxformer.runtime.program import keep_compiled_programs
 from jaxformer.specs import abstract_params
 from jaxformer.storage import json_checksum
-from jaxformer.training import loop, metrics
+from jaxformer.tracking import trackers
+from jaxformer.training import loop
 from jaxformer.training.checkpoint.layout import list_steps
 from jaxformer.training.checkpoint.manager import restore_params
-from jaxformer.training.reporter import describe
-from jaxformer.training.step import compile_eval, device_put_batch
-from jaxformer.types import Batch, Model, Params
+from jaxformer.training.evaluate import HeldOut, TrainBatches
+from jaxformer.types import Model, Params
 
 C = TypeVar("C", bound=Config)
 
@@ -72,6 +70,7 @@ def pretrain(parsed: Parsed) -> loop.Result:
 
 
 def _pretrain(parsed: Parsed, stack: ExitStack) -> loop.Result:
+    since = time.perf_counter()
     cluster.initialize(parsed.config.distributed)
     if parsed.config.compilation_cache:
         keep_compiled_programs()
@@ -82,7 +81,7 @@ def _pretrain(parsed: Parsed, stack: ExitStack) -> loop.Result:
     ready = coordination.raise_together(lambda: _prepare(parsed.config, chief, stack, verify), "its text")
     config, corpus, mesh, model, batches, held_out, warm = ready
     coordination.assert_same(manifest.identity(config, corpus.fingerprint), "its config and text")
-    floor = languages.floor(config.data, config.model.context_length)
+    floor = languages.floor(config.data, config.model.context_length, config.source_length)
 
     told: list[str] = []
 
@@ -110,7 +109,6 @@ def _pretrain(parsed: Parsed, stack: ExitStack) -> loop.Result:
     for line in told:
         log(line)
 
-    flops = training_flops(config.model, config.data)
     result = loop.train(
         model,
         batches,
@@ -118,18 +116,18 @@ def _pretrain(parsed: Parsed, stack: ExitStack) -> loop.Result:
         config,
         workdir=config.workdir,
         mesh=mesh,
-        flops_per_token=flops,
-        bytes_per_token=bytes_per_token(config, corpus.validation),
+        flops_per_token=training_flops(config.model, config.data),
         final_fields={
             "flops_6nd_per_token": six_n(config.model),
-            "compressed_bits_per_byte": messages.compressed(corpus.validation),
-            **({} if config.data.on_error == "stop" else {"num_skipped": corpus.num_skipped}),
+            "compressed_bits_per_byte": texts.compressed(corpus),
+            **texts.skipped(config, corpus),
             **({} if floor is None else {"floor": floor.nats, "floor_stderr": floor.standard_error}),
         },
         fingerprint=fingerprint,
         also_of_this_run=also,
         resume_command=messages.resume_command(parsed),
         initial=None if warm is None else warm_start.starter(warm, model, mesh, log),
+        since=since,
         log=log,
     )
     if result.evaluation is not None:
@@ -143,30 +141,32 @@ def _pretrain(parsed: Parsed, stack: ExitStack) -> loop.Result:
 
 def _prepare(
     config: Config, chief: bool, stack: ExitStack, verify: bool = False
-) -> tuple[Config, Corpus, Mesh, Model, Batches, Sequence[Batch], warm_start.WarmStart | None]:
+) -> tuple[Config, texts.Text, Mesh, Model, TrainBatches, dict[str, HeldOut], warm_start.WarmStart | None]:
     """Opens everything that a run needs and can be refused for; writes nothing but the corpus and, into `stack`, the
     lock of the working directory."""
     mesh = make_mesh(config.mesh)
     check_available(config.execution)
     check_batch(config.train.global_batch_size, config.execution.gradient_accumulation_steps, mesh)
-    check_context(config.model.context_length, mesh)
+    check_context(config.model, mesh)
     check_mesh(config.execution, mesh)
     manifest.check_workdir(config, changes.MAY_CHANGE)
     if made := max(list_steps(f"{config.workdir}/checkpoints"), default=0):
         changes.check_schedule(manifest.stored_config(config.workdir), config, made)
     if chief:
-        stack.enter_context(WorkdirLock(config.workdir))
+        stack.enter_context(lock_of(config.workdir))
+        trackers.check_installed(config.tracking.trackers)
     config = warm_start.with_tokenizer(config)
-    corpus = open_corpus(config.data, progress=chief, verify=verify)
-    config = fit_vocabulary(config, corpus.tokenizer)
+    texts.check(config)
+    corpus = open_text(config.data, progress=chief, verify=verify)
+    config = tasks.fit_labels(fit_vocabulary(config, corpus.tokenizer), corpus)
     own_kinds.check_model(config)
-    model = make_model(config.model, config.loss, config.execution, config.optimizer.freeze)
+    model = make_model(config.model, config.loss, config.execution, config.optimizer.freeze, config.tune)
     memory_check.check_training(config, model.specs, mesh)  # refuses what does not divide as well
     own = host_rows(config.train.global_batch_size, mesh)
-    shape = {"rows": config.train.global_batch_size, "context_length": config.model.context_length}
-    batches = Batches(corpus.train, corpus.tokenizer, config.data, **shape, host_row_indices=own, seed=config.seed)
-    held_out = eval_batches(corpus.validation, corpus.tokenizer, config.data, **shape, host_row_indices=own)
-    own_kinds.check_batches(config, len(own), {"training": batches, "held-out": held_out})
+    batches, held_out = texts.batches_of(config, corpus, own), texts.held_out_of(config, corpus, own)
+    held_out = tasks.scored(held_out, config, corpus)
+    looked_at = {f"{name} held-out".strip(): each.batches for name, each in held_out.items()}
+    own_kinds.check_batches(config, len(own), {"training": batches, **looked_at})
     warm = None if made else warm_start.plan(config, model, corpus.tokenizer)
     return config, corpus, mesh, model, batches, held_out, warm
 
@@ -188,14 +188,6 @@ def fit_vocabulary(config: C, tokenizer: Tokenizer) -> C:
     return replace(config, model=replace(config.model, vocab_size=size))
 
 
-def bytes_per_token(config: Config, split: Split) -> float | None:
-    """Bytes of text each predicted token of a held-out split stands for; None for objectives whose loss is not the
-    length of a code for the text, such as masked tokens."""
-    if not OBJECTIVES[config.data.objective].is_code:
-        return None
-    return split.num_bytes / max(split.num_tokens - 1, 1)
-
-
 def open_run(workdir: str | Path, mesh: str | None = None) -> Run:
     """Config, parameters and tokenizer of the run in `workdir`.
 
@@ -207,34 +199,38 @@ def open_run(workdir: str | Path, mesh: str | None = None) -> Run:
       ConfigError: there is no run; CheckpointError: it has no valid checkpoint.
     """
     config: Config = manifest.read_config(workdir)
+    tokenizer = tokenizer_of(workdir)
+    if note := manifest.changed_files(workdir, config):
+        say(note)
+    devices = mesh_of(workdir, mesh)
+    if mesh is not None:
+        jax.set_mesh(devices)
+    params, step = params_of(workdir, laid_out(make_model(config.model, config.loss).specs, devices))
+    return Run(config, params, tokenizer, step)
+
+
+def tokenizer_of(workdir: str | Path) -> Tokenizer:
+    """The run's own tokenizer. Raises ConfigError: it is not what the run wrote."""
     if not manifest.tokenizer_is_kept(workdir):
         raise ConfigError(
             f"workdir {workdir}: tokenizer.json is gone, damaged or another (its checksum is not the manifest's); "
             "going on with the run writes it again"
         )
-    if note := manifest.changed_files(workdir, config):
-        say(note)
-    tokenizer = Tokenizer.load(workdir)
-    devices = mesh_of(workdir, mesh)
-    if mesh is not None:
-        jax.set_mesh(devices)
-    params, step = _params(workdir, _laid_out(make_model(config.model, config.loss).specs, devices))
-    return Run(config, params, tokenizer, step)
+    return Tokenizer.load(workdir)
 
 
-def _laid_out(specs: Any, mesh: Mesh) -> Params:
+def laid_out(specs: Any, mesh: Mesh) -> Params:
     """Shapes of parameters, and where they lie."""
     shapes, where = abstract_params(specs), param_shardings(specs, mesh)
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, where)
 
 
-def _params(
+def params_of(
     workdir: str | Path, abstract: Params, step: int | None = None, item: str | None = None
 ) -> tuple[Params, int]:
     """The weights of the newest valid checkpoint of the run in `workdir`, and their step; as `restore_params`."""
     fingerprint, also = manifest.fingerprints(workdir)
-    directory = Path(workdir) / "checkpoints"
-    return restore_params(directory, abstract, item=item, step=step, fingerprint=fingerprint, also=also)
+    return restore_params(f"{workdir}/checkpoints", abstract, item=item, step=step, fingerprint=fingerprint, also=also)
 
 
 def mesh_of(workdir: str | Path, text: str | None) -> Mesh:
@@ -253,65 +249,9 @@ def mesh_of(workdir: str | Path, text: str | None) -> Mesh:
     if text == "run":
         return make_mesh(manifest.read_config(workdir).mesh)
     axes = dict(part.partition("=")[::2] for part in text.split(","))
-    given: Config = from_mapping({}, {f"mesh.{name.strip()}": number for name, number in axes.items()})
-    sizes = [getattr(given.mesh, name) for name in AXES]
-    return make_mesh(given.mesh, jax.devices() if None in sizes else jax.devices()[: math.prod(sizes)])
-
-
-def evaluate(
-    workdir: str | Path, *, mesh: str | None = None, cache_dir: str | None = None, verify: bool = False, log=print
-) -> dict[str, float]:
-    """Evaluates the newest valid checkpoint of a run on its whole held-out split.
-
-    The run's text is needed, under the names that it had: of relative names, seen from the current folder.
-
-    Args:
-      workdir: of the run.
-      mesh: where, as `mesh_of` reads it; no device then holds more than its part of the parameters.
-      cache_dir: where corpora are kept; None: this user's cache folder, whatever the run's own was.
-      verify: hash the text again and compare all that is kept of it, see `open_corpus`.
-      log: takes the lines.
-
-    Raises:
-      ConfigError: there is no run, or its text has changed since; CheckpointError: no valid checkpoint.
-    """
-    config: Config = manifest.read_config(workdir)
-    if mesh is not None:
-        cluster.initialize(config.distributed)
-    if config.compilation_cache:
-        keep_compiled_programs()
-    devices = mesh_of(workdir, mesh)
-    check_batch(config.train.global_batch_size, 1, devices)
-    check_context(config.model.context_length, devices)
-    if note := manifest.changed_files(workdir, config):
-        say(note)
-    about = manifest.read(workdir)
-    kept_in = about["config"].get("data", {}).get("cache_dir")
-    if kept_in is not None and cache_dir is None:
-        say(f"note: this run kept its corpus in {kept_in!r}; to use a cache there, give --cache-dir")
-    file = config.data.tokenizer_file and str(Path(workdir) / "tokenizer.json")  # the run's copy of it
-    corpus = open_corpus(replace(config.data, cache_dir=cache_dir, tokenizer_file=file), verify=verify)
-    stored = about["data_fingerprint"]
-    if corpus.fingerprint != stored:
-        raise ConfigError(f"workdir {workdir}: was trained on other text (corpus {stored}, now {corpus.fingerprint})")
-    model = make_model(config.model, config.loss, fallback_to_auto(config.execution))
-
-    params, step = _params(workdir, _laid_out(model.specs, devices))
-    frozen = None if model.frozen is None else _params(workdir, _laid_out(model.frozen, devices), step, "frozen")[0]
-    held_out = eval_batches(
-        corpus.validation,
-        corpus.tokenizer,
-        config.data,
-        rows=config.train.global_batch_size,
-        context_length=config.model.context_length,
-        host_row_indices=host_rows(config.train.global_batch_size, devices),
-    )
-    with jax.set_mesh(devices):
-        compiled = compile_eval(model, devices)
-        found = loop.evaluate(compiled, lambda b: device_put_batch(b, devices), params, held_out, frozen=frozen)
-    values = metrics.evaluation(found, bytes_per_token(config, corpus.validation))
-    log = log if jax.process_index() == 0 else lambda _: None
-    log(f"{workdir} at step {step}, held out: {describe(values)}")
-    messages.print_floor(config, values, log)
-    messages.print_codes(corpus.validation, values, log)
-    return {"step": step, **values}
+    try:
+        given: Config = from_mapping({}, {f"mesh.{name.strip()}": number for name, number in axes.items()})
+        sizes = [getattr(given.mesh, name) for name in AXES]
+        return make_mesh(given.mesh, jax.devices() if None in sizes else jax.devices()[: math.prod(sizes)])
+    except ConfigError as error:
+        raise ConfigError(f"--mesh: {str(error).removeprefix('config.mesh').lstrip('.: ')}") from None

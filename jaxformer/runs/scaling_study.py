@@ -7,7 +7,6 @@ need, and what is worth keeping.
 
 import collections
 import functools
-import os
 import timeit
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -19,20 +18,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformer import records
-from jaxformer.config import Config
 from jaxformer.data import languages
-from jaxformer.data.batches import Batches, eval_batches
-from jaxformer.data.corpus import Corpus, open_corpus
+from jaxformer.data.mixture import open_text
 from jaxformer.errors import ConfigError
 from jaxformer.models.attention_support import check_available
 from jaxformer.models.flops import count_parameters, training_flops
 from jaxformer.modules import make_model
-from jaxformer.runs import manifest
-from jaxformer.runs.pretrain import bytes_per_token, fit_vocabulary
+from jaxformer.runs import manifest, texts
+from jaxformer.runs.pretrain import fit_vocabulary
 from jaxformer.runtime import cluster
 from jaxformer.runtime.program import keep_compiled_programs
 from jaxformer.scaling import fit, isoflop, ladder, laws, verdict
 from jaxformer.scaling.ladder import LadderConfig, StudyConfig
+from jaxformer.storage.address import place
 from jaxformer.training.progress import duration
 from jaxformer.training.sweep import run_files, scheduler
 from jaxformer.training.sweep.trunks import Member, gflop_per_step, grouped, shapes, trunks
@@ -59,7 +57,7 @@ class Study(NamedTuple):
     """
 
     config: StudyConfig
-    corpus: Corpus
+    corpus: texts.Text
     available: int
 
 
@@ -69,19 +67,15 @@ def open_study(config: StudyConfig, *, verify: bool = False) -> Study:
     Raises:
       ConfigError: the text, ladder or working directory is not usable; nothing has been compiled or written.
     """
-    found = cluster.detect(os.environ, config.distributed)
-    if found is not None and found.processes is not None:  # a TPU VM does not know whether there are others
-        raise ConfigError(
-            f"config.distributed: {found.found} reports {found.processes} processes, and each would train the whole "
-            "study; accepted: one process"
-        )
+    cluster.refuse_several(config.distributed, "study")
     if config.optimizer.schedule != "wsd" and len(config.ladder.budgets) + len(config.ladder.tokens) > 1:
         print(f"note: optimizer.schedule={config.optimizer.schedule} trains every run from step 0; wsd shares trunks")
     check_available(config.execution)
     manifest.check_workdir(config, free=MAY_CHANGE)
-    corpus = open_corpus(config.data, verify=verify)
+    texts.check(config)
+    corpus = open_text(config.data, verify=verify)
     config = fit_vocabulary(config, corpus.tokenizer)
-    epoch = _batches(config, corpus).tokens_per_epoch
+    epoch = texts.batches_of(config, corpus).tokens_per_epoch
     ladder.planned(config, {}, epoch)
     return Study(config, corpus, epoch)
 
@@ -116,7 +110,7 @@ def print_plan(study: Study, settings: fit.Settings, log: Callable[[str], None] 
         log(f"warning: the longest run reads its text {most:.2f} times; scaling laws assume that text is read once")
     for line in shortages(grid, [member.fields for member in wanted], settings):
         log(f"warning: {line}")
-    for line in study.corpus.notes() + _batches(config, study.corpus).notes():
+    for line in study.corpus.notes() + texts.batches_of(config, study.corpus).notes():
         log(f"note: {line}")
     gflop = sum(trunk.steps * gflop_per_step(trunk.members[0]) for trunk in trunks(todo))
     seconds = 1e9 * gflop / (USUAL_SHARE * product_speed(config)) + COMPILE_SECONDS * len(shapes(todo))
@@ -160,7 +154,7 @@ def start(study: Study, overrides: list[str], source: str, log: Callable[[str], 
     """
     about = manifest.describe(study.config, overrides, source, study.corpus.fingerprint)
     manifest.write_or_check(about, study.config, free=MAY_CHANGE)
-    workdir = Path(study.config.workdir)
+    workdir = place(study.config.workdir)
     (workdir / "runs").mkdir(exist_ok=True)
     run_files.set_aside_damaged(workdir, log, _fingerprint(workdir))
     if note := records.set_aside(workdir / RECORDS, records.STUDY):
@@ -180,15 +174,14 @@ def run(
       scheduler.Interrupted: a signal; start again to resume.
       ConfigError: a run's loss is below the entropy of its language, which only a data leak can cause.
     """
-    config, workdir = study.config, Path(study.config.workdir)
+    config, workdir = study.config, place(study.config.workdir)
     gflop = print_plan(study, settings, log)
     if config.compilation_cache:
         keep_compiled_programs()
     sources = scheduler.Sources(
-        model=lambda c: make_model(c.model, c.loss, c.execution, c.optimizer.freeze),
-        batches=functools.lru_cache(64)(lambda c: _batches(c, study.corpus)),
-        held_out=functools.lru_cache(1)(lambda c: _held_out(c, study.corpus)),
-        bytes_per_token=bytes_per_token(config, study.corpus.validation),
+        model=lambda c: make_model(c.model, c.loss, c.execution, c.optimizer.freeze, c.tune),
+        batches=functools.lru_cache(64)(lambda c: texts.batches_of(c, study.corpus)),
+        held_out=functools.lru_cache(1)(lambda c: texts.held_out_of(c, study.corpus)),
     )
     try:
         found = scheduler.run(
@@ -203,7 +196,7 @@ def run(
 
 def check_floor(config: StudyConfig, found: Mapping[str, Mapping[str, Any]]) -> None:
     """Raises ConfigError if a run's loss is below the entropy of its generated language."""
-    floor = languages.floor(config.data, config.model.context_length)
+    floor = languages.floor(config.data, config.model.context_length, config.source_length)
     for name, record in found.items():
         if floor and (line := languages.below_floor(floor, record["loss"], record["loss_stderr"])) is not None:
             raise ConfigError(f"{name}: {line}")
@@ -232,25 +225,9 @@ def _member(study: Study, run: ladder.LadderRun) -> Member:
         "params_non_embedding": counts.non_embedding,
         "flops": training_flops(config.model, config.data) * tokens,
         "epochs": tokens / study.available,
-        **({} if config.data.on_error == "stop" else {"num_skipped": study.corpus.num_skipped}),
+        **texts.skipped(config, study.corpus),
     }
     return Member(run.name, config, fields)
-
-
-def _batches(config: Config, corpus: Corpus) -> Batches:
-    rows, length = config.train.global_batch_size, config.model.context_length
-    return Batches(corpus.train, corpus.tokenizer, config.data, rows=rows, context_length=length, seed=config.seed)
-
-
-def _held_out(config: Config, corpus: Corpus) -> Any:
-    return eval_batches(
-        corpus.validation,
-        corpus.tokenizer,
-        config.data,
-        rows=config.train.global_batch_size,
-        context_length=config.model.context_length,
-        max_rows=config.train.eval_rows,
-    )
 
 
 def _fingerprint(workdir: Path) -> str:
@@ -269,14 +246,14 @@ def _kept(workdir: Path) -> dict[str, list[dict[str, Any]]]:
 
 def _finished(study: Study) -> dict[str, dict[str, Any]]:
     """Final records of the finished runs, from their files or from `records.jsonl`; writes nothing."""
-    workdir = Path(study.config.workdir)
+    workdir = place(study.config.workdir)
     kept = {name: mine[-1] for name, mine in _kept(workdir).items()}
     return kept | run_files.settled(lambda found: members(study, kept | dict(found)), workdir, _fingerprint(workdir))[1]
 
 
 def _gather(study: Study) -> None:
     """Writes the records of all finished runs into one file, with each run's current role."""
-    workdir = Path(study.config.workdir)
+    workdir = place(study.config.workdir)
     wanted, found = run_files.settled(functools.partial(members, study), workdir, _fingerprint(workdir))
     lines: list[dict[str, Any]] = []
     for member in wanted:

@@ -5,9 +5,9 @@ of tokens that both have are taken; of a learned table of positions, the rows th
 as a head, begins as in any run. Every other difference of shapes is refused.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -15,16 +15,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxformer.config import Config
+from jaxformer.config import Config, diff, to_dict
+from jaxformer.config.text import LANGUAGES
 from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.errors import ConfigError
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import param_shardings, replicated
 from jaxformer.runs import manifest
 from jaxformer.specs import ParamSpec, is_spec
-from jaxformer.training.checkpoint.layout import items_of, leaf_name, state_of
+from jaxformer.storage.address import place
+from jaxformer.training.checkpoint.layout import items_of, leaf_name, list_steps, state_of
 from jaxformer.training.checkpoint.manager import restore_params
-from jaxformer.training.state import TrainState
+from jaxformer.training.optim import make_optimizer
+from jaxformer.training.state import TrainState, abstract_state, state_shapes
 from jaxformer.types import Model
 
 ROWS = ("vocab", "positions")  # axes whose entries stand for tokens and positions, and may be more or fewer
@@ -38,13 +41,15 @@ class WarmStart(NamedTuple):
       source: the other run's directory.
       specs: of its parameters.
       rows: [V] int64, for each token of this run its id in the other, or -1; None: the same tokenizer and size.
-      optimizer: take the optimizer's state as well.
+      trained: ``mesh -> its state as shapes and shardings``, if the optimizer's state is taken as well; else None.
+      unused: what the config says of a tokenizer and is not done; "" for nothing.
     """
 
     source: str
     specs: Any
     rows: np.ndarray | None
-    optimizer: bool
+    trained: Callable[[Mesh], TrainState] | None
+    unused: str = ""
 
 
 def with_tokenizer(config: Config) -> Config:
@@ -58,38 +63,48 @@ def with_tokenizer(config: Config) -> Config:
     if (
         config.init_from is None
         or config.data.tokenizer_file is not None
-        or config.data.source in ("markov", "hierarchy")
+        or all(part.source in LANGUAGES for part in config.data.parts().values())
     ):
         return config
-    own = Path(config.workdir) / "tokenizer.json"
+    own = place(config.workdir) / "tokenizer.json"
     if not own.exists():
         _config_of(config.init_from)
-    file = own if own.exists() else Path(config.init_from) / "tokenizer.json"
+    file = own if own.exists() else place(config.init_from) / "tokenizer.json"
     return replace(config, data=replace(config.data, tokenizer_file=str(file)))
 
 
 def _config_of(run: str) -> Config:
     try:
-        return manifest.read_config(run)
+        found: Config = manifest.read_config(run)
+        if not manifest.tokenizer_is_kept(run):
+            raise ConfigError(
+                f"workdir {run}: tokenizer.json is gone, damaged or another (its checksum is not the manifest's)"
+            )
     except ConfigError as error:
         raise ConfigError(f"config.init_from: {error}") from None
+    return found
 
 
 def plan(config: Config, model: Model, tokenizer: Tokenizer) -> WarmStart | None:
     """Looks at the run to start from, and reads none of its weights; None without `config.init_from`.
 
     Raises:
-      ConfigError: there is no such run, or a parameter of it has another shape than one row or position more explains;
-        with `init_optimizer`, any parameter that is not the same.
+      ConfigError: there is no such run or checkpoint, or a parameter of it has another shape than one row or position
+        more explains; with `init_optimizer`, any parameter that is not the same, or another optimizer's state.
     """
     if config.init_from is None:
         return None
     theirs, old = _config_of(config.init_from), Tokenizer.load(config.init_from)
+    if not list_steps(f"{config.init_from}/checkpoints"):
+        raise ConfigError(f"config.init_from: {config.init_from} has no checkpoint; accepted: a run that saved one")
     specs = make_model(theirs.model, theirs.loss).specs
     same = old.fingerprint == tokenizer.fingerprint and theirs.model.vocab_size == config.model.vocab_size
-    found = WarmStart(
-        config.init_from, specs, None if same else shared_rows(old, tokenizer, config), config.init_optimizer
-    )
+    rows = None if same else shared_rows(old, tokenizer, config)
+    kept = theirs.data.tokenizer_file is None and old.fingerprint == tokenizer.fingerprint
+    wanted = [each.data.tokenizer + f" of {each.data.tokenizer_vocab}" * (each.data.tokenizer == "bpe")
+              for each in (theirs, config)]  # fmt: skip
+    unused = f"data.tokenizer {wanted[1]}" if kept and len(set(wanted)) == 2 else ""
+    found = WarmStart(config.init_from, specs, rows, None, unused)
     mine, others = _flat(model.specs), _flat(specs)
     if not mine.keys() & others.keys():
         raise ConfigError(
@@ -101,12 +116,34 @@ def plan(config: Config, model: Model, tokenizer: Tokenizer) -> WarmStart | None
                 f"config.init_from: {name} has the shape {list(others[name].shape)} in {config.init_from}, and "
                 f"{list(mine[name].shape)} here; accepted: the same config.model but for vocabulary, context and heads"
             )
+    if config.init_optimizer and "imported" in manifest.read(config.init_from):
+        raise ConfigError(
+            f"config.init_optimizer: True; {config.init_from} was imported, without a state of an optimizer; accepted: "
+            "false"
+        )
     if config.init_optimizer and (mine.keys() != others.keys() or found.rows is not None):
         odd = ", ".join(sorted(mine.keys() ^ others.keys())[:3]) or "the tokenizer"
         raise ConfigError(
             f"config.init_optimizer: True; {config.init_from} is of another model ({odd}); accepted: false"
         )
-    return found
+    return found._replace(trained=_trained(config, theirs, model)) if config.init_optimizer else found
+
+
+def _trained(config: Config, theirs: Config, model: Model) -> Callable[[Mesh], TrainState]:
+    """What `WarmStart.trained` is. Raises ConfigError: what the optimizers keep differs."""
+    other = make_model(theirs.model, theirs.loss, freeze=theirs.optimizer.freeze)
+    ours, others = (
+        make_optimizer(each.optimizer, each.train.steps, of.specs) for each, of in ((config, model), (theirs, other))
+    )
+    # The first part is the update rule's: means of gradients. Of the rest only the schedule keeps something, a count.
+    kept = [state_shapes(of, rule).opt_state[0] for of, rule in ((model, ours), (other, others))]
+    if _flat(kept[0]) != _flat(kept[1]):
+        changed = diff(to_dict(theirs)["optimizer"], to_dict(config)["optimizer"])
+        raise ConfigError(
+            f"config.init_optimizer: True; the optimizer of {config.init_from} keeps something else "
+            f"({'; '.join(changed)}); accepted: false, or its config.optimizer"
+        )
+    return functools.partial(abstract_state, other, others)
 
 
 def differs(mine: ParamSpec, other: ParamSpec) -> bool:
@@ -116,11 +153,16 @@ def differs(mine: ParamSpec, other: ParamSpec) -> bool:
 
 
 def shared_rows(old: Tokenizer, new: Tokenizer, config: Config) -> np.ndarray:
-    """[V] int64: the old id of each new token, by its bytes or its role; -1: there is none."""
+    """[V] int64: the old id of each new token, by its bytes, its role or, of a special one, its name; -1: there is
+    none."""
     assert config.model.vocab_size is not None
     known = {piece: i for i, piece in reversed(list(enumerate(old.pieces))) if piece}
     rows = [known.get(piece, -1) if piece else -1 for piece in new.pieces]
-    for role in ROLES:
+    special = new.special_ids.tolist()
+    names = [(new.decode([each], skip_specials=False),) for each in special]
+    for each, there in zip(special, old.ids_of(names).tolist(), strict=True):
+        rows[each] = there
+    for role in reversed(ROLES):  # the separator's last: roles that a tokenizer has no token for have its id
         rows[getattr(new, role)] = getattr(old, role)
     return np.array(rows + [-1] * (config.model.vocab_size - len(rows)), np.int64)
 
@@ -135,7 +177,7 @@ def starter(
     fingerprint, also = manifest.fingerprints(found.source)
 
     def read(item: str | None, like: Any, step: int | None = None) -> tuple[Any, int]:
-        directory = Path(found.source) / "checkpoints"
+        directory = place(found.source) / "checkpoints"
         return restore_params(directory, like, item=item, step=step, fingerprint=fingerprint, also=also)
 
     def abstract(path: Any, spec: ParamSpec) -> jax.ShapeDtypeStruct:
@@ -162,9 +204,10 @@ def starter(
         state = state._replace(params=params, ema=ema)
         if state.frozen is not None:
             state = state._replace(frozen=read("frozen", _abstract(state.frozen), step)[0])
-        if found.optimizer:  # not the step, which the schedule counts by
-            rest = read("state", _abstract(items_of(state)["state"]), step)[0]
-            kept = state_of({**items_of(state), "state": rest}, state).opt_state
+        if found.trained is not None:  # not the step, which the schedule counts by
+            other = found.trained(mesh)
+            rest = read("state", items_of(other)["state"], step)[0]
+            kept = state_of({**items_of(other), "state": rest}, other).opt_state
             state = state._replace(opt_state=(kept[0], *state.opt_state[1:]))
         anew = sorted(mine.keys() - others.keys())
         log(
@@ -172,6 +215,11 @@ def starter(
             + (f"; begin anew: {', '.join(anew)}" if anew else "")
             + ("" if found.rows is None else f"; of {len(found.rows)} tokens it has {int((found.rows >= 0).sum())}")
         )
+        if found.unused:
+            log(
+                f"init_from: {found.unused} is not used: a run keeps the tokenizer of the one that it starts from, "
+                "unless data.tokenizer_file names another"
+            )
         return state
 
     return start

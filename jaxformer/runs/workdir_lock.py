@@ -44,6 +44,7 @@ class WorkdirLock:
       workdir: exists and is writable.
       environment: has the variables of a SLURM job, if any.
       touch_seconds, dead_seconds: how often a holder touches its lock; after how long without that it counts as dead.
+      field: that an error names.
 
     Raises:
       ConfigError: on entering; another run holds it, or it cannot be created.
@@ -55,10 +56,12 @@ class WorkdirLock:
         environment: Mapping[str, str] = os.environ,
         touch_seconds: float = TOUCH_SECONDS,
         dead_seconds: float = DEAD_SECONDS,
+        field: str = "config.workdir",
     ):
+        self._field = field
         self._path = Path(workdir) / FILE_NAME
         self._touch, self._dead = touch_seconds, dead_seconds
-        self._mine = {**_whoami(environment), "token": secrets.token_hex(8)}
+        self._mine = {**whoami(environment), "token": secrets.token_hex(8)}
         self._handle = -1
         self._stop = threading.Event()
 
@@ -71,7 +74,7 @@ class WorkdirLock:
             self._take(half)
         except OSError as error:
             self._close()
-            raise ConfigError(f"config.workdir: {self._path} cannot be written ({error.strerror or error})") from None
+            raise ConfigError(f"{self._field}: {self._path} cannot be written ({error.strerror or error})") from None
         except BaseException:
             self._close()
             raise
@@ -108,7 +111,7 @@ class WorkdirLock:
                 age = os.stat(half).st_mtime - about.st_mtime
                 touched = seen is not None and seen != (about.st_ino, about.st_mtime_ns)
                 waited = time.monotonic() - began
-                verdict = _verdict(holder, self._mine, old, age > self._dead or waited > self._dead)
+                verdict = verdict_on(holder, self._mine, old, age > self._dead or waited > self._dead)
                 if verdict == "ended" and files.lock(old) is None and waited < 1.0:
                     verdict = "unknown"  # another start is taking it over right now
                 if verdict == "ended":
@@ -117,7 +120,7 @@ class WorkdirLock:
                         return
                     continue
                 if verdict == "alive" or touched:
-                    raise ConfigError(f"config.workdir: {self._path.parent} is in use by {_who(holder)}")
+                    raise ConfigError(f"{self._field}: {self._path.parent} is in use by {who(holder)}")
                 seen = seen or (about.st_ino, about.st_mtime_ns)
             except FileNotFoundError:
                 continue
@@ -126,7 +129,7 @@ class WorkdirLock:
             if not noted and waited > 1.0:
                 noted = True
                 print(
-                    f"note: {self._path.parent} was in use by {_who(holder)} {age:.0f} s ago; waiting up to "
+                    f"note: {self._path.parent} was in use by {who(holder)} {age:.0f} s ago; waiting up to "
                     f"{max(0.0, self._dead - age):.0f} s to see whether that process is still alive",
                     file=sys.stderr, flush=True,
                 )  # fmt: skip
@@ -139,7 +142,7 @@ class WorkdirLock:
                 holder = self._holder()
                 if holder and holder.get("token") != self._mine["token"] and not self._stop.is_set():
                     print(
-                        f"error: config.workdir: {self._path.parent} was taken over by {_who(holder)}, because this "
+                        f"error: {self._field}: {self._path.parent} was taken over by {who(holder)}, because this "
                         f"process did not touch its lock for {self._dead:g} s; exiting",
                         file=sys.stderr, flush=True,
                     )  # fmt: skip
@@ -162,7 +165,7 @@ class WorkdirLock:
             self._handle = -1
 
 
-def _verdict(holder: Mapping[str, Any], mine: Mapping[str, Any], handle: int, silent: bool) -> str:
+def verdict_on(holder: Mapping[str, Any], mine: Mapping[str, Any], handle: int, silent: bool) -> str:
     """The state of a lock's holder: "alive", "ended" or "unknown".
 
     Args:
@@ -186,14 +189,15 @@ def _verdict(holder: Mapping[str, Any], mine: Mapping[str, Any], handle: int, si
     return "ended" if silent else "unknown"
 
 
-def _who(holder: Mapping[str, Any]) -> str:
+def who(holder: Mapping[str, Any]) -> str:
+    """A lock's holder in words."""
     if not holder:
         return "another run, whose lock cannot be read"
     values = (str(holder.get(name))[:80] for name in ("process", "host", "since"))  # the file may hold anything
     return console.one_line("process {} on {} since {}".format(*values))
 
 
-def _whoami(environment: Mapping[str, str]) -> dict[str, Any]:
+def whoami(environment: Mapping[str, str]) -> dict[str, Any]:
     """Identifies this process: the machine's boot id, the process id and its namespace, and when it started."""
     machine, processes = "", ""
     with contextlib.suppress(OSError):

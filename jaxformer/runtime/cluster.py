@@ -44,6 +44,16 @@ class Membership(NamedTuple):
     devices: tuple[int, ...] | None = None
 
 
+def refuse_several(cfg: DistributedConfig, what: str) -> None:
+    """Raises ConfigError: there are other processes, each of which would train the whole `what`."""
+    found = detect(os.environ, cfg)
+    if found is not None and found.processes is not None:  # a TPU VM does not know whether there are others
+        raise ConfigError(
+            f"config.distributed: {found.found} reports {found.processes} processes, and each would train the whole "
+            f"{what}; accepted: one process"
+        )
+
+
 def initialize(
     cfg: DistributedConfig, log: Callable[[str], None] = print, environment: Mapping[str, str] = os.environ
 ) -> Membership | None:

@@ -10,6 +10,7 @@ program, and where a waiting process still ends if another one dies. With a sing
 7
 """
 
+import collections
 import faulthandler
 import itertools
 import json
@@ -17,7 +18,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from jaxformer.errors import ConfigError
@@ -25,7 +26,7 @@ from jaxformer.errors import ConfigError
 T = TypeVar("T")
 
 STALLED = 124  # exit code of a process that made no progress for too long
-_calls = itertools.count()
+_calls: "collections.defaultdict[str, Iterator[int]]" = collections.defaultdict(itertools.count)
 _timeout_seconds = 1800.0
 
 
@@ -45,30 +46,36 @@ def index() -> int:
     return _state().process_id if _state().client is not None else 0
 
 
-def gather(value: Any, what: str) -> list[Any]:
-    """The value of every process, by index. All processes must make these calls from one thread and in the same order.
+def gather(value: Any, what: str, channel: str = "main") -> list[Any]:
+    """The value of every process, by index. All processes must make the calls of a channel in the same order, one at a
+    time; a thread that runs beside the main one has a channel of its own.
 
     Args:
       value: of this process, JSON-serializable.
       what: names the value in the message of a timeout.
+      channel: see above.
     """
     count = num_processes()
     if count == 1:
         return [value]
-    client, own, call = _state().client, index(), next(_calls)
-    client.key_value_set(f"jaxformer/{call}/{own}", json.dumps(value))
-    return [
-        value if other == own else json.loads(_wait(client, f"jaxformer/{call}/{other}", other, what))
+    client, own, call = _state().client, index(), next(_calls[channel])
+    place = f"jaxformer/{channel}"
+    client.key_value_set(f"{place}/{call}/{own}", json.dumps(value))
+    found = [
+        value if other == own else json.loads(_wait(client, f"{place}/{call}/{other}", other, what))
         for other in range(count)
     ]
+    if call:  # who has made this call has read everything of the one before
+        client.key_value_delete(f"{place}/{call - 1}/{own}")
+    return found
 
 
-def raise_together(work: Callable[[], T], what: str, error: type[Exception] = ConfigError) -> T:
+def raise_together(work: Callable[[], T], what: str, error: type[Exception] = ConfigError, channel: str = "main") -> T:
     """`work()`; if it raises `error` in any process, all processes raise it.
 
     Args:
       work: called by each process, each returning its own result; other exceptions propagate at once.
-      what: as in `gather`.
+      what, channel: as in `gather`.
       error: constructed from a message; all raise the message of the first process that failed.
 
     Raises:
@@ -81,7 +88,7 @@ def raise_together(work: Callable[[], T], what: str, error: type[Exception] = Co
         if num_processes() == 1:
             raise
         message = str(failure)
-    messages = gather(message, what)
+    messages = gather(message, what, channel)
     for first, each in enumerate(messages):
         if each is not None:
             found = error(each if first == 0 else f"process {first}: {each}")

@@ -4,14 +4,16 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import jax
 
-from jaxformer.errors import CheckpointError, ConfigError, ProgramError, RecordError, TrainingDiverged
-from jaxformer.runtime import console, coordination
+from jaxformer.errors import CheckpointError, ConfigError, ProgramError, RecordError, StoreError, TrainingDiverged
+from jaxformer.runtime import cluster, console, coordination
 from jaxformer.runtime.compilation_cache import guard
 from jaxformer.runtime.host_memory import keep_freed_memory
+from jaxformer.storage.address import is_address
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of CPU time per period, and the period
 
@@ -48,6 +50,18 @@ def a_device_for_each_core() -> None:
         jax.config.update(number, usable_cores())
 
 
+def leave_out_tpus() -> None:
+    """Where libtpu is installed, as plans need it, but there is no TPU nor another plugin of JAX: the CPU at once.
+
+    JAX would try the TPU first, and libtpu then prints seven lines about it before every program's own. Call it before
+    any device is used. Does nothing if the user has chosen (JAX_PLATFORMS).
+    """
+    platforms = "jax_platforms"
+    alone = find_spec("libtpu") is not None and find_spec("jax_plugins") is None
+    if alone and not getattr(jax.config, platforms) and not cluster.has_tpu():
+        jax.config.update(platforms, "cpu")
+
+
 def usable_cores() -> int:
     """Number of cores this process may use: its CPU affinity, limited by its container's CPU quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -73,13 +87,14 @@ def program(function: Callable[[], int | None], *, printing: bool = True) -> Non
         continue, and their exit code does not depend on it.
     """
     keep_freed_memory()
+    leave_out_tpus()
     output = console.secure(None if printing else "note: standard output cannot be written ({reason}) and is lost")
     try:
         code = function()
         sys.stdout.flush()
         if printing and not code and output is not None and output.lost:
             raise ProgramError(f"standard output: cannot be written ({output.lost})")
-    except (ConfigError, ProgramError, RecordError, CheckpointError, TrainingDiverged) as error:
+    except (ConfigError, ProgramError, RecordError, CheckpointError, StoreError, TrainingDiverged) as error:
         sys.stdout.flush()
         everyones = isinstance(error, TrainingDiverged | ProgramError) and coordination.index() > 0
         if not (everyones or getattr(error, "told_elsewhere", False)):
@@ -114,6 +129,8 @@ def _known(error: BaseException) -> str | None:
     text = " ".join(str(error).split())
     if isinstance(error, MemoryError):
         return f"memory: none is left ({text or 'of this process'}); accepted: a smaller text, model or batch"
+    if isinstance(error, OSError) and is_address(error.filename):  # an object or a bucket that was deleted meanwhile
+        return f"{error.filename}: {error.strerror}"
     if isinstance(error, RuntimeError) and "Could not determine home directory" in text:
         return "HOME: is not set, and this user has no home folder; accepted: HOME=FOLDER, or XDG_CACHE_HOME=FOLDER"
     if isinstance(error, RuntimeError) and "Unable to initialize backend" in text:

@@ -154,6 +154,8 @@ def size_model(model: ModelConfig, width: int, ladder: LadderConfig) -> ModelCon
         num_layers=max(ladder.min_layers, round(width / ladder.layer_width)),
         attention=model.attention.sized(width, ladder.head_width),
         feed_forward=model.feed_forward.sized(),
+        encoder=None if model.encoder is None else model.encoder.sized(),
+        funnel=None if model.funnel is None else model.funnel.sized(),
     )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxformer.errors import ConfigError
 from jaxformer.storage import files
+from jaxformer.storage.address import place
 
 UNITS = {"N": "parameters N", "D": "training tokens D", "C": "training compute C (FLOP)"}
 _MARKERS = "osD^vPX<>p"
@@ -37,8 +38,11 @@ STYLE = {
 }
 
 
-def matplotlib() -> Any:
+def matplotlib(instead: str = "") -> Any:
     """The matplotlib package with the submodules used here.
+
+    Args:
+      instead: what a program can be told if it is not installed, as ", or --no-figures".
 
     Raises:
       ConfigError: it is not installed, or MPLBACKEND is not one of its backends.
@@ -47,8 +51,9 @@ def matplotlib() -> Any:
         import matplotlib as package
         import matplotlib.figure
         import matplotlib.ticker
+        import matplotlib.transforms
     except ImportError:
-        raise ConfigError("figures need matplotlib: pip install 'jaxformer[scaling]', or ask for no figures") from None
+        raise ConfigError(f"figures need the scaling extra: pip install 'jaxformer[scaling]'{instead}") from None
     except ValueError as error:
         if (asked := os.environ.get("MPLBACKEND")) is None:
             raise
@@ -77,7 +82,7 @@ def save(figures: Mapping[str, Any], directory: str | Path) -> list[Path]:
     with matplotlib().rc_context(STYLE):
         for name, figure in figures.items():
             for kind in ("png", "svg"):
-                paths.append(Path(directory) / f"{name}.{kind}")
+                paths.append(place(directory) / f"{name}.{kind}")
                 files.write_atomically(paths[-1], encoded(figure, kind, dpi=150, bbox_inches="tight"))
     return paths
 

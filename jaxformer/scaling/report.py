@@ -23,10 +23,12 @@ from typing import Any
 from jaxformer.scaling import plotting, verdict
 from jaxformer.scaling.fit import CALLED, KAPLANS, LAWS
 from jaxformer.storage import credentials, files
+from jaxformer.storage.address import place
 
 _CAPTIONS = {
     "loss_compute": "Loss of every run against its compute, coloured by size; the line is the law at its best size.",
-    "isoflop": "Runs of equal compute, the curve through them, and its minimum with a 95% interval (approach 2).",
+    "isoflop": "Runs of equal compute, the curve through them, and its minimum with a 95% interval "
+    "(approach 2 of Hoffmann et al. 2022).",
     "optimum": "Compute-optimal size and tokens at each budget: by the law that fits best (3), the envelope (1) and "
     "iso-FLOP curves (2). Bars are 95% intervals of the curves' minima.",
     "residuals": "Residuals of the law that fits best, in percent of the loss.",
@@ -130,7 +132,7 @@ def page(
 
 def write(path: str | os.PathLike, text: str) -> Path:
     """Writes a page atomically; returns its path. Characters that UTF-8 cannot encode (surrogates) are escaped."""
-    path = Path(path)
+    path = place(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_atomically(path, text.encode(errors="backslashreplace"))
     return path

@@ -1,5 +1,5 @@
 """Atomic writes, and safe opening and removal: symbolic links are not followed, and a folder is removed only if it lies
-in the folder it should lie in.
+in the folder it should lie in. What is decorated by `addressed` does the same in object stores.
 
 >>> import tempfile
 >>> folder = Path(tempfile.mkdtemp())
@@ -14,12 +14,15 @@ OSError: [Errno 40] is a symbolic link, which is not followed: ...link.txt'
 import contextlib
 import errno
 import os
-import re
 import secrets
 import shutil
 import stat
 from pathlib import Path
 from typing import IO, BinaryIO
+
+from jaxformer.storage.address import addressed, is_address, like_an_address
+from jaxformer.storage.address import unusable as unusable_address
+from jaxformer.storage.spool import Spool
 
 try:
     import fcntl
@@ -27,6 +30,7 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 
+@addressed
 def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
     """Replaces a file atomically and durably: a kill or power loss leaves the old content or the new, never a mixture.
 
@@ -53,6 +57,7 @@ def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
     sync_folder(path.parent)
 
 
+@addressed
 def sync_folder(folder: Path) -> None:
     """Makes renames inside a folder durable; does nothing on file systems that cannot."""
     with contextlib.suppress(OSError):
@@ -63,6 +68,16 @@ def sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
+def sync(file: IO[bytes]) -> None:
+    """Makes what was written to a file of `open_to_append` durable. Raises OSError."""
+    if isinstance(file, Spool):
+        file.sync()
+        return
+    file.flush()
+    os.fsync(file.fileno())
+
+
+@addressed
 def open_to_append(path: str | os.PathLike, *, sole: bool = False) -> BinaryIO:
     """Opens a file for reading and appending; creates it if it does not exist.
 
@@ -84,6 +99,7 @@ def open_to_append(path: str | os.PathLike, *, sole: bool = False) -> BinaryIO:
     return open_to_append(path)
 
 
+@addressed
 def open_to_read(path: str | os.PathLike, *, follow: bool = False) -> BinaryIO:
     """Opens a regular file for reading; never blocks, as opening a pipe would.
 
@@ -135,12 +151,68 @@ def lock(file: IO[bytes] | int, *, wait: bool = False) -> bool | None:
     return True
 
 
+@addressed
+def move_here(path: str | os.PathLike, file: Path) -> None:
+    """Gives a complete file of this machine this name, in place of what has it; the file is then gone. Its content is
+    durable; the name is so after `sync_folder`, or after the next atomic write in that folder.
+
+    Args:
+      path: on the disk of `file`, or an address.
+      file: see above.
+
+    Raises:
+      OSError: it cannot; what has the name is unchanged.
+    """
+    with open(file, "rb") as handle:
+        os.fsync(handle.fileno())
+    os.replace(file, path)
+
+
+@addressed
+def look(path: str | os.PathLike) -> list[int]:
+    """Size, mtime, ctime and inode number of a file, which differ when the content does. Raises OSError.
+
+    A changed file with all four the same (a clock set back, a write within one clock tick) counts as unchanged.
+    """
+    found = os.stat(path)
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+
+
+@addressed
+def folders(folder: str | os.PathLike, seal: str) -> list[Path]:
+    """The complete folders in a folder, links left out; none if there is no such folder.
+
+    Args:
+      folder: their parent.
+      seal: a file that each has. On disk a folder gets its name when it is complete, so this one is not looked for; in
+        a store it is put last and deleted first.
+    """
+    found = Path(folder).iterdir() if os.path.isdir(folder) else ()
+    return [path for path in found if not path.is_symlink() and path.is_dir()]
+
+
+@addressed
+def open_folder(path: str | os.PathLike) -> list[str]:
+    """Creates a folder to write into, and its parents, unless it is there; returns the names in it. Raises OSError."""
+    path = Path(path)
+    path.mkdir(parents=True, exist_ok=True)
+    return [each.name for each in path.iterdir()]
+
+
+@addressed
+def writable(folder: str | os.PathLike) -> bool:
+    """True if this user may write into an existing folder; of a store only the first write tells."""
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
+@addressed
 def irregular(folder: Path) -> Path | None:
     """A pipe, socket or device in a folder, or a link to one, on which another library would block; else None."""
     paths = (os.path.join(inside, name) for inside, _, names in os.walk(folder) for name in names)
     return next((Path(path) for path in paths if os.path.exists(path) and not os.path.isfile(path)), None)
 
 
+@addressed
 def read_bytes(path: str | os.PathLike, most: int, *, follow: bool = False) -> bytes:
     """The content of a regular file of at most `most` bytes. Raises OSError as `open_to_read`, or if it is longer."""
     with open_to_read(path, follow=follow) as file:
@@ -150,8 +222,12 @@ def read_bytes(path: str | os.PathLike, most: int, *, follow: bool = False) -> b
     return content
 
 
-def unusable(path: str) -> str | None:
+def unusable(path: str, *, addresses: bool = False) -> str | None:
     """Why no file can have this path, and what is accepted; None if one can.
+
+    Args:
+      path: as the user wrote it.
+      addresses: True if an object store's is accepted.
 
     >>> unusable("runs/a"), unusable("runs/" + 300 * "a")
     (None, 'has a name of 300 bytes; accepted: at most 255')
@@ -162,14 +238,18 @@ def unusable(path: str) -> str | None:
         return "is not UTF-8 text; accepted: a path that is"
     if "\0" in path:
         return "holds the character \\0; accepted: a path without it"
-    if re.match(r"[a-z][a-z0-9+.-]*://", path):
-        return "is an address; accepted: a path of this machine, or one that is mounted here"
+    if is_address(path):
+        here = "is an address; accepted: a path of this machine, or one that is mounted here"
+        return unusable_address(path) if addresses else here
+    if like_an_address(path):
+        return "is no address; accepted: gs://BUCKET/NAME, s3://BUCKET/NAME, one scheme in small letters, or a path"
     most = max(map(len, names))
     if most > 255:
         return f"has a name of {most} bytes; accepted: at most 255"
     return f"has {len(path.encode())} bytes; accepted: at most 4095" if len(path.encode()) > 4095 else None
 
 
+@addressed
 def make_folder(path: str | os.PathLike) -> Path:
     """Creates a folder inside an existing one unless it is there already; returns its path.
 
@@ -182,6 +262,7 @@ def make_folder(path: str | os.PathLike) -> Path:
     return path
 
 
+@addressed
 def remove_folder(path: str | os.PathLike, inside: str | os.PathLike) -> None:
     """Removes a folder and everything in it; links in it are removed, not followed.
 

@@ -5,14 +5,14 @@ and evaluations, saves and stops happen only there. So a run that was killed at 
 the same dispatches as one that was not, and ends bit for bit the same.
 """
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,51 +22,40 @@ from jaxformer.config import Config
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.runtime import coordination
 from jaxformer.runtime.host_memory import settle_heap
-from jaxformer.specs import count_non_embedding, count_params
-from jaxformer.training import metrics
+from jaxformer.storage.address import place
+from jaxformer.tracking.tracker import local_folder
+from jaxformer.tracking.trackers import Trackers
 from jaxformer.training.checkpoint.manager import Checkpoints
 from jaxformer.training.chunks import next_boundary
 from jaxformer.training.evaluate import (
     SPLIT,
     EvalBatches,
+    Evaluation,
+    HeldOut,
     TrainBatches,
-    evaluate,
+    criterion,
+    evaluate_sources,
     evaluations_before,
     read_ahead,
+    sources_of,
     stops_early,
 )
 from jaxformer.training.interrupt import StopSignal
 from jaxformer.training.optim import make_optimizer
+from jaxformer.training.outcome import Result, final_record
 from jaxformer.training.progress import Progress
 from jaxformer.training.reporter import Reporter
 from jaxformer.training.state import TrainState, averaged
 from jaxformer.training.step import CompiledSteps, StepMetrics, compile_ahead, compile_steps
+from jaxformer.training.step_trace import StepTrace
+from jaxformer.training.stopwatch import Stopwatch
 from jaxformer.types import Batch, Model
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a run ended.
-
-    Attributes:
-      status: "finished", "stopped_early" (no better evaluation for long enough) or "interrupted" (a signal).
-      step: updates made in all.
-      state: the last one, on the devices.
-      evaluation: of the whole held-out split, see `metrics.evaluation`; None if interrupted.
-      seconds: that this process trained and evaluated.
-    """
-
-    status: Literal["finished", "stopped_early", "interrupted"]
-    step: int
-    state: TrainState
-    evaluation: dict[str, float] | None
-    seconds: float
 
 
 def train(
     model: Model,
     batches: TrainBatches,
-    eval_batches: EvalBatches,
+    eval_batches: EvalBatches | Mapping[str, HeldOut],
     config: Config,
     *,
     workdir: str | Path,
@@ -78,6 +67,7 @@ def train(
     also_of_this_run: Sequence[str] = (),
     resume_command: str | None = None,
     initial: Callable[[TrainState], TrainState] | None = None,
+    since: float | None = None,
     log: Callable[[str], None] = print,
     bar: bool | None = None,
 ) -> Result:
@@ -89,17 +79,18 @@ def train(
     Args:
       model: specs, init, loss, weights; its metrics hold "loss", nats per token.
       batches: training batches; batches[step] are this host's rows, see `parallel.mesh.host_rows`.
-      eval_batches: the held-out split, in batches of train.global_batch_size rows.
-      config: train, optimizer, checkpoint, seed and tensorboard are read here.
+      eval_batches: the held-out split, in batches of train.global_batch_size rows; of a mixture that of each source.
+      config: train, optimizer, checkpoint, seed and tracking are read here.
       workdir: exists.
       mesh: of `parallel.mesh.make_mesh`.
       flops_per_token: forward and backward, for the MFU and the final record.
-      bytes_per_token: bytes of the held-out split / tokens predicted in it; None: no bits per byte.
+      bytes_per_token: bytes of the held-out split / tokens predicted in it, where that is one; None: no bits per byte.
       final_fields: for the final record; they replace the loop's of the same name.
       fingerprint: of the run, kept in every checkpoint and compared when one is read; "" compares nothing.
       also_of_this_run: other accepted fingerprints of its checkpoints.
       resume_command: printed when a signal ends the run.
       initial: changes the state of step 0, as to start from other weights; not called where a checkpoint is there.
+      since: when this start of the run began, by `time.perf_counter`; None: now.
       log: prints a line.
       bar: a progress bar (True), plain lines (False), or a bar where stderr is a terminal (None).
 
@@ -108,10 +99,13 @@ def train(
       CheckpointError: none is valid, or one cannot be written.
       ConfigError: the batch or a parameter does not divide over the mesh, or the held-out split is empty.
     """
-    workdir = Path(workdir)
-    if len(eval_batches) == 0:
+    workdir = place(workdir)
+    sources = sources_of(eval_batches, bytes_per_token)
+    if not all(len(each.batches) for each in sources.values()):
         raise ConfigError("config.data: the held-out split holds no row; it needs at least one")
     began = time.perf_counter()
+    stopwatch = Stopwatch(since)
+    stopwatch.add("startup", 0.0 if since is None else began - since)
     with ExitStack() as stack:
         stack.enter_context(jax.set_mesh(mesh))
         progress = Progress(config.train.steps, log, show=jax.process_index() == 0, bar=bar)
@@ -120,12 +114,19 @@ def train(
         steps = compile_steps(model, make_optimizer(config.optimizer, config.train.steps, model.specs), mesh, config)
         checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint, fingerprint, also=also_of_this_run)
         checkpoints.start()
-        batch, held_out = batches[0], eval_batches[0]
+        newest = max(checkpoints.steps(), default=0)
+        open_trackers = functools.partial(Trackers, config, workdir, newest, fingerprint, progress.line)
+        with stopwatch.measure("startup"):
+            trackers = coordination.raise_together(open_trackers, "its trackers")
+        stack.callback(trackers.close)
+        batch, held_out = batches[0], next(iter(sources.values())).batches[0]
         helper = stack.enter_context(ThreadPoolExecutor(1))
         # In parallel with the initialization, whose compilation takes seconds too.
         finished = checkpoints.steps()[-1:] == [config.train.steps]
         programs = None if finished else helper.submit(compile_ahead, steps, mesh, batch, held_out)
-        restored = checkpoints.restore(steps.abstract_state)
+        with stopwatch.measure("checkpoint"):
+            restored = checkpoints.restore(steps.abstract_state)
+        compiling = time.perf_counter()
         state, step = (steps.init(), 0) if restored is None else restored
         if restored is None and initial is not None:
             state = initial(state)
@@ -137,6 +138,7 @@ def train(
             steps = programs.result()
             jax.block_until_ready(state)
             settle_heap()
+        stopwatch.add("compilation", time.perf_counter() - compiling)
         reporter = Reporter(
             workdir / "records.jsonl",
             every=config.train.log_every_steps,
@@ -146,16 +148,18 @@ def train(
             progress=progress,
             mesh=mesh,
             flops_per_token=flops_per_token,
-            tensorboard=str(workdir / "tensorboard") if config.tensorboard else None,
+            trackers=trackers,
+            stopwatch=stopwatch,
         )
-        stack.callback(reporter.close)
         watchdog = stack.enter_context(coordination.Watchdog(config.distributed.stall_timeout_seconds))
-        run = _Run(config, steps, batches, eval_batches, checkpoints, reporter, stop, watchdog, bytes_per_token)
+        trace = StepTrace(config.train.profile_steps, local_folder(workdir) / "profile", progress.line)
+        stack.callback(trace.close)
+        run = _Run(config, steps, batches, sources, checkpoints, reporter, stop, watchdog, trace)
         stack.callback(run.feed.shutdown, wait=True, cancel_futures=True)
         if restored is not None:
             progress.line(f"going on from step {step}")
         path, first = workdir / "records.jsonl", jax.process_index() == 0  # others may not see its repairs yet
-        losses = list(evaluations_before(path, step, fingerprint).items()) if first else []
+        losses = list(evaluations_before(path, step, fingerprint, config.tune.metric).items()) if first else []
         event = "started" if restored is None else "resumed"
         reporter.event(step, event, **({"fingerprint": fingerprint} if fingerprint else {}))
         try:
@@ -173,26 +177,20 @@ def train(
             saved = "saved" if step else "nothing to save"
             progress.line(f"stopped at step {step} by {stop.requested or 'another process'}, {saved}{hint}")
             return Result(status, step, state, None, time.perf_counter() - began)
-        values = run.evaluate(step, state, final=True)
-        checkpoints.wait()
+        values, of_each = run.evaluate(step, state, final=True)
+        with reporter.aside("checkpoint"):
+            checkpoints.wait()
         reporter.check_end(step, int(state.bad_steps), values["loss"])
         if status == "stopped_early":
             reporter.event(step, "stopped_early")
             progress.line(f"stopped at step {step}: no better evaluation in {config.train.early_stop_evals}")
-        tokens = step * reporter.tokens_per_step
-        final = {
-            "kind": "final",
-            "step": step,
-            "tokens": tokens,
-            **values,
-            "params": count_params(model.specs),
-            "params_non_embedding": count_non_embedding(model.specs),
-            "flops": None if flops_per_token is None else flops_per_token * tokens,
-            "status": status,
-            "split": SPLIT,
-        }
-        reporter.write(final | dict(final_fields or {}))
-        return Result(status, step, state, values, time.perf_counter() - began)
+        final = final_record(
+            status, step, values,
+            tokens=step * reporter.tokens_per_step, specs=model.specs, flops_per_token=flops_per_token,
+        )  # fmt: skip
+        used = reporter.used(step)
+        reporter.write(final | used | dict(final_fields or {}))
+        return Result(status, step, state, values, time.perf_counter() - began, used, of_each)
 
 
 class _Run:
@@ -203,16 +201,16 @@ class _Run:
         config: Config,
         steps: CompiledSteps,
         batches: TrainBatches,
-        eval_batches: EvalBatches,
+        held_out: Mapping[str, HeldOut],
         checkpoints: Checkpoints,
         reporter: Reporter,
         stop: StopSignal,
         watchdog: coordination.Watchdog,
-        bytes_per_token: float | None,
+        trace: StepTrace,
     ):
-        self.config, self.steps, self.batches, self.eval_batches = config, steps, batches, eval_batches
+        self.config, self.steps, self.batches, self.held_out = config, steps, batches, held_out
         self.checkpoints, self.reporter, self.stop = checkpoints, reporter, stop
-        self.watchdog, self.bytes_per_token = watchdog, bytes_per_token
+        self.watchdog, self.trace = watchdog, trace
         self.feed = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self.pending: tuple[int, int, StepMetrics] | None = None
 
@@ -220,7 +218,8 @@ class _Run:
         """Runs to the end, an early stop or a signal; the state is then being saved."""
         cfg = self.config.train
         if 0 < step < cfg.steps and step % cfg.eval_every_steps == 0 and step not in losses:
-            losses[step] = self.evaluate(step, state)["loss"]  # a signal came between its chunk and its evaluation
+            # A signal came between its chunk and its evaluation.
+            losses[step] = criterion(self.evaluate(step, state).values, self.config.tune.metric)
         saved = time.monotonic()
         stopping, _ = self.asked(step, saved)  # a signal may have come while XLA compiled
         status, chunks = "finished", self.chunks(step)
@@ -231,9 +230,9 @@ class _Run:
             if stopping or (self.stop.requested is not None and jax.process_count() == 1):
                 status = "interrupted"
                 break
-            chunk, number = next(chunks)
+            chunk, number = self.next(chunks)
             count = int(number)
-            state, new = self.steps.train(state, chunk, number)
+            state, new = self.trace(self.steps.train, step, count, state, chunk, number)
             self.report()  # of the chunk before, while this one runs
             self.pending = (step, count, new)
             step += count
@@ -242,17 +241,17 @@ class _Run:
                 status = "interrupted"
                 break
             if step % cfg.eval_every_steps == 0 and step < cfg.steps:
-                losses[step] = self.evaluate(step, state)["loss"]
+                losses[step] = criterion(self.evaluate(step, state).values, self.config.tune.metric)
             every = self.config.checkpoint.save_every_steps
             if step < cfg.steps and (clock or (every is not None and step % every == 0)):
                 self.report()
-                began = time.monotonic()
-                self.checkpoints.save(step, state)
+                with self.reporter.aside("checkpoint"):
+                    self.checkpoints.save(step, state)
                 saved = time.monotonic()
-                self.reporter.exclude(saved - began)
         self.report()
         if step:
-            self.checkpoints.save(step, state)
+            with self.reporter.aside("checkpoint"):
+                self.checkpoints.save(step, state)
         return status, step, state
 
     def chunks(self, step: int) -> Iterator[tuple[Batch, np.int32]]:
@@ -268,6 +267,14 @@ class _Run:
 
         return read_ahead(self.feed, place, pairwise(ends(step)))
 
+    def next(self, chunks: Iterator[tuple[Batch, np.int32]]) -> tuple[Batch, np.int32]:
+        """The next chunk. Waiting for it counts as such if the devices had finished the one before when it came."""
+        began = time.perf_counter()
+        found = next(chunks)
+        if self.pending is None or self.pending[2].loss.is_ready():  # type: ignore[attr-defined]
+            self.reporter.stopwatch.add("data", time.perf_counter() - began)
+        return found
+
     def report(self) -> None:
         """Waits for the newest chunk and reports its metrics."""
         if self.pending is not None:
@@ -276,23 +283,22 @@ class _Run:
             self.reporter.add(start, count, jax.device_get(found))
             self.watchdog.alive()
 
-    def evaluate(self, step: int, state: TrainState, final: bool = False) -> dict[str, float]:
-        """Evaluates the (averaged) weights on the held-out split, all of it or as much as is configured."""
+    def evaluate(self, step: int, state: TrainState, final: bool = False) -> Evaluation:
+        """Evaluates the (averaged) weights on what is held out: at the end on all of it, before on its sample."""
         self.report()
-        began = time.monotonic()
-        rows, count = self.config.train.eval_rows, None
-        if rows is not None and not final:
-            count = -(-rows // self.config.train.global_batch_size)
 
         def place(batch: Batch) -> Batch:
             self.watchdog.alive()
             return self.steps.device_put_batch(batch)
 
-        found = evaluate(self.steps.evaluate, place, averaged(state), self.eval_batches, count, state.frozen)
-        values = metrics.evaluation(found, self.bytes_per_token)
-        self.reporter.evaluation(step, SPLIT, values)
-        self.reporter.exclude(time.monotonic() - began)
-        return values
+        with self.reporter.aside("evaluation"):
+            found = evaluate_sources(
+                self.steps.evaluate, place, averaged(state), self.held_out, state.frozen, not final
+            )
+        for name, values in found.sources.items():
+            self.reporter.evaluation(step, f"{SPLIT}/{name}", values)
+        self.reporter.evaluation(step, SPLIT, found.values)  # the last, so that the others are there where it is
+        return found
 
     def asked(self, step: int, saved: float) -> tuple[bool, bool]:
         """Whether to stop (a signal came) and whether to save (it is time); the same answer in every process."""

@@ -62,12 +62,36 @@ def collect(batches: Iterable[Mapping[str, tuple[Any, Any]]]) -> dict[str, Weigh
     }
 
 
-def evaluation(estimates: Mapping[str, WeightedMean], bytes_per_token: float | None = None) -> dict[str, float]:
+def combined(parts: Mapping[str, Mapping[str, WeightedMean]], shares: Mapping[str, float]) -> dict[str, WeightedMean]:
+    """The means over several samples, independent of each other, by their shares, which add up to 1.
+
+    >>> one, other = WeightedMean(2.0, 0.3, 10.0, 2), WeightedMean(4.0, 0.4, 90.0, 9)
+    >>> combined({"a": {"loss": one}, "b": {"loss": other}}, {"a": 0.5, "b": 0.5})["loss"]
+    WeightedMean(mean=3.0, stderr=0.25, weight=100.0, rows=11)
+    """
+    if len(parts) == 1:
+        return dict(*parts.values())
+    names = [name for name in next(iter(parts.values())) if all(name in part for part in parts.values())]
+    return {
+        name: WeightedMean(
+            sum(share * parts[part][name].mean for part, share in shares.items()),
+            math.hypot(*(share * parts[part][name].stderr for part, share in shares.items())),
+            sum(parts[part][name].weight for part in shares),
+            sum(parts[part][name].rows for part in shares),
+        )
+        for name in names
+    }
+
+
+def evaluation(
+    estimates: Mapping[str, WeightedMean], bytes_per_token: float | None = None, *, code: bool = True
+) -> dict[str, float]:
     """An evaluation as one flat dict.
 
     Args:
       estimates: by name; "loss" is required, in nats per token.
       bytes_per_token: bytes of text in the split / tokens predicted in it; None: no bits per byte.
+      code: the loss is that of predicted tokens, of which the perplexity means something.
 
     Returns:
       Every name and name_stderr; perplexity; bits_per_byte and its stderr; `weight` (tokens) and `rows` of "loss".
@@ -77,7 +101,8 @@ def evaluation(estimates: Mapping[str, WeightedMean], bytes_per_token: float | N
         out |= {name: e.mean, f"{name}_stderr": e.stderr}
     mean, stderr, weight, rows = estimates["loss"]
     perplexity = math.inf if mean > 700 else math.exp(mean)  # exp of more overflows; nan stays nan
-    out |= {"perplexity": perplexity, "weight": weight, "rows": rows}
+    out |= {"perplexity": perplexity} if code else {}
+    out |= {"weight": weight, "rows": rows}
     if bytes_per_token is not None:
         bits, their_stderr = (nats / bytes_per_token / math.log(2) for nats in (mean, stderr))
         out |= {"bits_per_byte": bits, "bits_per_byte_stderr": their_stderr}

@@ -165,8 +165,12 @@ def _add_decayed_weights(decay: Any, specs: Any) -> optax.GradientTransformation
 
 
 def _scale_by_rates(specs: Any) -> optax.GradientTransformation:
-    rates = jax.tree.map(lambda spec: spec.rate, specs, is_leaf=is_spec)
-    return optax.stateless(lambda updates, _: jax.tree.map(lambda u, r: u if r == 1 else u * r, updates, rates))
+    def scaled(spec: ParamSpec, update: Array) -> Array:
+        if isinstance(spec.rate, tuple):
+            return update * jnp.asarray(spec.rate, update.dtype).reshape(-1, *[1] * (update.ndim - 1))
+        return update if spec.rate == 1 else update * spec.rate
+
+    return optax.stateless(lambda updates, _: jax.tree.map(scaled, specs, updates, is_leaf=is_spec))
 
 
 def skip_nonfinite(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:

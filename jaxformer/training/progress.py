@@ -1,12 +1,10 @@
-"""Progress of a run: a bar on a terminal, otherwise a plain line every few seconds; TensorBoard."""
+"""Progress of a run: a bar on a terminal, otherwise a plain line every few seconds."""
 
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
-
-from jaxformer.errors import ConfigError
 
 PLAIN_SECONDS = 10.0  # between two lines when there is no bar
 
@@ -95,30 +93,3 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-class TensorBoard:
-    """Writes scalars for TensorBoard into a directory.
-
-    Raises:
-      ConfigError: tensorboardX is not installed.
-    """
-
-    def __init__(self, directory: str):
-        try:
-            from tensorboardX import SummaryWriter
-        except ImportError:
-            raise ConfigError(
-                "config.tensorboard: True needs tensorboardX; install it with pip install 'jaxformer[tensorboard]'"
-            ) from None
-        self._writer = SummaryWriter(directory)
-
-    def write(self, step: int, prefix: str, values: Mapping[str, Any]) -> None:
-        """Adds one point for each value that is a finite number."""
-        for name, value in values.items():
-            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-                self._writer.add_scalar(f"{prefix}/{name}", value, step)
-
-    def close(self) -> None:
-        """Flushes and closes."""
-        self._writer.close()

@@ -1,9 +1,10 @@
-"""A run's reports: one record per logging window and evaluation, the progress display, TensorBoard."""
+"""A run's reports: one record per logging window and evaluation, the progress display, trackers."""
 
 import itertools
 import math
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,16 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxformer import records
-from jaxformer.errors import TrainingDiverged
+from jaxformer.errors import RecordError, TrainingDiverged
+from jaxformer.runtime.peak_memory import peak_memory
+from jaxformer.tracking.trackers import Trackers
+from jaxformer.training.goodput import goodput
 from jaxformer.training.metrics import mfu
-from jaxformer.training.progress import Progress, TensorBoard
+from jaxformer.training.progress import Progress
 from jaxformer.training.step import StepMetrics
+from jaxformer.training.stopwatch import Stopwatch
+
+SCORES = ("f1", "matthews", "pearson", "spearman", "exact_match")  # metrics that are no share of the tokens
 
 
 class Reporter:
@@ -23,7 +30,7 @@ class Reporter:
 
     A train record covers the steps that this process made since the previous one: `loss` is the sum over their tokens /
     their weight (comparable with the evaluation's), `objective` what was minimised, `seconds` the time since this
-    process began to train. Skipped steps count only in `skipped`.
+    process began to train. Skipped steps count only in `skipped`. `spent` in every record: where the time went so far.
 
     Args:
       path: of the records.
@@ -34,7 +41,8 @@ class Reporter:
       progress: the display.
       mesh: the training devices.
       flops_per_token: of the model, forward and backward; None: no MFU.
-      tensorboard: directory, or None.
+      trackers: get every record, too.
+      stopwatch: of this start.
     """
 
     def __init__(
@@ -48,7 +56,8 @@ class Reporter:
         progress: Progress,
         mesh: Mesh,
         flops_per_token: float | None = None,
-        tensorboard: str | None = None,
+        trackers: Trackers | None = None,
+        stopwatch: Stopwatch | None = None,
     ):
         self._path, self._every, self._total, self._max_bad = path, every, total, max_bad_steps
         self.tokens_per_step = tokens_per_step
@@ -56,7 +65,7 @@ class Reporter:
         self._writes = jax.process_index() == 0
         if self._writes and (said := records.set_aside(path)):
             progress.line(f"note: {said}")
-        self._board = TensorBoard(tensorboard) if tensorboard is not None and self._writes else None
+        self._trackers, self.stopwatch = trackers, stopwatch or Stopwatch()
         self._began = time.perf_counter()
         self._window: list[StepMetrics] = []
         self._last: float | None = None  # when the last metrics arrived
@@ -103,9 +112,15 @@ class Reporter:
         why = why if ended_badly else f"the held-out loss is not finite ({loss:g})"
         raise TrainingDiverged(f"step {step}: {why}; try a lower optimizer.learning_rate")
 
-    def exclude(self, seconds: float) -> None:
-        """Leaves `seconds` of other work than training out of the speed."""
-        self._excluded += seconds
+    @contextmanager
+    def aside(self, what: str) -> Iterator[None]:
+        """Leaves the time inside out of the speed, and counts it as spent on `what`, one of `stopwatch.ASIDE`."""
+        began = time.perf_counter()
+        try:
+            with self.stopwatch.measure(what):
+                yield
+        finally:
+            self._excluded += time.perf_counter() - began
 
     def _flush(self, step: int) -> None:
         steps, seconds = self._timed
@@ -130,18 +145,27 @@ class Reporter:
         self.write({"kind": "event", "step": step, "event": event, **fields})
 
     def write(self, record: dict[str, Any]) -> None:
-        """Appends any record, and sends its numbers to TensorBoard."""
+        """Appends any record, with where the time went so far, and sends it to the trackers."""
         if not self._writes:
             return
+        record = {**record, "spent": self.stopwatch.spent()}
         records.append(self._path, record)
-        if self._board is not None and record["kind"] in ("train", "eval"):
-            prefix = record.get("split", "train")
-            self._board.write(record["step"], prefix, {k: v for k, v in record.items() if k != "step"})
+        if self._trackers is not None:
+            self._trackers.log(record)
 
-    def close(self) -> None:
-        """Flushes and closes TensorBoard."""
-        if self._board is not None:
-            self._board.close()
+    def used(self, step: int) -> dict[str, float]:
+        """Time and memory used by all starts of this run, which stands at `step`: the fields of `Goodput`, as far as
+        its records tell, and of `peak_memory`. All processes must call it."""
+        peaks: dict[str, float] = {**peak_memory()}
+        if not self._writes:
+            return peaks
+        now = {"kind": "final", "step": step, "spent": self.stopwatch.spent()}
+        try:
+            found = goodput([*records.load(self._path), now])
+        except RecordError as error:
+            self._progress.line(f"note: {error}; the time spent in all is not known")
+            return peaks
+        return peaks if found is None else peaks | found._asdict()
 
 
 def windows(metrics: StepMetrics, start: int, end: int, every: int) -> Iterator[tuple[int, StepMetrics]]:
@@ -171,18 +195,28 @@ def describe(values: Mapping[str, float]) -> str:
 
     >>> describe({"loss": 1.5, "loss_stderr": 0.01, "perplexity": 4.48, "accuracy": 0.5, "accuracy_stderr": 0.02})
     'loss 1.5000 ± 0.0100 nats per token, perplexity 4.48, accuracy 50.0 % ± 2.0'
+
+    Of one row the standard errors are not known:
+
+    >>> describe({"loss": 1.5, "loss_stderr": math.nan, "perplexity": 4.48})
+    'loss 1.5000 nats per token, perplexity 4.48'
     """
-    parts = [
-        f"loss {values['loss']:.4f} ± {values['loss_stderr']:.4f} nats per token",
-        f"perplexity {values['perplexity']:.2f}",
-    ]
+
+    def error(name: str, form: str, factor: float = 1.0) -> str:
+        found = factor * values[f"{name}_stderr"]
+        return "" if math.isnan(found) else f" ± {found:{form}}"
+
+    parts = [f"loss {values['loss']:.4f}{error('loss', '.4f')}"]
+    if "perplexity" in values:
+        parts = [f"{parts[0]} nats per token", f"perplexity {values['perplexity']:.2f}"]
     if "bits_per_byte" in values:
-        parts.append(f"{values['bits_per_byte']:.4f} ± {values['bits_per_byte_stderr']:.4f} bits per byte")
+        parts.append(f"{values['bits_per_byte']:.4f}{error('bits_per_byte', '.4f')} bits per byte")
     parts += [
-        f"{name.replace('_', ' ')} {100 * values[name]:.1f} % ± {100 * values[name + '_stderr']:.1f}"
+        f"{name.replace('_', ' ')} {100 * values[name]:.1f} %{error(name, '.1f', 100)}"
         for name in sorted(values)
         if name.endswith("accuracy")
     ]
+    parts += [f"{name.replace('_', ' ')} {values[name]:.3f}{error(name, '.3f')}" for name in SCORES if name in values]
     return ", ".join(parts)
 
 

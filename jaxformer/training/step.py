@@ -1,4 +1,4 @@
-"""One update, many updates in one dispatch, one evaluation batch: pure functions, and their compilation."""
+"""One update, many updates in one dispatch: pure functions, and their compilation."""
 
 import functools
 from collections.abc import Callable
@@ -13,11 +13,12 @@ from jax.sharding import Mesh
 
 from jaxformer.config import Config
 from jaxformer.parallel.constraints import sequence_parallel
-from jaxformer.parallel.mesh import batch_sharding, check_batch, param_shardings, replicated
+from jaxformer.parallel.mesh import batch_sharding, check_batch, replicated
 from jaxformer.runtime.host_memory import one_at_a_time
 from jaxformer.specs import only_trained, with_trained
 from jaxformer.training import state as states
 from jaxformer.training.chunks import longest_chunk
+from jaxformer.training.eval_step import compile_eval
 from jaxformer.training.microbatch import fori_over_batches, split_microbatches
 from jaxformer.training.optim import Schedule, clip, make_schedule
 from jaxformer.training.state import TrainState
@@ -193,23 +194,13 @@ def train_steps(state: TrainState, batches: Batch, count: Array, **options) -> t
     return fori_over_batches(body, (state, metrics), batches, count)
 
 
-def eval_step(params: Params, batch: Batch, frozen: Any = None, *, model: Model) -> Sums:
-    """The model's metrics on one batch, without dropout. `frozen` as in `TrainState`.
-
-    Returns:
-      name -> (sum, weight), each [B] float32 where the model reports rows (so that a standard error over rows can
-      be computed), else [1]: the batch is then one unit.
-    """
-    return jax.tree.map(lambda x: jnp.atleast_1d(x).astype(jnp.float32), model.loss(params, batch, None, frozen)[1])
-
-
 class CompiledSteps(NamedTuple):
     """The compiled functions of one run on one mesh, and how batches get there. Made by `compile_steps`.
 
     Attributes:
       init: () -> TrainState of step 0.
       train: (state, batches, count) -> (state, StepMetrics [K]); `state` is consumed.
-      evaluate: (params, batch, frozen) -> Sums per row, all of them on every host.
+      evaluate: (params, batch, frozen) -> what `eval_step` returns, all of it on every host.
       place_chunk: list of at most K host-local batches -> (batches [K, B, T] on the devices, count).
       device_put_batch: one host-local batch -> batch on the devices.
       abstract_state: shapes and shardings of the state, to restore into.
@@ -217,7 +208,7 @@ class CompiledSteps(NamedTuple):
 
     init: Callable[[], TrainState]
     train: Callable[[TrainState, Batch, np.int32], tuple[TrainState, StepMetrics]]
-    evaluate: Callable[[Params, Batch, Any], Sums]
+    evaluate: Callable[[Params, Batch, Any], Any]
     place_chunk: Callable[[list[Batch]], tuple[Batch, np.int32]]
     device_put_batch: Callable[[Batch], Batch]
     abstract_state: TrainState
@@ -263,11 +254,14 @@ def compile_steps(
 def with_sequence_parallelism(model: Model, cfg: Config) -> Model:
     """`model` with sequence parallelism in its loss, if `config.mesh.sequence_parallel` asks for it."""
 
-    def loss(*args):
-        with sequence_parallel(cfg.mesh.sequence_parallel):
-            return model.loss(*args)
+    def within(function: Any) -> Any:
+        def run(*args):
+            with sequence_parallel(cfg.mesh.sequence_parallel):
+                return function(*args)
 
-    return model._replace(loss=loss)
+        return None if function is None else run
+
+    return model._replace(loss=within(model.loss), predict=within(model.predict))
 
 
 def compile_ahead(steps: CompiledSteps, mesh: Mesh, batch: Batch, held_out: Batch) -> CompiledSteps:
@@ -289,16 +283,6 @@ def compile_ahead(steps: CompiledSteps, mesh: Mesh, batch: Batch, held_out: Batc
         evaluate = other.submit(compiled, steps.evaluate, states.averaged(state), put, state.frozen)
         train = compiled(steps.train, state, *steps.place_chunk([batch]))
     return steps._replace(train=one_at_a_time(train), evaluate=evaluate.result())
-
-
-def compile_eval(model: Model, mesh: Mesh) -> Callable[[Params, Batch, Any], Sums]:
-    """`eval_step` jitted on `mesh`: (params, batch on the devices, frozen) -> Sums per row, on every host."""
-    params, frozen = (param_shardings(specs, mesh) for specs in (model.specs, model.frozen))
-    return jax.jit(
-        functools.partial(eval_step, model=model),
-        in_shardings=(params, batch_sharding(mesh), frozen),
-        out_shardings=replicated(mesh),
-    )
 
 
 def device_put_batch(batch: Batch, mesh: Mesh) -> Batch:

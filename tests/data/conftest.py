@@ -41,4 +41,5 @@ def vocabulary():
         special_ids=np.arange(6, dtype=np.int32),
         word_starts=(ids >= 6) & (ids % 3 == 0),
         word_ends=np.zeros(size, bool),
+        has=lambda role: True,
     )

@@ -127,9 +127,11 @@ def test_every_offset_and_the_last_token_are_reached(make_split, vocabulary):
 
 
 @pytest.mark.parametrize("name", ["next_token", "masked"])
-@pytest.mark.parametrize("size", [17, 20, 31, 33, 40, 48, 50, 65, 131])
+@pytest.mark.parametrize(
+    "size", [17, 33, 50, *(pytest.param(size, marks=pytest.mark.slow) for size in (20, 31, 40, 48, 65, 131))]
+)
 def test_what_is_read_how_often_is_what_the_docstring_says(make_split, vocabulary, name, size):
-    """Targets of 600 epochs, counted, against the law of `WindowRows`."""
+    """Targets of 600 epochs, counted, against the law of `Windows`."""
     length, epochs = 16, 600
     split = make_split([size - 1])
     batches = Batches(split, vocabulary, OBJECTIVES[name], rows=1, context_length=length, seed=0)

@@ -124,7 +124,9 @@ def tree(x, y, depth):
 
 
 @pytest.mark.parametrize("length", [128, 512])
-@pytest.mark.parametrize("low, high", [(2, 30), (20, 100), (20, 400), (100, 1000)])
+@pytest.mark.parametrize(
+    "low, high", [(2, 30), (20, 400), *(pytest.param(*x, marks=pytest.mark.slow) for x in ((20, 100), (100, 1000)))]
+)
 def test_nothing_but_a_and_b_together_predicts_the_label(make_split, vocabulary, low, high, length):
     lengths = np.random.default_rng(low).integers(low, high + 1, 40_000 // high)
     split = make_split(lengths.tolist())
@@ -170,7 +172,9 @@ def alike(cells, label):
     return ((counts - expected) ** 2 / expected).sum() < freedom + 6 * np.sqrt(2 * freedom)
 
 
-@pytest.mark.parametrize("corpus", CORPORA)
+@pytest.mark.parametrize(
+    "corpus", [pytest.param(c, marks=pytest.mark.slow if n % 2 else ()) for n, c in enumerate(CORPORA)]
+)
 def test_a_with_its_length_and_b_with_its_place_are_alike_under_both_labels(make_split, vocabulary, corpus):
     """Of a split so small that each span is met often, also where one document is most of the text."""
     split = make_split(CORPORA[corpus])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxformer.data import text_files
+from jaxformer.data import text_files, unpacked_files
 from jaxformer.errors import ConfigError
 
 
@@ -61,7 +61,7 @@ def test_characters_and_separators_may_cross_blocks(tmp_path, monkeypatch):
     text = "aé漢|||bé漢" * 50
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     for size in range(1, 8):
-        monkeypatch.setattr(text_files, "BLOCK_BYTES", size)
+        monkeypatch.setattr(unpacked_files, "BLOCK_BYTES", size)
         assert read(tmp_path / "a.txt", separator="|||") == text.split("|||")
 
 
@@ -96,7 +96,7 @@ def test_bad_patterns(tmp_path, monkeypatch):
     assert "no file matches 'folder.txt'" in error_of(lambda: text_files.find(("folder.txt",), "data.files"))
     assert error_of(lambda: text_files.find(("*.gz",), "data.validation_files")) == (
         "config.data.validation_files: a.csv.gz is of no kind that is read; "
-        "accepted: .txt .jsonl, plain or .gz .xz .zst"
+        "accepted: .txt .jsonl .tsv .parquet .arrow .feather, and of .txt .jsonl .tsv also .gz .xz .zst"
     )
 
 
@@ -111,7 +111,7 @@ def test_a_file_without_text(tmp_path, content):
 @pytest.mark.parametrize("block", [1, 3, 1 << 20])
 @pytest.mark.parametrize("compression", COMPRESS)
 def test_an_undecodable_file_is_told_with_the_byte(tmp_path, monkeypatch, block, compression):
-    monkeypatch.setattr(text_files, "BLOCK_BYTES", block)
+    monkeypatch.setattr(unpacked_files, "BLOCK_BYTES", block)
     path = tmp_path / f"a.txt{compression}"
     inside = " of the decompressed text" if compression else ""
     for content, offset in (
@@ -139,7 +139,7 @@ def test_compressed_files_may_be_several_end_to_end(tmp_path, monkeypatch, compr
         COMPRESS[compression](b"one ") + COMPRESS[compression](b"two " * 1000) + COMPRESS[compression](b"")
     )
     for block in (1, 7, 1 << 20):
-        monkeypatch.setattr(text_files, "BLOCK_BYTES", block)
+        monkeypatch.setattr(unpacked_files, "BLOCK_BYTES", block)
         assert read(path) == ["one " + "two " * 1000]
 
 

@@ -4,9 +4,10 @@ import shutil
 import socket
 import sys
 
+import numpy as np
 import pytest
 
-from jaxformer.config import DataConfig
+from jaxformer.config import DataConfig, Labelled
 from jaxformer.data import sources, tfds_source
 from jaxformer.errors import ConfigError
 
@@ -172,3 +173,36 @@ def test_without_the_extra(prepared, monkeypatch):
     assert error_of(config(prepared)) == (
         "config.data.source: tfds needs the tfds extra: pip install 'jaxformer[tfds]'"
     )
+
+
+def test_labels_have_the_names_of_their_class(tmp_path):
+    tfds = pytest.importorskip("tensorflow_datasets", reason="the tfds extra; .ci/run has it")
+
+    class Tagged(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self):
+            kinds = tfds.features.ClassLabel(names=["no", "yes"])
+            features = {"text": tfds.features.Text(), "label": kinds, "score": tfds.features.Scalar(np.float32),
+                        "words": tfds.features.Sequence(tfds.features.Text()),
+                        "tags": tfds.features.Sequence(kinds)}  # fmt: skip
+            return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+        def _split_generators(self, dl_manager):
+            return {split: self._generate_examples() for split in ("train", "validation")}
+
+        def _generate_examples(self):
+            yield 0, {"text": "it is", "label": "yes", "score": 1.5, "words": ["it", "is"], "tags": ["no", "yes"]}
+
+    Tagged(data_dir=tmp_path, file_format="array_record").download_and_prepare()
+
+    def read(objective, **fields):
+        labelled = Labelled(label_field=fields.pop("label_field", "label"))
+        data = config(tmp_path, "tagged", objective=objective, labelled=labelled, **fields)
+        (example,) = sources.documents(data, "train")
+        return example, example.label
+
+    assert read("sequence_classification") == ("it is", "yes")
+    assert read("regression", label_field="score") == ("it is", 1.5)
+    found = read("token_classification", text_field="words", label_field="tags")
+    assert found == ("it is", [[0, 3], [2, 5], ["no", "yes"]])

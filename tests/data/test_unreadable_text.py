@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxformer.config import DataConfig
-from jaxformer.data import sources, text_files, tokenizers
+from jaxformer.data import sources, text_files, tokenizers, unpacked_files
 from jaxformer.data.corpus import open_corpus
 from jaxformer.data.faults import Faults
 from jaxformer.errors import ConfigError
@@ -61,7 +61,7 @@ WHOLE = {
 
 @pytest.fixture
 def short_lines(monkeypatch):
-    monkeypatch.setattr(text_files, "LINE_BYTES", 1 << 22)
+    monkeypatch.setattr(unpacked_files, "LINE_BYTES", 1 << 22)
 
 
 @pytest.mark.parametrize("case", BROKEN)
@@ -89,8 +89,8 @@ def test_lines_are_the_same_however_the_file_is_read(tmp_path, monkeypatch, size
     lines = [json.dumps({"text": f"é{i}" * (i % 40)}, ensure_ascii=False) for i in range(50)]
     lines[3] = lines[20] = json.dumps({"text": "x" * 300})
     (tmp_path / "a.jsonl").write_text("\ufeff" + "\n".join(lines), encoding="utf-8")
-    monkeypatch.setattr(text_files, "BLOCK_BYTES", size)
-    monkeypatch.setattr(text_files, "LINE_BYTES", 200)
+    monkeypatch.setattr(unpacked_files, "BLOCK_BYTES", size)
+    monkeypatch.setattr(unpacked_files, "LINE_BYTES", 200)
     faults = Faults("skip")
     assert read(tmp_path / "a.jsonl", faults=faults) == [
         f"é{i}" * (i % 40) for i in range(50) if i % 40 and i not in (3, 20)
@@ -100,15 +100,15 @@ def test_lines_are_the_same_however_the_file_is_read(tmp_path, monkeypatch, size
 
 def test_a_line_of_exactly_the_limit_is_read(tmp_path, monkeypatch):
     (tmp_path / "a.jsonl").write_text('{"text": "abc"}\n{"text": "abc"}')
-    monkeypatch.setattr(text_files, "LINE_BYTES", 15)
+    monkeypatch.setattr(unpacked_files, "LINE_BYTES", 15)
     assert read(tmp_path / "a.jsonl") == ["abc", "abc"]
-    monkeypatch.setattr(text_files, "LINE_BYTES", 14)
+    monkeypatch.setattr(unpacked_files, "LINE_BYTES", 14)
     assert ":1: the line is longer than 14 bytes" in error_of(lambda: read(tmp_path / "a.jsonl"))
 
 
 def test_a_line_that_is_too_long_is_not_held(tmp_path, monkeypatch):
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\n' + b"x" * 60_000_000 + b'\n{"text": "b"}')
-    monkeypatch.setattr(text_files, "LINE_BYTES", 1 << 21)
+    monkeypatch.setattr(unpacked_files, "LINE_BYTES", 1 << 21)
     tracemalloc.start()
     assert read(tmp_path / "a.jsonl", faults=Faults("skip")) == ["a", "b"]
     peak = tracemalloc.get_traced_memory()[1]
@@ -133,7 +133,7 @@ def test_a_file_that_ends_too_early_is_never_left_out(tmp_path, monkeypatch, com
     path = tmp_path / f"a.jsonl{compression}"
     lines = [json.dumps({"text": os.urandom(999).hex()}) + "\n" for _ in range(400)]
     path.write_bytes(COMPRESS[compression]("".join(lines).encode())[:-9])
-    monkeypatch.setattr(text_files, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(unpacked_files, "BLOCK_BYTES", 1000)
     seen = []
     with pytest.raises(ConfigError) as error:
         for text in text_files.documents(path, separator=None, text_field="text", field="f", faults=Faults(on_error)):
@@ -257,6 +257,13 @@ def test_files_that_are_none_are_named(tmp_path):
         )
     told = error_of(lambda: found("folder.txt"))
     assert f"({tmp_path}/folder.txt is a folder: give {tmp_path}/folder.txt/*.txt, or " in told
+    for inside, instead in (
+        ("a.jsonl.gz", f"{tmp_path}/folder.txt/*.jsonl.gz, or "),
+        ("tokens.json", f"--config.data.tokens={tmp_path}/folder.txt, token shards; "),
+        ("dataset_info.json", f"--config.data.hf_dir={tmp_path}/folder.txt, a saved dataset; "),
+    ):
+        (tmp_path / "folder.txt" / inside).touch()
+        assert f" is a folder: give {instead}" in error_of(lambda: found("folder.txt"))
     (tmp_path / "pipe.txt").unlink()
     assert found("*.txt") == ["a.txt", "link.txt"]
 

@@ -9,6 +9,7 @@ from flat_config import model_config
 
 from jaxformer.config import ModelConfig
 from jaxformer.models import bert, gpt
+from jaxformer.models.families import family_of
 from jaxformer.specs import is_spec
 
 SMALL = {"num_layers": 2, "width": 16, "num_heads": 4, "context_length": 16, "vocab_size": 24, "tie_embeddings": False}
@@ -39,5 +40,5 @@ def params_of(cfg: ModelConfig, seed: int = 1, dtype=np.float32):
             values += 1
         return values.astype(dtype)
 
-    specs = {"gpt": gpt, "bert": bert}[cfg.family].specs(cfg)
+    specs = family_of(cfg).specs(cfg)
     return jax.device_put(jax.tree_util.tree_map_with_path(draw, specs, is_leaf=is_spec))

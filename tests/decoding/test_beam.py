@@ -30,11 +30,11 @@ def test_one_beam_is_greedy_choice(length_penalty):
     assert greedy.stopped[0] and not greedy.stopped.all()
 
 
-def every_continuation(params, prompt, cfg, new_tokens, stop):
+def every_continuation(params, prompt, cfg, new_tokens, stop, apply=gpt_apply):
     """{tokens: log-probability} of all continuations, ended by the token `stop` or by their length."""
     sequences = np.array(list(itertools.product(range(cfg.vocab_size), repeat=new_tokens)))
     rows = np.concatenate([np.tile(prompt, (len(sequences), 1)), sequences], axis=1)
-    logits = np.asarray(gpt_apply(params, jnp.asarray(rows), cfg), np.float64)[:, len(prompt) - 1 : -1]
+    logits = np.asarray(apply(params, jnp.asarray(rows), cfg), np.float64)[:, len(prompt) - 1 : -1]
     nats = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     nats = np.take_along_axis(nats, sequences[:, :, None], axis=2)[:, :, 0]
     found = {}

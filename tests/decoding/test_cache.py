@@ -21,6 +21,8 @@ ALL = list(itertools.product(POSITIONS, WINDOWS, KV_HEADS, BLOCKS))
 # Each value of each option, and each position scheme in one of the windows; the fast test takes every other one of
 # these, the slow test the whole cross.
 SOME = [(p, WINDOWS[i % 2], KV_HEADS[i % 3], BLOCKS[i // 2]) for i, p in enumerate(POSITIONS)]
+# Positions whose bias is made of queries and keys, the cached ones in decoding.
+DISENTANGLED = ({"kind": "disentangled", "span": 4, "max_distance": 9}, 5, 2, "pre_norm")
 LENGTHS = np.array([3, 9, 1])  # prompts shorter and longer than the window
 TOTAL = 14
 
@@ -70,7 +72,7 @@ def differences(cfg, params):
     return max(worst)
 
 
-@pytest.mark.parametrize("case", SOME[::2], ids=str)
+@pytest.mark.parametrize("case", [*SOME[::2], DISENTANGLED], ids=str)
 def test_each_step_equals_the_full_forward_pass(case):
     with jax.enable_x64(True):
         cfg = make(*case, dtype="float64")

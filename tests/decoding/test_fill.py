@@ -27,7 +27,8 @@ def rows_of():
 
 
 @pytest.mark.parametrize(
-    "positions", ["learned", "t5", pytest.param("rotary", marks=SLOW), pytest.param("alibi", marks=SLOW)]
+    "positions",
+    ["learned", pytest.param("t5", marks=SLOW), pytest.param("rotary", marks=SLOW), pytest.param("alibi", marks=SLOW)],
 )
 def test_candidates_are_the_most_probable_tokens_at_each_mask(positions):
     cfg, params = make(positions=positions)

@@ -5,11 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxformer.benchmarks import decode_lengths, memory, pretrain, suite
+from jaxformer.benchmarks import decode_lengths, memory, pretrain, seq2seq, suite
 from jaxformer.benchmarks.suite import RULER, Suite, in_process, process
 from jaxformer.benchmarks.train import SHAPES, model_config
 from jaxformer.config import from_mapping
 from jaxformer.errors import ConfigError, ProgramError
+from jaxformer.models.flops import count_parameters
 from jaxformer.programs import benchmark
 from jaxformer.runtime.hardware import chip_of
 
@@ -117,3 +118,36 @@ def test_a_peer_that_is_not_installed_is_one_line(monkeypatch):
     monkeypatch.setattr(suite.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="--suite=memory needs torch and transformers"):
         memory.contestants(SimpleNamespace(shape="tiny", dtype="float32"))
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore")  # torch's and transformers' own
+@pytest.mark.parametrize("shape", seq2seq.SHAPES)
+def test_the_encoder_decoders_of_both_sides_are_one_model(shape):
+    import torch
+
+    cfg = seq2seq.model_of(shape, "float32")
+    with torch.device("meta"):
+        peer = seq2seq.peer(cfg)
+    theirs = sum(p.numel() for p in peer.parameters())
+    if cfg.positions.kind == "learned":  # BART's tables begin at 2, and have a place for the longer side
+        theirs -= 2 * 2 * cfg.width
+    if shape == "tiny":  # transformers 5 ties v1.1 as well, whatever its config says
+        theirs += cfg.vocab_size * cfg.width * (peer.lm_head.weight is peer.shared.weight)
+    assert count_parameters(cfg).total == theirs
+
+
+@pytest.mark.slow
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore")
+def test_encoder_decoders_train_and_search(monkeypatch):
+    import torch
+
+    torch.set_num_threads(1)  # threads that wait for each other are slow where other processes work
+    monkeypatch.setattr(seq2seq, "NEW_TOKENS", 4)
+    for who in ("eager", "ours"):
+        seq2seq.steps(who, "tiny", "float32", 1, "cpu")()
+    found = seq2seq.contestants(SimpleNamespace(shape="tiny", dtype="float32", rows=1, task="beam")).contestants
+    assert list(found)[:2] == ["transformers on torch", "jaxformer"]
+    for run in found.values():
+        run()

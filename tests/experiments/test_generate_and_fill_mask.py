@@ -100,6 +100,7 @@ def test_an_empty_prompt_begins_a_document_and_a_beam_prints_the_likeliest_texts
     assert play(generate, run, "--max-new-tokens=5", "--beam=3", "--num-samples=2")[1].count("--- ") == 2
 
 
+@pytest.mark.slow
 def test_the_full_context_is_noted_on_standard_error(play):
     code, out, err = play(generate, run_of(), "--prompt=ab", "--max-new-tokens=200")
     assert code == 0 and err == "note: the context of 48 tokens is full; learned positions cannot extend it\n"

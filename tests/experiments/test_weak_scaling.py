@@ -10,7 +10,7 @@ from jaxformer.errors import ConfigError
 
 def test_every_mesh_covers_its_slice_and_every_chip_gets_as_many_tokens():
     found = list(weak_scaling.cases())
-    assert len(found) == 4 * 11 and len({case.name for case in found}) == len(found)
+    assert len(found) == 4 * 12 and len({case.name for case in found}) == len(found)
     for case in found:
         flags = dict(flag.removeprefix("--config.").split("=") for flag in weak_scaling.config_of(case)[1])
         data, fsdp, tensor = (int(flags[f"mesh.{axis}"]) for axis in ("data", "fsdp", "tensor"))

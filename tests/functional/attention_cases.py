@@ -45,6 +45,10 @@ def mask_cases(length):
         "causal_padding": (masks.causal() & masks.padding(padding), {"causal": True, "padding": padding}),
     }  # fmt: skip
     cases = {name: (mask, reference.allowed(length, length, **rules)) for name, (mask, rules) in named.items()}
+    keys = np.random.default_rng(length + 2).random((BATCH, length)) < 0.3
+    seen = reference.allowed(length, length, causal=True) | keys[:, None, None, :]
+    own = reference.allowed(length, length, segments=segments)
+    cases["prefix_segments"] = (masks.prefix(jnp.array(keys)) & masks.segments(jnp.array(segments)), seen & own)
     causal = reference.allowed(length, length, causal=True)
     cases["array"] = (jnp.array(array), array)
     cases["causal_array"] = (masks.causal() & masks.dense(array[:, :1]), causal & array[:, :1])

@@ -67,7 +67,7 @@ def test_blocks_of_queries_equal_the_whole(mask, bias, monkeypatch):
 
 
 @pytest.mark.parametrize("shape", [(2, 4, LONG, LONG), (1, LONG, LONG), (2, 1, 1, LONG), (4, LONG)], ids=str)
-@pytest.mark.parametrize("window", [None, 30])
+@pytest.mark.parametrize("window", [30, pytest.param(None, marks=pytest.mark.slow)])
 def test_a_bias_over_blocks_of_queries_has_the_gradient_of_the_whole(shape, window, monkeypatch):
     """An array; or, with two axes, a function that looks a table of distances up, as T5's does."""
     described = masks.causal() if window is None else masks.causal() & masks.window(window)
@@ -127,7 +127,9 @@ def test_blocks_of_queries_cover_the_row_and_are_few(length, window, number):
         assert keys == (0 if window is None else max(0, start - window + 1), end)
 
 
-@pytest.mark.parametrize("queries, keys", [(1, 6), (5, 3), (3, 7)])
+@pytest.mark.parametrize(
+    "queries, keys", [(3, 7), *(pytest.param(*x, marks=pytest.mark.slow) for x in ((1, 6), (5, 3)))]
+)
 def test_cross_attention(queries, keys):
     rng = np.random.default_rng(0)
     query, key, value = (
@@ -143,7 +145,7 @@ def test_cross_attention(queries, keys):
     )
 
 
-@pytest.mark.parametrize("length", [SHORT, LONG])
+@pytest.mark.parametrize("length", [SHORT, pytest.param(LONG, marks=pytest.mark.slow)])
 def test_returned_weights(length):
     mask, allowed = mask_cases(length)["causal_padding"]
     with jax.enable_x64(True):
@@ -328,10 +330,16 @@ def test_a_mask_that_is_not_bool_is_refused():
     [
         ("cpu", 8, None, "auto is xla for 8 queries x 8 keys, 2 heads of 64, float32, on cpu$"),
         ("tpu", 256, None, "auto is xla for .*, on tpu; splash is taken from 1024 queries on$"),
-        ("tpu", 1024, jnp.zeros(1024), "auto is xla for .*, on tpu; splash cannot do a bias$"),
-        ("cuda", 512, None, r"auto is xla for .*, on cuda; cudnn cannot do float32 \(float16 and bfloat16\)$"),
+        pytest.param(
+            "tpu", 1024, jnp.zeros(1024), "auto is xla for .*, on tpu; splash cannot do a bias$",
+            marks=pytest.mark.slow,
+        ),
+        (
+            "cuda", 512, jnp.zeros(512),
+            r"xla for .*, on cuda; cudnn cannot do float32 \(float16 and bfloat16\); flash_gpu cannot do a bias that",
+        ),
     ],
-)
+)  # fmt: skip
 def test_auto_says_what_it_is_and_why_not_the_platforms_own(platform, length, added, said, monkeypatch, caplog):
     x = jnp.ones((1, length, 2, 64))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu" if platform == "cuda" else platform)

@@ -74,6 +74,7 @@ def test_block(name):
     assert cache is None and not terms
 
 
+@pytest.mark.slow
 def test_with_qk_norm_the_size_of_the_query_and_key_weights_does_not_matter():
     cfg = change(qk_norm=True, use_bias=False, positions="rotary", norm_epsilon=1e-12)
     params, x = random_params(blocks.block_specs(cfg)), random_x(cfg)
@@ -119,6 +120,8 @@ def reference_run(dropout):
         ("scan", "full", 0.0),
         ("unroll", "dots", 0.0),
         ("unroll", "full", 0.3),
+        ("scan", "attention", 0.0),
+        pytest.param("unroll", "attention", 0.3, marks=pytest.mark.slow),
         pytest.param("scan", "none", 0.3, marks=pytest.mark.slow),
         pytest.param("scan", "full", 0.3, marks=pytest.mark.slow),
         pytest.param("unroll", "dots", 0.3, marks=pytest.mark.slow),
@@ -218,6 +221,8 @@ def test_remat_keeps_what_it_says(layers, dtype):
 
     one = L * rows * length * width  # one [B, T, D] array of each layer
     assert kept("full") == one  # the block's input
+    weights = L * 2 * rows * length**2  # of 2 heads
+    assert kept("attention") == 2 * one + weights  # and attention's output
     assert kept("dots") == (1 + 4 + 4) * one  # and query, key, value, output, and 4 D of the MLP
     # What goes into the norms, the five products that read a [B, T, D] array, and attention; its weights, H T = 4 D a
     # token; what goes into the activation. Not what comes between (34 of `one`, if differentiation chose).
@@ -235,6 +240,18 @@ def test_full_remat_computes_again():
         return sum(" dot(" in line for line in text.splitlines())
 
     assert dots("full") >= dots("none") + 6 * L  # all but the last product of a block, which nothing needs again
+
+
+def test_remat_of_all_but_attention_has_no_second_loop_over_keys():
+    def loops(remat):
+        params = abstract_params(stack_specs(blocks.block_specs(CFG), L))
+        x = jax.ShapeDtypeStruct((B, 512, CFG.width), jnp.float32)
+        execution = Execution(layers="scan", remat=remat, attention="chunked")
+        return (
+            jax.jit(lambda p, x: run_stack(CFG, p, x, execution=execution)).lower(params, x).as_text().count(".while")
+        )
+
+    assert loops("attention") == loops("none") < loops("full")
 
 
 def test_rotation_belongs_to_rotary_configs():

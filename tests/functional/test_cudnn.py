@@ -11,7 +11,8 @@ from kernel_cases import MASKS, B, H, T, arrays, check
 from jaxformer import masks
 from jaxformer.config import Execution, LossConfig, MeshConfig
 from jaxformer.errors import ConfigError
-from jaxformer.functional.attention import attention, choose, unavailable
+from jaxformer.functional.attention import attention
+from jaxformer.functional.attention_choice import choose, unavailable
 from jaxformer.kernels.attention import cudnn
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import make_mesh
@@ -45,6 +46,7 @@ def test_it_is_asked_for_exactly_what_the_mask_says(name, groups, as_xla):
     check("cudnn", mask, rules, groups)
 
 
+@pytest.mark.slow
 def test_places_that_the_mask_numbers_itself(as_xla):
     q, k, v = arrays(H)
     index = jnp.arange(T)[::-1]

@@ -210,7 +210,7 @@ def test_activations_and_their_gradients_are_those_of_jax_nn(ours, theirs):
 @pytest.mark.parametrize("activation", layers.ACTIVATIONS)
 def test_mlp(activation, bias):
     shapes = {"w_up": (12, 20), "w_down": (20, 12)} | ({"b_up": (20,), "b_down": (12,)} if bias else {})
-    if activation in ("swiglu", "geglu"):
+    if activation in ("swiglu", "geglu", "geglu_tanh"):
         shapes["w_gate"] = (12, 20)
     params = {name: RNG.normal(size=shape) for name, shape in shapes.items()}
     got = float64(lambda x, *leaves: layers.mlp(x, **dict(zip(params, leaves, strict=True)), activation=activation),
@@ -237,7 +237,7 @@ def test_the_gate_has_a_bias_of_its_own():
 @pytest.mark.parametrize(
     "activation, gate, message",
     [
-        ("tanh", False, "activation 'tanh'; accepted: relu, gelu, gelu_tanh, swiglu, geglu"),
+        ("tanh", False, "activation 'tanh'; accepted: relu, gelu, gelu_tanh, swiglu, geglu, geglu_tanh"),
         ("swiglu", False, "activation 'swiglu' needs w_gate"),
         ("gelu", True, "activation 'gelu' has no use for w_gate"),
     ],

@@ -89,7 +89,12 @@ def same(found, wanted):
 
 @pytest.mark.parametrize("implementation", ["xla", "chunked"])
 @pytest.mark.parametrize(
-    "length, options", [(SHORT, "plain"), (SHORT, "soft_cap"), (SHORT, "dropout"), (LONG, "plain")]
+    "length, options",
+    [
+        (SHORT, "soft_cap"),
+        (LONG, "plain"),
+        *(pytest.param(SHORT, options, marks=pytest.mark.slow) for options in ("plain", "dropout")),
+    ],
 )
 def test_keys_that_nobody_sees(implementation, length, options):
     query, key, value, bias, g = arrays(length)
@@ -137,7 +142,9 @@ def half_hidden(length):
 
 
 @pytest.mark.parametrize("implementation", ["xla", "chunked"])
-@pytest.mark.parametrize("length, options", [(SHORT, "plain"), (SHORT, "soft_cap"), (LONG, "plain")])
+@pytest.mark.parametrize(
+    "length, options", [(SHORT, "soft_cap"), *(pytest.param(n, "plain", marks=pytest.mark.slow) for n in (SHORT, LONG))]
+)
 def test_outputs_and_gradients_of_the_queries_that_do_not_see_them(implementation, length, options):
     """Keys, values and biases that others see; and those others' outputs are not finite: nothing is hushed up."""
     query, key, value, bias, g = arrays(length)
@@ -177,6 +184,7 @@ def test_a_query_that_sees_nothing_among_garbage(implementation):
             assert (x[0] == 0).all() and np.isfinite(x[1]).all() and x[1].any()
 
 
+@pytest.mark.slow
 def test_what_is_seen_and_finite_is_used_as_it_is():
     """Up to `largest`, beyond which a value counts as infinite; values of another width than keys; float16."""
     for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
@@ -213,6 +221,7 @@ def test_forward_mode_does_not_see_it_either(implementation, options):
         np.testing.assert_array_equal(tangent(query, *both), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [{"data": 2}, {"context": 2}], ids=["rows", "ring"])
 def test_on_a_mesh(mesh):
     """Where each device has its own rows, and where keys go round."""

@@ -60,6 +60,7 @@ def test_mlp_keeps_what_goes_into_the_activation_and_no_weights(activation, norm
     assert bytes_of_a_layer(layer, params, jax.ShapeDtypeStruct((n, d), jnp.float32)) < 1.1 * kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", [layer_norm, rms_norm], ids=lambda norm: norm.__name__)
 @pytest.mark.optimized
 def test_norms_of_bfloat16_keep_neither_what_is_centred_nor_what_is_normed(norm):

@@ -18,7 +18,7 @@ from jaxformer.parallel.mesh import make_mesh
 
 LENGTH = 32
 ALL = list(cases.mask_cases(LENGTH))
-SOME = ("none", "causal", "causal_window_segments_padding", "prefix_padding", "causal_array")
+SOME = ("none", "causal", "prefix_segments", "causal_window_segments_padding", "prefix_padding", "causal_array")
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def arranged(mask, cut):
     if dense is not None:
         dense = dense[..., cut.order]
         dense = dense if dense.shape[-2] == 1 else dense[..., cut.order, :]
-    fields = ("keys", "query_segments", "key_segments")
+    fields = ("keys", "prefix_keys", "query_segments", "key_segments")
     return replace(
         mask, parts=cut.parts, dense=dense, query_index=jnp.asarray(cut.order), key_index=jnp.asarray(cut.order),
         **{name: cut.arrange(getattr(mask, name)) for name in fields},
@@ -133,6 +133,7 @@ def test_key_heads_that_tensor_does_not_divide(groups):
         agree(both((1, 1, 4, 2), masks.causal(), groups=groups))
 
 
+@pytest.mark.slow
 def test_rows_that_data_does_not_divide_and_no_context_axis():
     with jax.enable_x64(True):
         agree(both((4, 1, 2, 1), cases.mask_cases(LENGTH)["causal_window_segments_padding"][0], rows=2))
@@ -201,3 +202,28 @@ def test_a_large_number_on_all_scores_of_a_query_changes_no_gradient():
         cut = context.sequence_sharding(LENGTH, zigzag=False)
         found = jax.device_get(jax.jit(jax.grad(lambda *a: total(*a, cut, "chunked"), (0, 1, 2)))(q, k, v))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), wanted, found)
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 2, 2), pytest.param((1, 1, 1, 8), marks=pytest.mark.slow)])
+def test_sources_of_another_length_go_around_the_ring(shape):
+    """Cross attention with context parallelism: queries in zigzag order, keys of rows of another length."""
+    rng = np.random.default_rng(3)
+    arrays = [
+        rng.normal(size=(2, n, heads, 4)) for n, heads in ((LENGTH, 4), (3 * LENGTH // 2, 2), (3 * LENGTH // 2, 2))
+    ]
+    targets, sources = np.sort(rng.integers(0, 4, (2, LENGTH))), np.sort(rng.integers(0, 3, (2, 3 * LENGTH // 2)))
+
+    def total(arrays, sharded):
+        cuts = [context.sequence_sharding(arrays[i].shape[1], zigzag=i == 0) for i in (0, 1, 1)]
+        mask = masks.segments(*(jnp.asarray(cut.arrange(s)) for cut, s in zip(cuts, (targets, sources), strict=False)))
+        folded = [cut.shard(x) for cut, x in zip(cuts, arrays, strict=True)]
+        options = {"implementation": "chunked" if sharded else "xla"}
+        x = cuts[0].unshard(attention(*folded, replace(mask, parts=cuts[0].parts), **options))
+        return jnp.sum(jnp.sin(x + jnp.arange(x.size).reshape(x.shape))), x
+
+    with jax.enable_x64(True):
+        arrays = list(map(jnp.asarray, arrays))
+        whole = jax.grad(total, has_aux=True)(arrays, False)
+        with jax.set_mesh(make_mesh(MeshConfig(*shape), jax.devices()[: int(np.prod(shape))])):
+            agree((whole, jax.jit(jax.grad(total, has_aux=True), static_argnums=1)(arrays, True)))
+    assert not np.any(np.asarray(whole[1])[targets == 3])  # no source of that number: zeros

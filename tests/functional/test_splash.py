@@ -15,7 +15,8 @@ from kernel_cases import MASKS, H, T, arrays, check
 from jaxformer import masks
 from jaxformer.config import Execution, LossConfig, MeshConfig
 from jaxformer.errors import ConfigError
-from jaxformer.functional.attention import attention, choose
+from jaxformer.functional.attention import attention
+from jaxformer.functional.attention_choice import choose
 from jaxformer.kernels.attention import splash
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import make_mesh

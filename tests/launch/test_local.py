@@ -18,7 +18,9 @@ import numpy as np
 import pytest
 
 from jaxformer import records
-from jaxformer.training.checkpoint.layout import list_steps
+from jaxformer.storage import json_checksum
+from jaxformer.storage.address import place
+from jaxformer.training.checkpoint.layout import SEAL, list_steps
 
 pytestmark = pytest.mark.slow
 
@@ -46,8 +48,17 @@ class Job:
 
     started: ClassVar[list[subprocess.Popen]] = []
 
-    def __init__(self, folder: Path, name: str, processes: int, devices: int, *flags: str, **environment: str):
-        self.workdir, self.log = folder / name, folder / f"{name}.log"
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        processes: int,
+        devices: int,
+        *flags: str,
+        at: str | None = None,
+        **environment: str,
+    ):
+        self.workdir, self.log = place(at or folder / name), folder / f"{name}.log"
         command = [f"--config={folder / 'config.py'}", f"--config.workdir={self.workdir}", *flags]
         command.append(f"--config.data.cache_dir={folder / 'cache'}")
         if processes == 1:
@@ -71,8 +82,8 @@ class Job:
     def said(self) -> str:
         return self.log.read_text()
 
-    def finish(self, code: int = 0) -> "Job":
-        assert self.process.wait(timeout=150) == code, self.said()[-4000:]
+    def finish(self, code: int = 0, seconds: float = 150) -> "Job":
+        assert self.process.wait(timeout=seconds) == code, self.said()[-4000:]
         return self
 
     def pids(self, start: int) -> list[int]:
@@ -82,20 +93,20 @@ class Job:
             int(pid) for pid in re.findall(r"started processes.*?: ([\d ]+)$", self.said(), re.M)[start - 1].split()
         ]
 
-    def wait_for_checkpoint(self, above: int) -> None:
-        self.wait(lambda: list_steps(self.workdir / "checkpoints")[-1:] > [above])
+    def wait_for_checkpoint(self, above: int, **how: float) -> None:
+        self.wait(lambda: list_steps(self.workdir / "checkpoints")[-1:] > [above], **how)
 
-    def wait(self, done) -> None:
-        until = time.monotonic() + 90
+    def wait(self, done, seconds: float = 90, every: float = 0.02) -> None:
+        until = time.monotonic() + seconds
         while not done():
             assert self.process.poll() is None and time.monotonic() < until, self.said()[-4000:]
-            time.sleep(0.02)
+            time.sleep(every)
 
     def losses(self) -> dict[int, float]:
         return {r["step"]: r["loss"] for r in records.latest(records.load(self.workdir / "records.jsonl", "train"))}
 
     def checksums(self, step: int = STEPS) -> dict:
-        return json.loads((self.workdir / "checkpoints" / str(step) / "meta" / "metadata").read_text())["leaves"]
+        return json_checksum.read(self.workdir / "checkpoints" / str(step) / SEAL)["leaves"]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,11 @@ import yaml
 
 ROOT = Path(__file__).parent.parent.parent
 LAUNCH = ROOT / "launch"
-SCRIPTS = [*sorted(LAUNCH.glob("*.sh")), LAUNCH / "slurm.sbatch", ROOT / "tests" / "launch" / "slurm.sh"]
+LAUNCHERS = [*sorted(LAUNCH.glob("*.sh")), LAUNCH / "slurm.sbatch"]
+SCRIPTS = [
+    *LAUNCHERS, ROOT / "tests" / "launch" / "slurm.sh",
+    *(ROOT / "experiments" / "benchmarks" / f"{name}.sh" for name in ("gpu", "tpu")),
+]  # fmt: skip
 MANIFESTS = sorted(LAUNCH.glob("*.yaml"))
 
 
@@ -22,19 +26,19 @@ def tool(name: str) -> str:
 
 def test_there_is_one_for_each_place():
     assert {path.name for path in LAUNCH.iterdir()} == {
-        "README.md", "local.sh", "slurm.sbatch", "tpu_vm.sh",
+        "README.md", "Dockerfile", "local.sh", "slurm.sbatch", "tpu_vm.sh",
         "gke-gpu.yaml", "gke-gpu-job.yaml", "gke-tpu.yaml", "gke-tpu-job.yaml",
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_shellcheck(path):
-    done = subprocess.run([tool("shellcheck"), str(path)], capture_output=True, text=True)
+    done = subprocess.run([tool("shellcheck"), "-x", str(path)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert os.access(path, os.X_OK) or path.suffix == ".sbatch"
 
 
-@pytest.mark.parametrize("path", [*SCRIPTS[:-1], *MANIFESTS], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*LAUNCHERS, *MANIFESTS], ids=lambda path: path.name)
 def test_all_run_the_same_command_and_say_what_to_edit(path):
     text = path.read_text()
     assert '-m jaxformer pretrain "$@"' in text

@@ -38,7 +38,7 @@ def test_axes_are_auto():
         ((3, 1, 1), "config.mesh: data 3 x fsdp 1 x context 1 x tensor 1 makes 3, but the number of devices is 8"),
         (
             (None, 3, 1),
-            "config.mesh: data fill x fsdp 3 x context 1 x tensor 1 makes 3, but the number of devices is 8",
+            "config.mesh: data none x fsdp 3 x context 1 x tensor 1 makes 3, but the number of devices is 8",
         ),
         ((16, 1, 1), "makes 16, but the number of devices is 8"),
     ],

@@ -177,6 +177,29 @@ def test_a_plan_of_little_is_readable():
     assert "of which the model's 50.0%" in "\n".join(summary.lines(plan))
 
 
+def test_a_vocabulary_that_is_known_is_planned_with(tmp_path):
+    """Symbols of a language, bytes, a tokenizer that exists: as many entries as the run will have, and no note."""
+    from jaxformer.data import tokenizers
+    from jaxformer.programs import plan
+
+    tokenizers.train("bpe", ["one two three"], 300).save(tmp_path)
+    language = {"weight": 1, "source": "markov", "language_symbols": 200, "language_order": 1}
+    target, mesh = topology.make("cpu:1"), make_mesh(from_mapping({}).mesh, jax.devices()[:1])
+    for data, entries in (
+        ({"source": "markov", "language_symbols": 20}, 64),
+        ({"mixture": {"a": language}}, 256),
+        ({"tokenizer": "bytes"}, 320),
+        ({"tokenizer_file": str(tmp_path / "tokenizer.json")}, 320),
+    ):
+        config = from_mapping({"data": data})
+        planned = target_config(config, target, mesh)
+        assert planned.model.vocab_size == entries, data
+        assert plan.assumed(config, {"config": {"model": {"vocab_size": entries}}}) == []
+    gone = from_mapping({"data": {"tokenizer_file": str(tmp_path / "none.json")}})
+    assert plan.assumed(gone, {"config": {"model": {"vocab_size": 4096}}})
+
+
+@pytest.mark.slow
 def test_planning_says_what_it_compiles_and_what_it_assumes(monkeypatch, capsys):
     from jaxformer.programs import plan
 

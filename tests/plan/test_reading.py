@@ -6,7 +6,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxformer.plan import collectives, costs, hlo
+from jaxformer.config import from_mapping
+from jaxformer.masks import Mask
+from jaxformer.plan import collectives, costs, hlo, kernel_costs, topology
 
 
 @pytest.fixture(scope="module")
@@ -184,4 +186,49 @@ ENTRY %main (a: s8[1,2,2], q: bf16[{rows}12,1024,64], k: bf16[{rows}4,512,64]) -
   ROOT %splash_mha_fwd.1 = bf16[{rows}12,1024,64]{{2,1,0}} custom-call(%a, %q, %k), custom_call_target="tpu_custom_call"
 }}
 """
-    assert costs.flops(hlo.read(text), visited=0.5) == 0.5 * 2 * (2 if rows else 1) * 12 * 2 * 1024 * 512 * 64
+    assert (
+        costs.flops(hlo.read(text), {"splash_mha_fwd": 0.5}) == 0.5 * 2 * (2 if rows else 1) * 12 * 2 * 1024 * 512 * 64
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "products", "width"),
+    [
+        ('custom_call_target="__gpu$xla.gpu.triton", backend_config={name = "flash_gpu_forward"}', 2, 128),
+        ('custom_call_target="__gpu$xla.gpu.triton", backend_config={name = "flash_gpu_queries"}', 3, 128),
+        ('custom_call_target="triton_kernel_call_ffi", backend_config={name = "flash_gpu_keys"}', 4, 128),
+        ('custom_call_target="__cudnn$fmhaSoftmax"', 2, 80),
+        ('custom_call_target="__cudnn$fmhaSoftmaxBackward", backend_config={"bmm1_grad_gemm1": 1}', 5, 80),
+    ],
+)
+def test_products_and_bytes_of_a_gpus_attention_kernels(names, products, width):
+    """Of each pair of a query and a key so many products of a head's width (ours: padded to a power of two); operands
+    and results go through memory once."""
+    text = f"""
+ENTRY %main (v: s32[2,8,4], q: bf16[2,1024,12,80], k: bf16[2,512,4,80]) -> (bf16[2,1024,12,80], f32[2,12,1024]) {{
+  %v = s32[2,8,4]{{2,1,0}} parameter(0)
+  %q = bf16[2,1024,12,80]{{3,2,1,0}} parameter(1)
+  %k = bf16[2,512,4,80]{{3,2,1,0}} parameter(2)
+  ROOT %call.7 = (bf16[2,1024,12,80]{{3,2,1,0}}, f32[2,12,1024]{{2,1,0}}) custom-call(%v, %q, %k, %k), {names}
+}}
+"""
+    program = hlo.read(text)
+    assert costs.flops(program) == products * 2 * (2 * 12 * 1024 * 512) * width
+    query, key, log_sum, visits = 2 * 1024 * 12 * 80 * 2, 2 * 512 * 4 * 80 * 2, 2 * 12 * 1024 * 4, 2 * 8 * 4 * 4
+    assert costs.traffic(program) == 2 * query + 2 * key + log_sum + visits
+
+
+@pytest.mark.slow
+def test_shares_of_the_scores_that_kernels_visit():
+    """By hand: of 4 x 4 tiles causality leaves 10; a window of 65 tokens in tiles of 64 leaves the diagonal and one
+    beside it; without causality on both sides."""
+    share = kernel_costs.visited_share
+    assert share(Mask(causal=True), 256, 64, 64) == 10 / 16
+    assert share(Mask(causal=True, window=65), 256, 64, 64) == 7 / 16
+    assert share(Mask(window=65), 256, 64, 64) == 10 / 16
+    assert share(Mask(causal=True), 256, 128, 64) == 12 / 16
+    assert share(Mask(), 256, 128, 64) == 1.0
+    config = from_mapping({"model": {"context_length": 1024, "vocab_size": 64, "dtype": "bfloat16"}})
+    found = kernel_costs.visited_shares(config, topology.make("cpu:1"))
+    assert found.keys() == kernel_costs.ATTENTION_KERNELS.keys()
+    assert found["__cudnn$fmhaSoftmax"] == 36 / 64 and all(0.5 < x <= 0.75 for x in found.values())

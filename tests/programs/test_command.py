@@ -1,5 +1,6 @@
 """The command `jaxformer`: what it lists, which config a name stands for, and a wheel in an empty folder."""
 
+import importlib
 import os
 import re
 import shlex
@@ -86,6 +87,7 @@ def test_a_config_that_starts_from_another():
     assert (large.num_layers, large.context_length, large.attention.num_heads) == (24, 1024, 16)
 
 
+@pytest.mark.slow
 def test_log_says_everything_once(tmp_path):
     """Libraries give the root logger a handler, which repeated it."""
     config = tmp_path / "c.py"
@@ -135,9 +137,26 @@ def test_a_wheel_in_an_empty_folder(tmp_path):
 
     assert str(site) in run(sys.executable, "-c", "import jaxformer; print(jaxformer.__file__)")
     assert len(run("jaxformer", "configs").splitlines()) == len(shipped())
-    few = ["--config.train.steps=20", "--config.optimizer.warmup_steps=5", "--config.data.max_train_bytes=300000"]
+    few = ["--config.train.steps=20", "--config.data.max_train_bytes=300000"]
     out = run("jaxformer", "pretrain", "gpt_tiny", *few)
     hints = re.findall(r"^\w[\w ]*: +(jaxformer .*)$", out, re.MULTILINE)
     assert len(hints) == 2, out
     for hint in hints:
         assert run(*shlex.split(hint))
+    (home / "user.py").write_text(
+        "import jax.numpy as jnp\nfrom jaxformer import attention\nx = jnp.ones((1, 3, 2, 4))\n"
+        "reveal_type(attention(x, x, x))\nreveal_type(attention(x, x, x, return_weights=True))\n"
+    )
+    env["MYPYPATH"] = str(site)
+    one, both = re.findall('Revealed type is "(.*)"', run(sys.executable, "-m", "mypy", "user.py"))
+    assert one.endswith("Array") and not one.startswith("Union") and both == f"tuple[{one}, {one}]"
+
+
+@pytest.mark.parametrize("name", command.COMMANDS)
+def test_help_needs_no_extra(name, monkeypatch, capsys):
+    for extra in ("matplotlib", "scipy", "apache_beam", "fsspec", "wandb", "mlflow", "tensorboardX", "pyarrow"):
+        monkeypatch.setitem(sys.modules, extra, None)
+    monkeypatch.setattr(sys, "argv", ["jaxformer", name, "--help"])
+    with pytest.raises(SystemExit) as end:
+        importlib.import_module(f"jaxformer.programs.{name.replace('-', '_')}").main()
+    assert end.value.code == 0 and "usage: " in capsys.readouterr().out

@@ -52,6 +52,13 @@ def test_bits_per_byte_only_where_all_runs_have_them(tmp_path, drawn):
     assert axes.get_ylabel() == "loss, nats per token" and values(axes) == [[3.0, 2.0], [4.0, 3.0]]
 
 
+def test_flags_may_stand_between_runs(tmp_path, drawn):
+    runs = [write(tmp_path / name, losses).removeprefix("--workdir=") for name, losses in (("a", [3.0]), ("b", [2.0]))]
+    axes = drawn(runs[0], "--label=first", runs[1], "--label=second")
+    assert values(axes) == [[3.0], [2.0]]
+    assert {text.get_text().split(",")[0] for text in axes.get_legend().get_texts()} == {"first", "second"}
+
+
 def test_every_run_is_inside_the_axes(tmp_path, drawn):
     axes = drawn(write(tmp_path / "bad", [9.0, 8.0]), write(tmp_path / "good", [2.0, 1.0]))
     assert axes.get_ylim()[1] > 9.0

@@ -57,6 +57,7 @@ def same_weights(one, other):
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(one.state.params), jax.device_get(other.state.params))
 
 
+@pytest.mark.slow
 def test_more_steps_are_those_of_a_longer_run(place, capsys):
     longer = start(place, "longer", "train.steps=18")
     cut(place, "grown", 9)  # the decay of 12 steps begins at 9
@@ -64,9 +65,7 @@ def test_more_steps_are_those_of_a_longer_run(place, capsys):
     grown = start(place, "grown", "train.steps=18")
     told = capsys.readouterr().out
     assert "note: train.steps: 12 -> 18 since this run began" in told
-    assert (
-        "note: the steps made are those of a run of 18 steps, in the last of which the learning rate is 0.0004" in told
-    )
+    assert "note: it goes on as a run of 18 steps, whose learning rate ends at 0.0004" in told
     assert grown.step == 18
     same_weights(longer, grown)
     about = manifest.read(place / "grown")
@@ -79,6 +78,7 @@ def test_more_steps_are_those_of_a_longer_run(place, capsys):
     assert finals[-1]["step"] == 18
 
 
+@pytest.mark.slow
 def test_a_decay_that_has_begun_is_not_taken_back(place):
     cut(place, "decayed", 12)
     before = (place / "decayed" / "manifest.json").read_bytes()
@@ -93,15 +93,21 @@ def test_a_decay_that_has_begun_is_not_taken_back(place):
     assert (place / "decayed" / "manifest.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_how_often_and_where_change_no_bit(place, capsys):
     cut(place, "told", 6)
-    moved = place / "moved.txt"
-    shutil.copy(place / "text.txt", moved)
+    moved = place / "moved.jsonl"  # the same text, read in another way
+    moved.write_text(json.dumps({"body": (place / "text.txt").read_text()}))
     capsys.readouterr()
     fields = ("train.log_every_steps=5", "train.eval_every_steps=4", "train.early_stop_evals=50", f"data.files={moved}")
+    fields += ("data.text_field=body", "data.on_error=skip")
     same_weights(start(place, "told", *fields), start(place, "done"))
     told = capsys.readouterr().out
-    assert "note: data.files: " in told and "train.log_every_steps: 2 -> 5 since this run began" in told
+    assert (
+        "note: data.files: " in told
+        and "data.text_field: 'text' -> 'body'; " in told
+        and "train.log_every_steps: 2 -> 5 since this run began" in told
+    )
     assert "results agree to rounding" not in told
 
 

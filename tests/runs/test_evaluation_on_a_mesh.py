@@ -10,13 +10,17 @@ import numpy as np
 import pytest
 
 from jaxformer.config import Execution
+from jaxformer.data.batches import eval_batches
+from jaxformer.data.corpus import open_corpus
 from jaxformer.errors import ConfigError
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import param_shardings
-from jaxformer.runs import pretrain
+from jaxformer.runs import evaluation, pretrain
 from jaxformer.runs.command_line import parse_config, parser
 from jaxformer.specs import abstract_params
-from jaxformer.training.step import compile_eval
+from jaxformer.training.step import compile_eval, device_put_batch
+
+pytestmark = pytest.mark.slow
 
 CONFIG = """
 def get_config():
@@ -41,7 +45,7 @@ def run(tmp_path_factory):
 
 
 def evaluate(run, mesh):
-    return pretrain.evaluate(run, mesh=mesh, cache_dir=str(run.parent / "cache"), log=lambda _: None)
+    return evaluation.evaluate(run, mesh=mesh, cache_dir=str(run.parent / "cache"), log=lambda _: None)
 
 
 @pytest.mark.parametrize("mesh", ["data=1,fsdp=4", "run", "data=2,tensor=4"])
@@ -63,22 +67,22 @@ def test_no_device_holds_all_parameters(run):
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
             abstract_params(model.specs), param_shardings(model.specs, mesh),
         )  # fmt: skip
-        batch = pretrain.eval_batches(*corpus(config), config.data, rows=8, context_length=32)[0]
+        batch = eval_batches(*corpus(config), config.data, rows=8, context_length=32)[0]
         with jax.set_mesh(mesh):
-            lowered = compile_eval(model, mesh).lower(shapes, pretrain.device_put_batch(batch, mesh), None)
+            lowered = compile_eval(model, mesh).lower(shapes, device_put_batch(batch, mesh), None)
             sizes.append(lowered.compile().memory_analysis().argument_size_in_bytes)
     assert sizes[1] < 0.28 * sizes[0]
 
 
 def corpus(config):
-    found = pretrain.open_corpus(config.data, progress=False)
+    found = open_corpus(config.data, progress=False)
     return found.validation, found.tokenizer
 
 
 @pytest.mark.parametrize(("mesh", "line"), [
-    ("fspd=4", "config.mesh.fspd: no such field; did you mean fsdp"),
-    ("fsdp", "config.mesh.fsdp: '' is "),
-    ("data=1,fsdp=64", "config.mesh"),
+    ("fspd=4", "--mesh: fspd: no such field; did you mean fsdp"),
+    ("fsdp", "--mesh: fsdp: '' is "),
+    ("data=1,fsdp=64", "--mesh: data 1 x fsdp 64 x "),
     ("data=1,fsdp=3", "global_batch_size: 8"),
 ])  # fmt: skip
 def test_a_mesh_that_cannot_be_is_one_line(run, mesh, line):
@@ -86,7 +90,6 @@ def test_a_mesh_that_cannot_be_is_one_line(run, mesh, line):
         evaluate(run, mesh)
 
 
-@pytest.mark.slow
 def test_text_from_a_mesh(run):
     """By the program, in a process of its own, because the mesh stays in use there."""
     words = [sys.executable, "-m", "jaxformer", "generate", f"--workdir={run}", "--prompt=", "--max-new-tokens=12"]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from file_formats import early_fingerprint
 
+from jaxformer import records
 from jaxformer.config import CheckpointConfig, Execution, MeshConfig, from_mapping
 from jaxformer.errors import ConfigError
 from jaxformer.modules import make_model
@@ -53,6 +54,7 @@ def test_it_is_read_back(config):
     assert manifest.read_config(config.workdir) == config
 
 
+@pytest.mark.slow
 def test_every_changed_byte_is_noticed(config):
     claim(config)
     whole = path(config).read_bytes()
@@ -316,3 +318,24 @@ def test_a_checksum_is_of_all_but_itself():
     made = json_checksum.add_checksum({"b": [1.5, None], "a": "ü"})
     assert json_checksum.verified(json.loads(json.dumps(made))) == {"a": "ü", "b": [1.5, None]}
     assert json_checksum.verified({**made, "c": 1}) is None and json_checksum.verified([]) is None
+
+
+def test_trackers_of_a_config_file_are_not_needed_to_read_its_run(config):
+    """They tell others of a run, and say nothing of what it is."""
+    told = manifest.describe(config, [], "config.py", "0123456789abcdef")
+    told["config"]["tracking"]["trackers"] = ["mine", "wandb"]
+    manifest.check_workdir(config)
+    manifest.write_or_check(told, config)
+    assert manifest.stored_config(config.workdir).tracking.trackers == ("wandb",)
+    assert manifest.read_config(config.workdir).tracking.trackers == ()
+
+
+def test_events_of_starts_that_came_to_nothing_stay_with_the_same_run(config):
+    """They say how long those took; another run that takes the folder begins anew."""
+    claim(config)
+    event = {"kind": "event", "step": 0, "event": "started", "spent": {"total": 9.0}}
+    records.append(manifest.Path(config.workdir) / "records.jsonl", event)
+    claim(config)
+    assert len(records.load(manifest.Path(config.workdir) / "records.jsonl")) == 1
+    claim(replace(config, seed=1))
+    assert os.listdir(config.workdir) == ["manifest.json"]

@@ -16,10 +16,10 @@ from kills import kill_often
 
 from jaxformer import records
 from jaxformer.config import MeshConfig, from_mapping
-from jaxformer.data import languages
+from jaxformer.data import languages, mixture
 from jaxformer.models.flops import flops_per_token
 from jaxformer.parallel.mesh import make_mesh
-from jaxformer.runs import messages, pretrain
+from jaxformer.runs import evaluation, messages, pretrain, texts
 from jaxformer.runs.command_line import Parsed
 from jaxformer.runtime.program import program
 from jaxformer.storage import json_checksum
@@ -52,6 +52,24 @@ def tiny(folder: Path, **sections):
 
 def parsed(config):
     return Parsed(config, [], "config.py", {}, None)
+
+
+def test_evaluations_on_the_way_use_rows_of_the_whole_text(tmp_path):
+    """Its first rows alone may be easier or harder than the rest, and their standard error would not say so."""
+    config = tiny(tmp_path, train={"eval_rows": 16}, data={"validation_fraction": 0.5})
+    corpus = mixture.open_text(config.data, progress=False)
+    config = pretrain.fit_vocabulary(config, corpus.tokenizer)
+    (held_out,) = texts.held_out_of(config, corpus).values()
+    whole, (sample,) = np.concatenate([batch.tokens for batch in held_out.batches]), held_out.sample
+    count = -(-(corpus.validation.num_tokens - 1) // 32)
+    assert count > 100
+    np.testing.assert_array_equal(sample.tokens, whole[np.arange(16) * count // 16])
+    assert (
+        next(
+            iter(texts.held_out_of(replace(config, train=replace(config.train, eval_rows=None)), corpus).values())
+        ).sample
+        is None
+    )
 
 
 def losses(workdir) -> list[float]:
@@ -89,14 +107,14 @@ def test_a_run_learns_and_is_described(family, tmp_path, capsys):
     run = pretrain.open_run(tmp_path / "run")
     assert run.step == 8 and run.tokenizer.decode(run.tokenizer.encode("né")) == "né"
     # Measuring the checkpoint gives what the run measured.
-    again = pretrain.evaluate(tmp_path / "run")
+    again = evaluation.evaluate(tmp_path / "run")
     np.testing.assert_allclose(again["loss"], final["loss"], rtol=1e-5)
     # A run on a GPU by its own kernel is used here by another that computes the same.
     manifest = json_checksum.verified(manifest)
     manifest["config"]["execution"]["attention"] = "cudnn"
     (tmp_path / "run" / "manifest.json").write_text(json.dumps(json_checksum.add_checksum(manifest)))
     assert pretrain.open_run(tmp_path / "run").step == 8
-    assert pretrain.evaluate(tmp_path / "run")["loss"] == again["loss"]
+    assert evaluation.evaluate(tmp_path / "run")["loss"] == again["loss"]
 
 
 @pytest.mark.parametrize(("family", "shown"), [("gpt", "def "), ("bert", "import [MASK]")])
@@ -118,7 +136,7 @@ def test_a_run_below_the_floor_of_its_language_fails_in_one_line(tmp_path, monke
     config = tiny(tmp_path, **LANGUAGE)
     floor = languages.floor(config.data, 32)
 
-    class Leaking(pretrain.Batches):
+    class Leaking(mixture.Batches):
         def __getitem__(self, step):
             batch = super().__getitem__(step)
             return batch._replace(tokens=batch.targets)
@@ -129,16 +147,14 @@ def test_a_run_below_the_floor_of_its_language_fails_in_one_line(tmp_path, monke
         final = records.load(tmp_path / name / "records.jsonl", "final")[0]
         assert (final["floor"], final["floor_stderr"]) == (floor.nats, 0.0)
         out, err = capsys.readouterr()
-        assert f"floor: the best possible model loses {floor.nats:.4f} nats per token, this one" in out
+        assert f"floor: the best possible model loses {floor.nats:.4f} nats per token; this one loses " in out
         return end.value.code, final["loss"], err
 
     code, loss, err = run("honest")
     assert code == 0 and floor.nats < loss < np.log(16) and "floor" not in err
-    plain = pretrain.eval_batches
-    monkeypatch.setattr(pretrain, "Batches", Leaking)
-    monkeypatch.setattr(
-        pretrain, "eval_batches", lambda *a, **k: [b._replace(tokens=b.targets) for b in plain(*a, **k)]
-    )
+    plain = texts.eval_batches
+    monkeypatch.setattr(mixture, "Batches", Leaking)
+    monkeypatch.setattr(texts, "eval_batches", lambda *a, **k: [b._replace(tokens=b.targets) for b in plain(*a, **k)])
     code, loss, err = run("leaking")
     assert code == 2 and loss < floor.nats
     assert err.splitlines()[-1].startswith(f"error: {tmp_path / 'leaking'}: held-out loss {loss:.4f}")
@@ -150,7 +166,7 @@ def test_a_host_brings_the_rows_that_its_devices_hold(tmp_path, monkeypatch):
     given = []
 
     def train(model, batches, held_out, *args, **kwargs):
-        given.append((batches[3].tokens, held_out[0].tokens))
+        given.append((batches[3].tokens, held_out[""].batches[0].tokens))
         return pretrain.loop.Result("interrupted", 0, None, None, 0.0)
 
     monkeypatch.setattr(pretrain.loop, "train", train)

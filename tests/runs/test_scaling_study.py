@@ -171,6 +171,7 @@ def test_one_clear_line(place, done, tmp_path):
     assert "final record lacks flops" in line("--stage=fit", workdir=tmp_path / "cut")
 
 
+@pytest.mark.slow
 def test_the_plan_says_what_no_fit_will_say(place, tmp_path):
     plan = start(place, tmp_path / "new", "--stage=plan")
     out, error = plan.communicate(timeout=240)
@@ -224,7 +225,7 @@ def test_a_run_below_the_floor_is_a_leak(monkeypatch):
     from jaxformer.runs import scaling_study
 
     config = from_mapping({"data": {"source": "markov"}, "ladder": {"budgets": [1e12]}}, cls=StudyConfig)
-    monkeypatch.setattr(scaling_study.languages, "floor", lambda data, length: Floor(2.0, 0.0, True, 0.0))
+    monkeypatch.setattr(scaling_study.languages, "floor", lambda *_: Floor(2.0, 0.0, True, 0.0))
     scaling_study.check_floor(config, {"honest": {"loss": 1.99, "loss_stderr": 0.01}})
     with pytest.raises(ConfigError, match=r"leaky: .*1\.9000.*2\.0000"):
         scaling_study.check_floor(config, {"leaky": {"loss": 1.9, "loss_stderr": 0.01}})

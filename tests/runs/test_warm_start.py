@@ -9,8 +9,10 @@ from test_changes import CONFIG
 
 from jaxformer.data import tokenizers
 from jaxformer.errors import ConfigError
-from jaxformer.runs import pretrain
+from jaxformer.runs import evaluation, pretrain
 from jaxformer.runs.command_line import parse_config, parser
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,7 @@ def test_it_begins_with_the_weights_of_the_other(place, capsys):
     assert f"init_from: {count} of {count} parameters are those of {source} at step 12\n" in said
     jax.tree.map(np.testing.assert_array_equal, params(place, "tuned"), params(place, "base"))  # of the average
     shutil.rmtree(source)
-    found = pretrain.evaluate(place / "tuned", cache_dir=str(place / "cache"), log=lambda _: None)
+    found = evaluation.evaluate(place / "tuned", cache_dir=str(place / "cache"), log=lambda _: None)
     assert np.isfinite(found["loss"])
     again = start(place, "tuned", *STILL, f"init_from={source}", text)  # goes on without the other
     assert again.step == 2 and "\ninit_from: " not in capsys.readouterr().out
@@ -61,8 +63,12 @@ def test_it_begins_with_the_weights_of_the_other(place, capsys):
 
 def test_a_shorter_and_a_longer_context(place, capsys):
     base = params(place, "base")["embedding"]["positions"]
-    for length in (8, 24):
-        start(place, f"context{length}", *STILL, f"init_from={place / 'base'}", f"model.context_length={length}")
+    for length, tokenizer in ((8, "chars"), (24, "bytes")):
+        fields = [f"init_from={place / 'base'}", f"model.context_length={length}", f"data.tokenizer={tokenizer}"]
+        capsys.readouterr()
+        start(place, f"context{length}", *STILL, *fields)
+        unused = "init_from: data.tokenizer chars is not used: a run keeps the tokenizer of the one that it starts from"
+        assert (unused in capsys.readouterr().out) == (tokenizer == "chars")  # the other's is bytes
         got = params(place, f"context{length}")["embedding"]["positions"]
         assert got.shape[0] == length
         np.testing.assert_array_equal(got[:16], base[:length])
@@ -113,8 +119,12 @@ def test_the_optimizer_too(place):
     ]
     with_moments = start(place, "with", *same, f"init_from={place / 'first'}", "init_optimizer=true")
     without = start(place, "without", *same, f"init_from={place / 'first'}")
+    no_decay = start(
+        place, "no_decay", *same, "optimizer.weight_decay=0", f"init_from={place / 'first'}", "init_optimizer=true"
+    )
     moment = lambda run: float(np.abs(run.state.opt_state[0].nu["embedding"]["tokens"]).sum())  # noqa: E731
     assert moment(with_moments) == pytest.approx(moment(first), rel=0.05)
+    assert moment(no_decay) == pytest.approx(moment(first), rel=0.05)
     assert moment(without) < 0.1 * moment(first)
     assert int(with_moments.state.step) == 2 and int(with_moments.state.opt_state[0].count) == 14
 

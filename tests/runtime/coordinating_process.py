@@ -5,6 +5,7 @@ import json
 import shutil
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -32,6 +33,15 @@ def failing_in(*who):
         return coordination.raise_together(work, "work")
     except ConfigError as error:
         return str(error), error.told_elsewhere
+
+
+def beside():
+    """What two threads hear: in process 0 the second one asks first, in process 1 last."""
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(coordination.gather, me + 5, "a number", "beside") if me == 0 else None
+        heard = [coordination.gather(f"{number} of {me}", "a text") for number in range(3)]
+        asked = asked or pool.submit(coordination.gather, me + 5, "a number", "beside")
+        return heard, asked.result()
 
 
 def same():
@@ -84,6 +94,7 @@ def main():
         "gather": coordination.gather(me * 10, "a number"),
         "first": coordination.broadcast_from_0([me, None], "a list"),
     }
+    told["beside"] = beside()
     told |= {"none": failing_in(), "one": failing_in(1), "all": failing_in(0, 1), "same": same()}
     told["restored"], told["space"] = checkpoints(Path(sys.argv[1]) / "checkpoints")
     print(json.dumps(told), flush=True)

@@ -183,6 +183,7 @@ def test_two_processes_agree_and_do_not_wait_for_ever(tmp_path):
     told = [json.loads(next(line for line in text.splitlines() if line.startswith("{"))) for text in (out, last)]
     for index, said in enumerate(told):
         assert said["gather"] == [0, 10] and said["first"] == [0, None] and said["none"] == f"mine {index}"
+        assert said["beside"] == [[[f"{number} of {who}" for who in (0, 1)] for number in range(3)], [5, 6]]
         assert said["one"] == ["process 1: no file on 1", index == 0]
         assert said["all"] == ["no file on 0", index == 1]
         assert said["same"] == "process 1 has another text than process 0 (corpus 1, not corpus 0)"

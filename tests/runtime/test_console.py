@@ -45,6 +45,7 @@ def test_a_sign_that_the_encoding_lacks(tmp_path, encoding):
 
 
 @full
+@pytest.mark.slow
 def test_a_full_disk_behind_standard_output(tmp_path):
     done, ended = shell(tmp_path, "$run work >/dev/full")
     assert (done.returncode, ended) == (0, True)
@@ -56,7 +57,9 @@ def test_a_full_disk_behind_standard_output(tmp_path):
     assert (done.returncode, ended, done.stderr) == (0, True, "")
 
 
-@pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "closed", ["2>&-", ">&-", *(pytest.param(x, marks=pytest.mark.slow) for x in ("<&-", ">&- 2>&-", "<&- >&- 2>&-"))]
+)
 def test_closed_descriptors(tmp_path, closed):
     """A file that a program opens does not get the number of one, and with it what libraries print there."""
     code = PRINTS.replace("open(", "assert open('other', 'w').fileno() > 2; print('x', file=sys.stderr); open(")

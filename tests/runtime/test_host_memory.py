@@ -120,6 +120,7 @@ print([call(n)[0] for n in range(4)], program.was_ready)
 """
 
 
+@pytest.mark.slow
 @glibc
 def test_calls_with_large_temporaries_are_made_one_at_a_time():
     """And those with small ones, or where freed memory goes back, as they are."""

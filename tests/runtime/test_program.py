@@ -53,3 +53,23 @@ def test_with_log_programs_say_each_choice_once(capsys, monkeypatch):
             assert capsys.readouterr().err == "attention: auto is xla\n" * times
     finally:
         logger.setLevel(level)
+
+
+@pytest.mark.parametrize(
+    "installed, chip, chosen, platforms",
+    [
+        ({"libtpu"}, False, None, "cpu"),
+        ({"libtpu"}, False, "tpu,cpu", "tpu,cpu"),
+        ({"libtpu"}, True, None, None),
+        ({"libtpu", "jax_plugins"}, False, None, None),
+        (set(), False, None, None),
+    ],
+)
+def test_libtpu_without_a_tpu_is_left_alone(monkeypatch, installed, chip, chosen, platforms):
+    told = {"jax_platforms": chosen}
+    monkeypatch.setattr(program, "find_spec", lambda name: name if name in installed else None)
+    monkeypatch.setattr(program.cluster, "has_tpu", lambda: chip)
+    config = type("Config", (), {"jax_platforms": chosen, "update": staticmethod(told.__setitem__)})
+    monkeypatch.setattr(program.jax, "config", config)
+    program.leave_out_tpus()
+    assert told == {"jax_platforms": platforms}

@@ -203,6 +203,7 @@ def test_clean_tables_have_hardly_any_outliers():
     assert sum(found) <= 2, found
 
 
+@pytest.mark.slow
 def test_the_largest_budget_is_predicted_from_the_others():
     rng = np.random.default_rng(7)
     n, d = iso_flop()

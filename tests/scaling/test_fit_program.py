@@ -180,6 +180,7 @@ def test_parabolas_that_open_downward_are_one_line(tmp_path, capsys):
     assert "opens downward" in error and error.count("\n") == 1 and not (tmp_path / "o").exists()
 
 
+@pytest.mark.slow
 def test_the_program_runs_as_a_module(small, tmp_path):
     module = [sys.executable, "-W", "error", "-m", "experiments.fit"]
     command = [*module, "--csv", str(small), "--n", "params", "--d", "tokens", "--loss", "nll", "--out",

@@ -96,6 +96,7 @@ def test_95_percent_intervals_cover_the_planted_parameters(law, truth):
     assert all(90 <= count <= 99 for count in held.values()), held
 
 
+@pytest.mark.slow
 def test_the_held_out_budget_and_the_fit_tell_the_laws_apart():
     settings = fit.Settings(replicates=100)
     table = planted(2, noise=0.001)

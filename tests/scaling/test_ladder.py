@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from jaxformer.config import Config, from_mapping
+from jaxformer.config import Config, EncoderConfig, encoder_of, from_mapping
 from jaxformer.errors import ConfigError
 from jaxformer.models.flops import count_parameters, training_flops
 from jaxformer.scaling.ladder import StudyConfig, cells, planned, run_config, runs, size_model
@@ -30,6 +30,14 @@ def test_sizes_follow_the_width():
     assert [(m.width, m.num_layers, m.attention.num_heads, m.head_size) for m in shapes] == [
         (32, 2, 2, 16), (64, 3, 4, 16), (96, 4, 6, 16)
     ]  # fmt: skip
+
+
+def test_an_encoder_is_as_deep_as_its_decoder():
+    config = study(layer_width=24, min_layers=2)
+    model = replace(config.model, family="encoder_decoder", encoder=EncoderConfig(num_layers=9, source_length=96))
+    sizes = [size_model(model, width, config.ladder) for width in config.ladder.widths]
+    assert [(encoder_of(m).num_layers, m.num_layers) for m in sizes] == [(2, 2), (3, 3), (4, 4)]
+    assert {m.encoder.source_length for m in sizes} == {96}
 
 
 def test_a_budget_is_spent():

@@ -35,6 +35,7 @@ def test_a_floor_that_the_better_law_denies_is_not_pinned(kaplans):
     assert {"finding": "laws that these data reject", "value": "the sum"}.items() <= rows[1].items()
 
 
+@pytest.mark.slow
 def test_a_law_that_is_beaten_clearly_is_said_to_be_everywhere(kaplans, tmp_path, capsys):
     table, result = kaplans
     line = result["warnings"][0]
@@ -65,6 +66,7 @@ def test_best_sizes_are_those_of_the_law_that_fits_best(kaplans):
     assert row["N"]["value"] == pytest.approx(best, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_tables_of_the_sum_keep_its_floor():
     for seed in range(2):
         n, d = iso_flop(sizes=6, budgets=6)
@@ -106,6 +108,7 @@ def few_rows(count, seed):
     return Table.of(n=n, d=c / 6 / n, c=c, loss=noisy(np.random.default_rng(seed), n, c / 6 / n))
 
 
+@pytest.mark.slow
 def test_few_runs_reject_no_law():
     """Of 9 runs it said that these data reject the two laws with E, whose residuals were no larger."""
     table = few_rows(9, 4)

@@ -24,7 +24,7 @@ from jaxformer.errors import CheckpointError
 from jaxformer.parallel.mesh import make_mesh
 from jaxformer.specs import abstract_params
 from jaxformer.training import state as states
-from jaxformer.training.checkpoint import checksum, manager
+from jaxformer.training.checkpoint import checksum, failures
 from jaxformer.training.checkpoint.failures import reason_of
 from jaxformer.training.checkpoint.manager import Checkpoints, restore_params
 from jaxformer.training.checkpoint.orbax_logging import Quiet
@@ -181,7 +181,11 @@ DAMAGES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+# Each of these restores two checkpoints, which takes orbax seconds.
+LONG = (damage_params_byte, damage_truncate, damage_manifest)
+
+
+@pytest.mark.parametrize("damage", [pytest.param(d, marks=pytest.mark.slow if d in LONG else ()) for d in DAMAGES])
 def test_an_unsound_checkpoint_is_named_and_passed_over(saved, damage, capfd):
     directory, first, _, abstract = saved
     damage(directory / "2")
@@ -288,6 +292,7 @@ def test_saving_the_same_step_twice_writes_once(tmp_path):
     assert (tmp_path / "3").stat().st_ino == inode
 
 
+@pytest.mark.slow
 def test_parameters_alone(saved, capfd):
     directory, first, second, _ = saved
     abstract = abstract_params(make_model().specs)
@@ -318,11 +323,12 @@ def test_parameters_without_an_average(tmp_path):
         restore_params(tmp_path, abstract, item="ema")
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_harms_nothing(saved, monkeypatch, capfd):
     directory, _, second, abstract = saved
     store = Checkpoints(directory, KEEP_ALL)
     usage = shutil.disk_usage(directory)
-    monkeypatch.setattr(manager.shutil, "disk_usage", lambda path: usage._replace(free=100))
+    monkeypatch.setattr(failures.shutil, "disk_usage", lambda path: usage._replace(free=100))
     with pytest.raises(CheckpointError) as error:
         store.save(3, second)
     reason = "no space left on the disk; older checkpoints are intact: 1, 2"
@@ -348,6 +354,7 @@ def test_a_failed_write_is_one_line(error, words):
     assert words in text and "\n" not in text and len(text) < 200
 
 
+@pytest.mark.slow
 def test_a_write_that_fails_half_way(tmp_path):
     """A real one: the process may not write files larger than 1 KB, so orbax fails in its own threads."""
     script = f"""

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest.mock import ANY
 
 import jax
 import numpy as np
@@ -20,13 +21,14 @@ from kills import kill_often
 from toy import T, ToyBatches, batch_sources, make_config, make_model
 
 from jaxformer import records
-from jaxformer.config import CheckpointConfig
+from jaxformer.config import CheckpointConfig, TrackingConfig
 from jaxformer.errors import ConfigError, RecordError, TrainingDiverged
 from jaxformer.parallel.mesh import make_mesh
 from jaxformer.training import evaluate, loop, step
 from jaxformer.training.checkpoint.checksum import checksums
 from jaxformer.training.checkpoint.manager import Checkpoints
 from jaxformer.training.chunks import longest_chunk
+from jaxformer.training.eval_step import eval_step
 from jaxformer.training.loop import train
 from jaxformer.training.progress import Progress
 from jaxformer.training.reporter import Reporter
@@ -41,7 +43,7 @@ def compile_once(monkeypatch):
     """Runs of one model, configuration and mesh share their compiled functions: most of a test would be compiling."""
 
     def cached(model, optimizer, mesh, config):
-        key = (id(model), mesh, dataclasses.replace(config, checkpoint=CheckpointConfig(), tensorboard=False))
+        key = (id(model), mesh, dataclasses.replace(config, checkpoint=CheckpointConfig(), tracking=TrackingConfig()))
         if key not in COMPILED:
             steps = step.compile_steps(model, optimizer, mesh, config)
             first = jax.tree.map(np.array, steps.init())
@@ -70,10 +72,12 @@ class Crashing(ToyBatches):
         return super().__getitem__(index)
 
 
-def run(workdir, config=None, batches=None, lines=None, dropout=0.2, **options):
+def run(workdir, config=None, batches=None, lines=None, dropout=0.2, sample=None, **options):
     config = config or make_config()
     mesh = make_mesh(config.mesh, jax.devices()[:1])
     good, held_out = batch_sources(config, mesh)
+    if sample is not None:
+        held_out = {"": evaluate.HeldOut(held_out, 1.0, options.pop("bytes_per_token"), sample)}
     workdir.mkdir(exist_ok=True)
     log = (lambda text: None) if lines is None else lines.append
     model = model_with(dropout)
@@ -236,11 +240,12 @@ def test_sigterm_saves_and_the_run_goes_on_where_it_stopped(tmp_path):
     assert status == "interrupted" and 6 <= int(step) < 40
     assert f"stopped at step {step} by SIGTERM, saved; go on with: make resume" in said
     assert (tmp_path / "stopped" / "checkpoints" / step).is_dir()
-    assert load(tmp_path / "stopped")[-1] == {"kind": "event", "step": int(step), "event": "interrupted"}
+    assert load(tmp_path / "stopped")[-1] == {"kind": "event", "step": int(step), "event": "interrupted", "spent": ANY}
     again, said = finish(start(tmp_path / "stopped", KILLED))
     assert again == whole and f"going on from step {step}" in said
 
 
+@pytest.mark.slow
 def test_a_signal_while_compiling_ends_the_run_cleanly(tmp_path):
     process = start(tmp_path / "a", KILLED)
     assert process.stdout.readline() == "READY\n"
@@ -326,7 +331,7 @@ def test_bad_steps_in_a_row_end_the_run_with_one_line(tmp_path):
         run(tmp_path / "a", config, batches=ToyBatches(8, bad=(2, 4, 5, 6, 7)))
     assert str(error.value).startswith("step 7: 3 steps in a row were not finite (loss nan, gradient norm nan)")
     assert "\n" not in str(error.value)
-    assert load(tmp_path / "a")[-1] == {"kind": "event", "step": 7, "event": "diverged"}
+    assert load(tmp_path / "a")[-1] == {"kind": "event", "step": 7, "event": "diverged", "spent": ANY}
     by_step = {r["step"]: r for r in load(tmp_path / "a", "train")}
     assert [by_step[s]["skipped"] for s in (3, 6)] == [1, 3]
     assert all(np.isfinite(by_step[s]["loss"]) for s in (3, 6))
@@ -351,7 +356,7 @@ def test_a_run_whose_last_steps_were_skipped_has_diverged(tmp_path, bad):
             "optimizer.learning_rate"
         )
     found = load(tmp_path / "a")
-    assert found[-1] == {"kind": "event", "step": 12, "event": "diverged"}
+    assert found[-1] == {"kind": "event", "step": 12, "event": "diverged", "spent": ANY}
     assert len([r for r in found if r["kind"] == "train"]) == 4 and not [r for r in found if r["kind"] == "final"]
 
 
@@ -385,6 +390,7 @@ def test_an_empty_held_out_split_is_one_line(tmp_path):
         train(make_model(), ToyBatches(8), ToyBatches(8, length=0), make_config(), workdir=tmp_path, mesh=mesh)
 
 
+@pytest.mark.slow
 def test_what_the_batches_raise_comes_out(tmp_path):
     with pytest.raises(CrashError, match="at 2"):
         run(tmp_path / "a", batches=Crashing(8, at=2))
@@ -394,12 +400,13 @@ def test_what_the_batches_raise_comes_out(tmp_path):
 
 
 def test_records(tmp_path):
-    config = make_config(train={"log_every_steps": 5, "steps": 14, "eval_rows": 8})
+    config = make_config(train={"log_every_steps": 5, "steps": 14})
     lines = []
     result = run(
         tmp_path / "a",
         config,
         lines=lines,
+        sample=ToyBatches(8, length=1),
         flops_per_token=100.0,
         bytes_per_token=2.0,
         final_fields={"params_non_embedding": 7, "note": "x"},
@@ -414,7 +421,7 @@ def test_records(tmp_path):
     assert final["flops"] == 100.0 * 14 * 8 * T and final["params_non_embedding"] == 7 and final["note"] == "x"
     assert final["loss"] == result.evaluation["loss"] and final["params"] == 16 * 8 + 2 * (8 * 16 * 2 + 16)
     assert result.evaluation["bits_per_byte"] == pytest.approx(final["loss"] / 2 / np.log(2))
-    assert load(tmp_path / "a", "event") == [{"kind": "event", "step": 0, "event": "started"}]
+    assert load(tmp_path / "a", "event") == [{"kind": "event", "step": 0, "event": "started", "spent": ANY}]
     assert any(line.startswith("step 14 validation: loss") and "bits per byte" in line for line in lines)
     assert any(line.startswith("step 5 of 14: loss") for line in lines)
 
@@ -426,7 +433,7 @@ def test_a_train_record_is_the_mean_over_its_tokens(tmp_path):
     mesh = make_mesh(config.mesh, jax.devices()[:1])
     batches, _ = batch_sources(config, mesh)
     params = make_model().init(jax.random.split(jax.random.key(0))[0])
-    sums = [step.eval_step(params, batches[i], model=make_model()) for i in range(3)]
+    sums = [eval_step(params, batches[i], model=make_model()) for i in range(3)]
     total = sum(float(s["loss"][0].sum()) for s in sums) / sum(float(s["loss"][1].sum()) for s in sums)
     assert load(tmp_path / "a", "train")[0]["loss"] == pytest.approx(total, rel=1e-5)
 
@@ -462,7 +469,9 @@ def test_tensorboard(tmp_path):
 
 def test_tensorboard_missing_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    with pytest.raises(ConfigError, match=r"config\.tensorboard: True needs tensorboardX; install it with pip"):
+    with pytest.raises(
+        ConfigError, match=r"trackers: tensorboard needs the tensorboard extra: pip install 'jaxformer\[tensorboard\]'"
+    ):
         run(tmp_path / "a", make_config(tensorboard=True))
 
 

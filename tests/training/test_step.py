@@ -13,6 +13,7 @@ from toy import T, ToyBatches, V, logits, make_batch, make_config, make_model, n
 from jaxformer.parallel.mesh import make_mesh
 from jaxformer.training import microbatch
 from jaxformer.training import step as steps
+from jaxformer.training.eval_step import eval_step
 from jaxformer.training.optim import make_optimizer, make_schedule
 from jaxformer.training.state import TrainState
 
@@ -145,6 +146,7 @@ def test_a_batch_without_weight_gives_zero_not_nan():
     assert out.loss == 0 and out.grad_norm == 0 and after.skipped == 0
 
 
+@pytest.mark.slow
 def test_terms_that_disagree_are_named():
     state, options = setup()
     options["model"] = options["model"]._replace(weights=lambda batch: {"other": jnp.ones(())})
@@ -254,7 +256,7 @@ def test_short_chunks_are_filled_up_and_share_one_program():
 def test_evaluation_reports_rows():
     params = numpy_params()
     batch = make_batch(5, 6)
-    sums = jax.jit(functools.partial(steps.eval_step, model=make_model(dropout=0.5)))(params, batch)
+    sums = jax.jit(functools.partial(eval_step, model=make_model(dropout=0.5)))(params, batch)
     assert sums["loss"][0].shape == sums["loss"][1].shape == (6,)
     np.testing.assert_array_equal(sums["loss"][1], batch.weights.sum(1))
     scores = logits(params, batch.tokens, np).astype(np.float64)

@@ -59,8 +59,7 @@ def attend(
     rng: Array | None,
 ) -> Array:
     """Attention as `functional.attention.attention` documents it, on the current mesh; check `unsupported` first."""
-    # The kernel numbers positions from the first key, like masks without indices.
-    inside = mask.causal and mask.query_index is None and mask.key_index is None and query.shape[1] == key.shape[1]
+    inside = _causal_inside(query, key, mask)
     pairs, seen = _pairs(mask, inside, query.shape[1], key.shape[1])
     sizes = constraints.mesh_axes()
     key, value = without_padding(mask, key, value)
@@ -79,6 +78,21 @@ def attend(
         run = shard_specs.on_devices(local, rows, heads, some)
     out = run(query, key, value, pairs)
     return out if seen is None else jnp.where(jnp.moveaxis(seen, 1, 2)[..., None], out, 0)
+
+
+def extra(query: Array, key: Array, mask: Mask) -> int:
+    """Bytes of the array of allowed pairs; 0 where there is nothing but causality. `query`, `key`: as for `attend`."""
+    if mask.parts > 1:
+        return 0
+    inside, sizes = _causal_inside(query, key, mask), (query.shape[1], key.shape[1])
+    pairs = jax.eval_shape(lambda mask: _pairs(mask, inside, *sizes)[0], mask)
+    return 0 if pairs is None else pairs.size
+
+
+def _causal_inside(query: Array, key: Array, mask: Mask) -> bool:
+    """Whether the kernel applies causality itself: it numbers positions from the first key, like masks without
+    indices."""
+    return mask.causal and mask.query_index is None and mask.key_index is None and query.shape[1] == key.shape[1]
 
 
 def _pairs(mask: Mask, inside: bool, queries: int, keys: int) -> tuple[Array | None, Array | None]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxformer.kernels.attention.block_tables import each_listed
 from jaxformer.kernels.attention.nonfinite import only_seen
 from jaxformer.kernels.attention.tiles import TiledInputs, TileOptions, cut, cut_mask
 from jaxformer.kernels.attention.xla_vjp import head_product, rank4, rows
@@ -123,6 +124,8 @@ def _each_block(o: TileOptions, x: TiledInputs, i: Array, part: Callable, add: C
     are visited. Their count depends only on the block index, so under `vmap` the `switch` stays a switch.
     """
     key_blocks, whole = x.key.shape[2] // o.key_block, o.key_block
+    if x.visits is not None:
+        return each_listed(o, x, i, functools.partial(_allowed, o, x.mask, i), part, add, carry)
     low, high = _bounds(o, i, key_blocks)
     at_end = o.causal and whole % o.query_block == 0 and x.query.shape[3] <= key_blocks * whole
     open_before = o.mask_is_positional and o.window is None and (at_end or not o.causal)
@@ -193,6 +196,13 @@ def finish(carry: Carry, dtype) -> tuple[Array, Normalizer]:
     total = jnp.where(empty, 1.0, total)
     out = out / total[..., None]
     return jnp.swapaxes(out, 1, 2).astype(dtype), Normalizer(jnp.where(empty, 0.0, top), jnp.log(total))
+
+
+def log_sum(carry: Carry) -> Array:
+    """The log of the sum of exp(score) of these queries, [B, H, t]; -inf for those without any key."""
+    top, total, _ = carry
+    empty = total == 0.0
+    return jnp.where(empty, -jnp.inf, jnp.where(empty, 0.0, top) + jnp.log(jnp.where(empty, 1.0, total)))
 
 
 def gradients(

@@ -20,10 +20,11 @@ from jax.sharding import PartitionSpec as P
 from jax.tree_util import Partial
 
 from jaxformer.kernels import derivatives
+from jaxformer.kernels.attention import content_bias, shard_specs
 from jaxformer.kernels.attention import ring_local as part
-from jaxformer.kernels.attention import shard_specs
 from jaxformer.kernels.attention.xla import Bias
 from jaxformer.kernels.attention.xla_vjp import rank4
+from jaxformer.kernels.rematerialize import named_attention
 from jaxformer.masks import Mask
 from jaxformer.parallel import constraints
 from jaxformer.types import Array
@@ -57,6 +58,7 @@ def attend(
         rows=rows,
         heads=heads,
         indexed=mask.query_index is not None or mask.key_index is not None,
+        own_bias=isinstance(bias, content_bias.ContentBias),
     )
     # A Partial passes a function's arrays as arguments: shard_map cannot close over arrays of another mesh.
     bias = Partial(bias) if callable(bias) and not isinstance(bias, Partial) else bias
@@ -67,8 +69,9 @@ def attend(
                 rng = jax.random.fold_in(rng, jax.lax.axis_index(axis))
         return _attend_here(options, query, key, value, mask, bias, rng)
 
-    whole = (None if x is None else P() for x in (bias, rng))
-    run = shard_specs.on_devices(local, shards, heads, shard_specs.mask_specs(mask, rows), *whole)
+    of_bias = content_bias.specs(bias, rows, heads) if options.own_bias else None if bias is None else P()
+    rest = of_bias, None if rng is None else P()
+    run = shard_specs.on_devices(local, shards, heads, shard_specs.mask_specs(mask, rows), *rest)
     return run(query, key, value, mask, bias, rng)
 
 
@@ -102,7 +105,8 @@ def _attend(o: part.RingOptions, bias_function, query, key, value, bias, fixed, 
 
 
 def _forward(o: part.RingOptions, bias_function, *arrays):
-    out, normalizer = part.visit_all(o, bias_function, part.RingOperands(*arrays))
+    visit = derivatives.apart(lambda *arrays: part.visit_all(o, bias_function, part.RingOperands(*arrays)))
+    out, normalizer = named_attention(visit(*arrays))
     return out, (arrays, out, normalizer)
 
 
@@ -120,4 +124,4 @@ def _tangent(o: part.RingOptions, bias_function, saved, changes):
     return jax.jvp(lambda *floats: _forward(o, bias_function, *floats, *arrays[4:])[0], arrays[:4], changes[:4])[1]
 
 
-derivatives.define(_attend, _forward, _tangent, _backward, loops=True)
+derivatives.define(_attend, _forward, _tangent, _backward)

@@ -30,6 +30,7 @@ class RingOptions(NamedTuple):
     rows: tuple[str, ...]  # mesh axes that shard the rows
     heads: tuple[str, ...]  # and the heads
     indexed: bool  # True if the mask has its own indices, so that tokens need not be in the order of the row
+    own_bias: bool = False  # True if the bias's arrays are those of this device's rows and heads, not of all
 
 
 class RingOperands(NamedTuple):
@@ -45,7 +46,8 @@ class RingOperands(NamedTuple):
 
 
 def offsets_to_visit(o: RingOptions, mask: Mask, length: int) -> range:
-    """The shards that a device has to visit, as distances before (positive) or after its own; all if `indexed`."""
+    """The shards that a device has to visit, as distances before (positive) or after its own; all if `indexed`. With a
+    window, shards of queries and of keys have the same `length`."""
     if o.parts == 1 or o.indexed or mask.window is None:
         return range(o.parts)
     reach = min(o.parts - 1, -(-(mask.window - 1) // length))
@@ -60,7 +62,7 @@ def _shifted(tree: Any, by: int, parts: int) -> Any:
     return jax.lax.ppermute(tree, AXIS, [(i, (i + by) % parts) for i in range(parts)])
 
 
-def _around(o: RingOptions, offsets: range, moving: Any, carry: Any, visit: Callable) -> tuple[Any, Any]:
+def around(o: RingOptions, offsets: range, moving: Any, carry: Any, visit: Callable) -> tuple[Any, Any]:
     """Calls carry, added = visit(carry, read, added, source shard) for each offset, then returns `added` to its owner.
 
     `moving` is (read, added): arrays that are only read, and accumulators; `read` is not sent after the last visit.
@@ -133,7 +135,7 @@ def _bias_of_parts(o: RingOptions, function: Callable | None, x: RingOperands, f
 
     def bias(query_place: Array, key_place: Array, *constants: Array) -> Array:
         found = function(x.fixed, first_query + query_place, first_key + key_place, *constants)
-        return _own_rows_and_heads(o, rank4(found), x)
+        return rank4(found) if o.own_bias else _own_rows_and_heads(o, rank4(found), x)
 
     return bias
 
@@ -148,14 +150,14 @@ def _own_rows_and_heads(o: RingOptions, found: Array, x: RingOperands) -> Array:
 
 def visit_all(o: RingOptions, bias, x: RingOperands) -> tuple[Array, online_softmax.Normalizer]:
     """Output [B, T, H, K'] and normalizer [B, H, T] of this device's queries, the latter padded to whole blocks."""
-    length = x.query.shape[1]
-    offsets = offsets_to_visit(o, x.mask, length)
+    length, keys = x.query.shape[1], x.key.shape[1]
+    offsets = offsets_to_visit(o, x.mask, keys)
     _, at_first = _problem(o, bias, x, *_piece(o, x, 0), 0)
     query = at_first.query
 
     def piece(carry, first):
         def visit(carry, read, added, source):
-            options, inputs = _problem(o, bias, x, read[0], read[1], source * length + first)
+            options, inputs = _problem(o, bias, x, read[0], read[1], source * keys + first)
             inputs = tiles.for_values(options, inputs._replace(query=query))
             size = options.query_block
 
@@ -166,10 +168,10 @@ def visit_all(o: RingOptions, bias, x: RingOperands) -> tuple[Array, online_soft
 
             return jax.lax.fori_loop(0, query.shape[3] // size, query_block, carry), added
 
-        return _around(o, offsets, (_piece(o, x, first), ()), carry, visit)[0], None
+        return around(o, offsets, (_piece(o, x, first), ()), carry, visit)[0], None
 
     carry, _ = jax.lax.scan(
-        piece, online_softmax.nothing(at_first, query.shape[3]), jnp.arange(0, length, piece_length(o, length))
+        piece, online_softmax.nothing(at_first, query.shape[3]), jnp.arange(0, keys, piece_length(o, keys))
     )
     out, normalizer = online_softmax.finish(carry, x.value.dtype)
     return out[:, :length], normalizer
@@ -179,8 +181,8 @@ def gradients(
     o: RingOptions, bias, x: RingOperands, passed: Array, normalizer: online_softmax.Normalizer, g_out: Array
 ) -> tuple[Any, ...]:
     """Gradients of this device's query, key and value (the latter two from all devices), and of the bias's arrays."""
-    length = x.query.shape[1]
-    offsets = offsets_to_visit(o, x.mask, length)
+    length, keys = x.query.shape[1], x.key.shape[1]
+    offsets = offsets_to_visit(o, x.mask, keys)
     _, at_first = _problem(o, bias, x, *_piece(o, x, 0), 0)
     query = at_first.query
     more = ((0, 0), (0, query.shape[3] - length), (0, 0))
@@ -189,7 +191,7 @@ def gradients(
 
     def piece(carry, first):
         def visit(staying, read, added, source):
-            options, inputs = _problem(o, bias, x, read[0], read[1], source * length + first)
+            options, inputs = _problem(o, bias, x, read[0], read[1], source * keys + first)
             start = online_softmax.Gradients(staying[0], added[0], added[1], staying[1])
             inputs = tiles.for_gradients(options, inputs._replace(query=query))
             d = online_softmax.gradients(options, inputs, passed, normalizer, g_out, start)
@@ -197,11 +199,11 @@ def gradients(
 
         staying, *whole = carry
         moving = _piece(o, x, first), (zeros.key, zeros.value)
-        staying, added = _around(o, offsets, moving, staying, visit)
+        staying, added = around(o, offsets, moving, staying, visit)
         return (staying, *(put(d, part, first) for d, part in zip(whole, added, strict=True))), None
 
     def put(whole: Array, part: Array, first: Array) -> Array:
-        return _put(whole, online_softmax.turned(part).swapaxes(1, 2)[:, : piece_length(o, length)], first, 1)
+        return _put(whole, online_softmax.turned(part).swapaxes(1, 2)[:, : piece_length(o, keys)], first, 1)
 
     # Otherwise XLA's CPU backend allocates the zeros before the forward pass and keeps them through it.
     zeros, d_key, d_value = jax.tree.map(
@@ -209,7 +211,7 @@ def gradients(
         (online_softmax.zeros(at_first), jnp.zeros_like(x.key), jnp.zeros_like(x.value)),
     )
     ((d_query, d_bias), d_key, d_value), _ = jax.lax.scan(
-        piece, ((zeros.query, zeros.bias), d_key, d_value), jnp.arange(0, length, piece_length(o, length))
+        piece, ((zeros.query, zeros.bias), d_key, d_value), jnp.arange(0, keys, piece_length(o, keys))
     )
     d_query = o.scale * d_query.transpose(0, 3, 1, 2, 4)[:, :length].reshape(x.query.shape)
     return d_query, d_key, d_value, d_bias

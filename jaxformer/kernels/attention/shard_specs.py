@@ -14,7 +14,10 @@ from jaxformer.parallel import constraints
 from jaxformer.types import Array
 
 # Fields of a Mask that have a batch axis, and the number of axes of a field without one.
-_ROWS = {"prefix": 0, "keys": 1, "query_segments": 1, "key_segments": 1, "query_index": 1, "key_index": 1}
+_ROWS = {
+    "prefix": 0, "prefix_keys": 1, "keys": 1, "query_segments": 1, "key_segments": 1, "query_index": 1, "key_index": 1,
+    "global_queries": 1, "global_keys": 1,
+}  # fmt: skip
 
 
 def head_axes(query: Array, key: Array, value: Array, sizes: Mapping[str, int]) -> tuple[Array, Array, tuple[str, ...]]:
@@ -39,7 +42,9 @@ def on_devices(function: Callable, rows: tuple[str, ...], heads: tuple[str, ...]
 
 
 def unsupported_mask(mask: Mask, fields: Iterable[str]) -> str | None:
-    """Why a kernel without these mask fields and without context parallelism cannot apply a mask; None: it can."""
+    """Why a kernel without these mask fields, patterns and context parallelism cannot apply a mask; None: it can."""
+    if mask.patterns:
+        return "a mask of patterns"
     found = [name for name in fields if getattr(mask, name) is not None]
     return f"a mask with {found[0]}" if found else "context parallelism" if mask.parts > 1 else None
 
@@ -54,4 +59,5 @@ def mask_specs(mask: Mask, rows: tuple[str, ...]) -> Mask:
         return P(rows or None) if field.ndim > least and field.shape[0] > 1 else P()
 
     fields = {name: of_rows(getattr(mask, name), least) for name, least in _ROWS.items()}
-    return replace(mask, dense=None if mask.dense is None else P(), **fields)
+    whole = {name: None if getattr(mask, name) is None else P() for name in ("dense", "heads")}
+    return replace(mask, **whole, **fields)

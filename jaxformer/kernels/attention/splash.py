@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxformer.kernels.attention import shard_specs
 from jaxformer.kernels.attention.nonfinite import without_padding
 from jaxformer.kernels.attention.xla import Bias
+from jaxformer.kernels.rematerialize import ATTENTION
 from jaxformer.masks import Mask
 from jaxformer.parallel import constraints
 from jaxformer.types import Array
@@ -53,7 +54,7 @@ def unsupported(
         return "a bias" if bias else "dropout"
     if jnp.dtype(dtype) == jnp.float64:
         return "float64"
-    return shard_specs.unsupported_mask(mask, ("prefix", "dense", "query_index", "key_index"))
+    return shard_specs.unsupported_mask(mask, ("prefix", "prefix_keys", "dense", "query_index", "key_index"))
 
 
 def visited(length: int, causal: bool, window: int | None) -> float:
@@ -153,5 +154,6 @@ def _kernel(length: int, heads: int, causal: bool, window: int | None, soft_cap:
         block_sizes=kernels.BlockSizes(**{f"block_{name}": block for name in names}),
         attn_logits_soft_cap=soft_cap,
         save_residuals=log_sums,
+        residual_checkpoint_name=ATTENTION,
         interpret=INTERPRET,
     )

@@ -11,6 +11,7 @@ from jaxformer.kernels.attention.nonfinite import marked, usable_key, usable_val
 from jaxformer.kernels.attention.xla import Bias
 from jaxformer.kernels.attention.xla_vjp import heads_first, rank4
 from jaxformer.masks import Mask
+from jaxformer.patterns import MaskPattern
 from jaxformer.types import Array
 
 # The fastest block sizes on CPU. A block has half as many keys if the float32 scores of a pair of blocks exceed PAIR.
@@ -18,7 +19,8 @@ QUERY_BLOCK = 256
 KEY_BLOCK = 512
 PAIR = 64 * 2**20  # bytes
 # Fields of a mask whose last axis is over queries (0) or keys (1).
-_SIDES = {"keys": 1, "query_segments": 0, "key_segments": 1, "query_index": 0, "key_index": 1}
+SIDES = {"keys": 1, "prefix_keys": 1, "query_segments": 0, "key_segments": 1, "query_index": 0, "key_index": 1,
+          "global_queries": 0, "global_keys": 1}  # fmt: skip
 
 
 class TileOptions(NamedTuple):
@@ -33,6 +35,9 @@ class TileOptions(NamedTuple):
     mask_is_positional: bool  # True if positions alone determine the mask, which also hides the padding of keys
     hides: bool  # True if the mask hides anything
     bias: Callable[..., Array] | None  # (query index, key index, *constants) -> bias of a pair of blocks
+    log_sum: bool = False  # True if the log of the sum of exp(score) is a result too
+    patterns: tuple[MaskPattern, ...] = ()  # with lists of visits: what is allowed inside blocks that are not whole
+    excluded: tuple[MaskPattern, ...] = ()  # and what other lists have
 
 
 class TiledInputs(NamedTuple):
@@ -44,6 +49,7 @@ class TiledInputs(NamedTuple):
     bias: tuple[Array, ...]  # constants of the bias function, or the one bias array [b, h, t, s]
     mask: Mask
     rng: Array | None
+    visits: Any = None  # lists of the blocks of keys that each block of queries visits; None: as the mask says
 
 
 def pad_to_tiles(
@@ -58,6 +64,7 @@ def pad_to_tiles(
     soft_cap: float | None,
     dropout_rate: float,
     rng: Array | None,
+    blocks: tuple[int, int] | None = None,
 ) -> tuple[TileOptions, TiledInputs]:
     """Attention's arguments, padded to whole blocks.
 
@@ -66,12 +73,13 @@ def pad_to_tiles(
       mask: of the unpadded arrays.
       bias: (query index [t], key index [s], *constants) -> what broadcasts to [B, H, t, s]; None: none, or an array.
       constants: of `bias`, or a bias array [b, h, t, s], or nothing.
+      blocks: queries and keys per block; None: `sizes`.
     """
     queries, keys, groups = query.shape[1], key.shape[1], key.shape[2]
-    query_block, key_block = sizes(query, key)
+    query_block, key_block = blocks or sizes(query, key)
     plain = mask.query_index is None and mask.key_index is None
     to_query, to_key = -queries % query_block, -keys % key_block
-    others = mask.prefix, mask.keys, mask.query_segments, mask.key_segments, mask.dense
+    others = mask.prefix, mask.prefix_keys, mask.keys, mask.query_segments, mask.key_segments, mask.dense
     if bias is not None:
         bias = _inside(bias, queries, keys)
     elif constants:
@@ -115,10 +123,12 @@ def sizes(query: Array, key: Array) -> tuple[int, int]:
     return min(QUERY_BLOCK, query.shape[1]), min(key_block, key.shape[1])
 
 
-def constants_of(bias: Bias | None, query: Array, key: Array) -> tuple[Callable | None, tuple[Array, ...]]:
+def constants_of(
+    bias: Bias | None, query: Array, key: Array, blocks: tuple[int, int] | None = None
+) -> tuple[Callable | None, tuple[Array, ...]]:
     """A bias as a function of explicit constants, so that these can receive gradients; or as one array of 4 axes."""
     if callable(bias):
-        function, found = jax.closure_convert(bias, *map(jnp.arange, sizes(query, key)))
+        function, found = jax.closure_convert(bias, *map(jnp.arange, blocks or sizes(query, key)))
         return function, tuple(found)
     return None, () if bias is None else (rank4(bias),)
 
@@ -157,7 +167,7 @@ def _along_tokens(mask: Mask, function: Callable[[Array, int, int], Array]) -> M
     fields = {}
     if mask.dense is not None:
         fields["dense"] = function(function(mask.dense, -2, 0), -1, 1)
-    for name, side in _SIDES.items():
+    for name, side in SIDES.items():
         if getattr(mask, name) is not None:
             fields[name] = function(getattr(mask, name), -1, side)
     return replace(mask, **fields)

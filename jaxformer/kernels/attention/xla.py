@@ -7,13 +7,14 @@ a custom backward pass.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxformer.kernels.attention import xla_vjp
 from jaxformer.kernels.attention.nonfinite import marks, usable_key, usable_value
-from jaxformer.kernels.attention.xla_vjp import rank4, softmax
+from jaxformer.kernels.attention.xla_vjp import log_sum_exp, rank4, softmax
 from jaxformer.kernels.matmul import product
 from jaxformer.masks import Mask, crop, expand
 from jaxformer.types import Array
@@ -36,6 +37,7 @@ def attend(
     dropout_rate: float,
     rng: Array | None,
     return_weights: bool = False,
+    return_log_sum: bool = False,
 ) -> Array | tuple[Array, Array]:
     """Attention as `functional.attention.attention` documents it; arguments are already checked there."""
     options = {"scale": scale, "soft_cap": soft_cap, "dropout_rate": dropout_rate}
@@ -43,9 +45,10 @@ def attend(
     spans = [((0, queries), (0, keys))]
     if mask.causal and mask.query_index is None and mask.key_index is None and queries == keys:
         spans = causal_spans(queries, mask.window)
-    plain = soft_cap is None and (rng is None or dropout_rate == 0.0)
+    plain = soft_cap is None and (rng is None or dropout_rate == 0.0) and not return_log_sum
     if return_weights or (len(spans) == 1 and not plain):
-        return _attend_block(query, key, value, mask, bias, rng, return_weights=return_weights, **options)
+        more = {"return_weights": return_weights, "return_log_sum": return_log_sum}
+        return _attend_block(query, key, value, mask, bias, rng, **more, **options)
 
     parts = [(slice(*rows), slice(*columns)) for rows, columns in spans]
     if plain:
@@ -56,7 +59,7 @@ def attend(
             cropped = _crop_bias(bias, rows, columns)
             biases.append(cropped(*map(jnp.arange, sizes)) if callable(cropped) else cropped)
         return xla_vjp.attend(query, key, value, tuple(spans), allowed, biases, scale)
-    outs = [
+    outs: Any = [
         _attend_block(
             query[:, rows],
             key[:, columns],
@@ -64,10 +67,14 @@ def attend(
             crop(mask, queries, keys, rows, columns),
             _crop_bias(bias, rows, columns),
             None if rng is None else jax.random.fold_in(rng, number),
+            return_log_sum=return_log_sum,
             **options,
         )
         for number, (rows, columns) in enumerate(parts)
     ]
+    if return_log_sum:
+        outs, log_sums = zip(*outs, strict=True)
+        return jnp.concatenate(outs, axis=1), jnp.concatenate(log_sums, axis=2)
     return jnp.concatenate(outs, axis=1)
 
 
@@ -92,7 +99,7 @@ def _crop_bias(bias: Bias | None, rows: slice, columns: slice) -> Bias | None:
 
 
 def _attend_block(
-    query, key, value, mask, bias, rng, *, scale, soft_cap, dropout_rate, return_weights=False
+    query, key, value, mask, bias, rng, *, scale, soft_cap, dropout_rate, return_weights=False, return_log_sum=False
 ) -> Array | tuple[Array, Array]:
     batch, queries, heads, width = query.shape
     keys, groups = key.shape[1], key.shape[2]
@@ -123,4 +130,6 @@ def _attend_block(
     weights_BGRTS = weights_BHTS.reshape(batch, groups, per_group, queries, keys).astype(value.dtype)
     out_BTGRK = product("BGRTS,BSGK->BTGRK", weights_BGRTS, value, value.dtype)
     out_BTHK = out_BTGRK.reshape(batch, queries, heads, value.shape[-1])
+    if return_log_sum:
+        return out_BTHK, log_sum_exp(scores_BHTS)
     return (out_BTHK, weights_BHTS) if return_weights else out_BTHK

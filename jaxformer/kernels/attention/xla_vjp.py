@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxformer.kernels import derivatives
 from jaxformer.kernels.attention.nonfinite import marked, only_seen, usable_key, usable_value
 from jaxformer.kernels.matmul import rounded_einsum, transposed_products
-from jaxformer.kernels.rematerialize import rematerialize
+from jaxformer.kernels.rematerialize import named_attention, rematerialize
 from jaxformer.types import Array
 
 Span = tuple[int, int]
@@ -94,7 +94,8 @@ def _forward(spans, masked, query, key, value, biases, allowed):
         weights = softmax(rows(scores)).astype(value.dtype)
         outs.append(head_product("GTS,GSK->GTK", weights, rows(v), value.dtype).reshape(*q.shape[:4], v.shape[-1]))
         kept.append(weights)
-    return jnp.concatenate(outs, axis=3), (query, key, value, biases, kept)
+    out, kept = named_attention((jnp.concatenate(outs, axis=3), kept))
+    return out, (query, key, value, biases, kept)
 
 
 def rows(x: Array) -> Array:
@@ -209,6 +210,20 @@ def softmax(scores: Array) -> Array:
 def _softmax_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     weights = softmax(*primals)
     return weights, _through_softmax(weights, tangents[0])
+
+
+@jax.custom_jvp
+def log_sum_exp(scores: Array) -> Array:
+    """The log of the sum of exp(scores) over the last axis; -inf if all of it is -inf, with a derivative of 0."""
+    top = jnp.max(scores, axis=-1, initial=-jnp.inf)
+    safe = jnp.where(jnp.isfinite(top), top, 0.0)
+    total = jnp.sum(jnp.exp(scores - safe[..., None]), axis=-1)
+    return jnp.where(top == -jnp.inf, -jnp.inf, safe + jnp.log(jnp.where(total == 0.0, 1.0, total)))
+
+
+@log_sum_exp.defjvp
+def _log_sum_exp_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    return log_sum_exp(*primals), jnp.sum(softmax(*primals) * tangents[0], axis=-1)
 
 
 def _through_softmax(weights: Array, change: Array) -> Array:

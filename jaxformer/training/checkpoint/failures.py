@@ -1,10 +1,26 @@
 """Tells a damaged checkpoint from a failure of the machine, and says in one line what went wrong."""
 
 import errno
+import os
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
 
 # Failures of the machine, not of the checkpoint: these must not mark it as invalid, because invalid ones are deleted.
-REFUSALS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM}
+REFUSALS = {
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.ETIMEDOUT,
+    errno.EOPNOTSUPP,
+}  # the last two: of `errors.StoreError`
 _REFUSAL_TEXTS = ("Too many open files", "Permission denied", "Cannot allocate memory")
 
 
@@ -35,3 +51,26 @@ def reason_of(error: BaseException) -> str:
     if full or "No space left" in text or "RESOURCE_EXHAUSTED" in text:
         return "no space left on the disk"
     return (text[:160] + " ...") if len(text) > 160 else text or type(error).__name__
+
+
+def check_space(directory: Path, state: Any, *, shared: bool) -> None:
+    """Raises OSError if a state would not fit on the disk, before anything is written.
+
+    0.8, because numbers compress by a tenth or so. Another program may still fill the disk during the save.
+
+    Args:
+      directory: to write into.
+      state: a tree of arrays.
+      shared: all processes write to this disk, and process 0 looks; False: each writes its part to a disk of its own.
+    """
+    free = shutil.disk_usage(directory).free
+    if shared and jax.process_index() != 0:
+        return
+    leaves = jax.tree.leaves(state)
+    if free < 0.8 * sum(x.nbytes if shared else x.nbytes * _own_share(x) for x in leaves):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _own_share(x: Any) -> float:
+    """The part of an array that this process writes."""
+    return len(x.addressable_shards) / len(x.sharding.device_set) if isinstance(x, jax.Array) else 1.0

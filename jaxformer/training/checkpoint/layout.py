@@ -8,10 +8,13 @@ import jax
 
 from jaxformer.errors import CheckpointError, InvalidCheckpointError
 from jaxformer.storage import files, json_checksum
+from jaxformer.storage.address import place
 from jaxformer.training.checkpoint.checksum import checksums, leaf_name
 from jaxformer.training.checkpoint.failures import REFUSALS
 from jaxformer.training.state import TrainState
 
+SEAL = "meta/metadata"  # the file of a checkpoint that is written last
+TREES = ("params", "state", "ema", "frozen")  # the items that hold arrays
 OLD_DIGITS = 16  # hex digits of earlier versions' fingerprints, which were hashes of the whole config
 
 
@@ -26,17 +29,14 @@ def is_step(name: str) -> bool:
 
 def list_steps(directory: str | Path) -> list[int]:
     """Steps that have a directory under `directory`, ascending; neither opens them nor follows links (see `links`)."""
-    return sorted(int(path.name) for path in _steps(directory) if not path.is_symlink() and path.is_dir())
+    return sorted(int(path.name) for path in files.folders(directory, SEAL) if is_step(path.name))
 
 
 def links(directory: str | Path) -> list[Path]:
     """The symbolic links that are named like a checkpoint."""
-    return [path for path in _steps(directory) if path.is_symlink()]
-
-
-def _steps(directory: str | Path) -> list[Path]:
-    directory = Path(directory)
-    return [path for path in directory.iterdir() if is_step(path.name)] if directory.is_dir() else []
+    directory = place(directory)
+    found = directory.iterdir() if directory.is_dir() else ()
+    return [path for path in found if is_step(path.name) and path.is_symlink()]
 
 
 def items_of(state: TrainState) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def read_meta(path: Path) -> dict[str, Any]:
       CheckpointError: this process may not read it.
     """
     try:
-        meta = json_checksum.verified(json_checksum.read(path / "meta" / "metadata"))
+        meta = json_checksum.verified(json_checksum.read(path / SEAL))
     except OSError as error:
         if error.errno in REFUSALS:
             raise CheckpointError(f"checkpoint {path} cannot be read: {error.strerror}") from None

@@ -10,9 +10,8 @@ A step's directory holds four items:
 We verify because orbax does not: with a flipped byte it restores wrong numbers without an error.
 """
 
-import errno
-import os
-import shutil
+import dataclasses
+import functools
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -26,9 +25,12 @@ from jaxformer.config import CheckpointConfig
 from jaxformer.errors import CheckpointError, InvalidCheckpointError
 from jaxformer.runtime import coordination
 from jaxformer.storage import files, json_checksum
+from jaxformer.storage.address import Address, place
+from jaxformer.training.checkpoint import staging
 from jaxformer.training.checkpoint.checksum import checksums
-from jaxformer.training.checkpoint.failures import reason_of, refused_here
+from jaxformer.training.checkpoint.failures import check_space, reason_of, refused_here
 from jaxformer.training.checkpoint.layout import (
+    TREES,
     check_compatible,
     check_fingerprint,
     describe,
@@ -40,7 +42,8 @@ from jaxformer.training.checkpoint.layout import (
     state_of,
 )
 from jaxformer.training.checkpoint.orbax_logging import Quiet, quiet_call, settle
-from jaxformer.training.state import TrainState, state_bytes
+from jaxformer.training.checkpoint.staging import StagedManager
+from jaxformer.training.state import TrainState
 from jaxformer.types import Params
 
 
@@ -63,7 +66,7 @@ class Checkpoints:
         warn: Callable[[str], None] | None = None,
         also: Sequence[str] = (),
     ):
-        self.directory = Path(directory).absolute()
+        self.directory = place(directory).absolute()
         self._cfg, self._fingerprint, self._also = cfg, fingerprint, tuple(also)
         self._warn = warn or (lambda text: print(text, file=sys.stderr, flush=True))
         self._invalid: list[int] = []
@@ -99,7 +102,7 @@ class Checkpoints:
         args = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
         self._writing = step
         self._quiet.enter_context(Quiet())  # until it is written
-        self._together(lambda: _check_space(self._open().directory, state))
+        self._together(lambda: check_space(self._open().directory, state, shared=isinstance(self.directory, Path)))
         self._together(
             lambda: self._manager.save(step, args=ocp.args.Composite(**args, meta=ocp.args.JsonSave(meta)), force=True)
         )
@@ -203,7 +206,10 @@ class Checkpoints:
             options = ocp.CheckpointManagerOptions(
                 preservation_policy=keep.AnyPreservationPolicy(policies), cleanup_tmp_directories=True
             )
-            self._manager = ocp.CheckpointManager(self.directory, options=options)
+            folder: Any = self.directory
+            settings = _own_disk(options) if staging.in_parts(folder) else {"options": options}
+            make = functools.partial(ocp.CheckpointManager, **settings)
+            self._manager = StagedManager(folder, self._cfg, make) if isinstance(folder, Address) else make(folder)
         return self._manager
 
     def _remove_invalid(self) -> None:
@@ -222,8 +228,11 @@ class Checkpoints:
 
     def _failed(self, error: BaseException) -> CheckpointError:
         step = self._writing
-        intact = [s for s in self.steps() if s != step]
-        rest = f"older checkpoints are intact: {', '.join(map(str, intact))}" if intact else "there is no older one"
+        try:
+            intact = [s for s in self.steps() if s != step]
+            rest = f"older checkpoints are intact: {', '.join(map(str, intact))}" if intact else "there is no older one"
+        except OSError:  # a store that does not answer
+            rest = "older checkpoints are as they were"
         return CheckpointError(f"checkpoint of step {step} in {self.directory} not written: {reason_of(error)}; {rest}")
 
 
@@ -248,7 +257,7 @@ def restore_params(
     Raises:
       CheckpointError: no checkpoint is valid, or one belongs to another run, has other shapes or dtypes, or no average.
     """
-    directory = Path(directory).absolute()
+    directory = place(directory).absolute()
     first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or first), abstract)
     tried = 0
@@ -277,14 +286,17 @@ def _orbax() -> Any:
     return ocp
 
 
-def _check_space(directory: Path, state: TrainState) -> None:
-    """Raises OSError if the state would not fit on the disk, before anything is written.
-
-    0.8, because numbers compress by a tenth or so. Another program may still fill the disk during the save.
-    """
-    free = shutil.disk_usage(directory).free
-    if jax.process_index() == 0 and free < 0.8 * state_bytes(state):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def _own_disk(options: Any) -> dict[str, Any]:
+    """Settings of a manager of a folder that no other process sees. What all of them write `staging` joins."""
+    ocp = _orbax()
+    alone = ocp.options.MultiprocessingOptions(primary_host=None, active_processes={jax.process_index()})
+    handlers = {name: ocp.StandardCheckpointHandler(multiprocessing_options=alone) for name in TREES}
+    for handler in handlers.values():
+        handler.finalize = lambda directory: None
+    handlers["meta"] = ocp.JsonCheckpointHandler(multiprocessing_options=alone)
+    quiet = ocp.options.AsyncOptions(create_directories_asynchronously=False)  # otherwise by messages to all processes
+    options = dataclasses.replace(options, create=False, multiprocessing_options=alone, async_options=quiet)
+    return {"options": options, "item_handlers": handlers}
 
 
 def _read(
@@ -308,13 +320,14 @@ def _read(
     return note, found
 
 
-def _restored(path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
+def _restored(path: Path, wanted: dict[str, Any], whole: bool = False) -> dict[str, Any]:
     """This process's shards. Uses orbax's handler because its checkpointer would wait for the other processes."""
     with quiet_call():
         handler, args = _orbax().StandardCheckpointHandler(), _orbax().args.StandardRestore
         try:
-            found = {name: handler.restore(path / name, args=args(abstract)) for name, abstract in wanted.items()}
-            return jax.block_until_ready(found)
+            with staging.local(path, wanted, whole=whole) as here:
+                found = {name: handler.restore(here / name, args=args(abstract)) for name, abstract in wanted.items()}
+                return jax.block_until_ready(found)
         except Exception as error:  # a damaged file surfaces as any of a dozen types
             reason, refused = reason_of(error), refused_here(error)
         finally:
@@ -322,4 +335,6 @@ def _restored(path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
         settle()
     if refused:
         raise CheckpointError(f"checkpoint {path} cannot be read: {reason}")
+    if staging.in_parts(path) and not whole:  # before it counts as damaged
+        return _restored(path, wanted, whole=True)
     raise InvalidCheckpointError(f"cannot be read ({reason})")

@@ -7,6 +7,7 @@ from typing import Any
 from jaxformer import records
 from jaxformer.errors import RecordError
 from jaxformer.storage import files
+from jaxformer.storage.address import place
 from jaxformer.training.reporter import train_fields, windows
 from jaxformer.training.step import StepMetrics
 from jaxformer.training.sweep.trunks import Member
@@ -14,7 +15,7 @@ from jaxformer.training.sweep.trunks import Member
 
 def run_path(workdir: str | Path, name: str) -> Path:
     """The file of a run."""
-    return Path(workdir) / "runs" / f"{name}.jsonl"
+    return place(workdir) / "runs" / f"{name}.jsonl"
 
 
 def finals(workdir: str | Path, members: Iterable[Member], fingerprint: str = "") -> dict[str, dict[str, Any]]:
@@ -44,7 +45,7 @@ def set_aside_damaged(workdir: str | Path, log: Callable[[str], None], fingerpri
     Raises:
       RecordError: one of them cannot be renamed.
     """
-    for path in sorted((Path(workdir) / "runs").glob("*.jsonl")):
+    for path in sorted((place(workdir) / "runs").glob("*.jsonl")):
         if path.name[0] == "." or final_of(path, fingerprint) is not None:
             continue
         aside = path.with_suffix(".damaged")

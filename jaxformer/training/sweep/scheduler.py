@@ -24,10 +24,18 @@ from jaxformer import records
 from jaxformer.config import CheckpointConfig, Config
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.runtime.host_memory import settle_heap
-from jaxformer.training import metrics
+from jaxformer.storage.address import place
 from jaxformer.training.checkpoint.layout import OLD_DIGITS
 from jaxformer.training.checkpoint.manager import Checkpoints
-from jaxformer.training.evaluate import SPLIT, EvalBatches, TrainBatches, evaluate, read_ahead
+from jaxformer.training.evaluate import (
+    SPLIT,
+    EvalBatches,
+    HeldOut,
+    TrainBatches,
+    evaluate_sources,
+    read_ahead,
+    sources_of,
+)
 from jaxformer.training.interrupt import StopSignal
 from jaxformer.training.progress import Progress
 from jaxformer.training.state import TrainState, averaged
@@ -44,13 +52,13 @@ class Sources(NamedTuple):
     Attributes:
       model: config -> Model; equal for configs of one shape.
       batches: config -> training batches, by seed.
-      held_out: config -> validation batches.
+      held_out: config -> validation batches, of a mixture those of each source.
       bytes_per_token: as in `loop.train`.
     """
 
     model: Callable[[Config], Model]
     batches: Callable[[Config], TrainBatches]
-    held_out: Callable[[Config], EvalBatches]
+    held_out: Callable[[Config], EvalBatches | Mapping[str, HeldOut]]
     bytes_per_token: float | None = None
 
 
@@ -95,7 +103,7 @@ def run(
         progress = Progress(round(expected_gflop or 0), log, bar=bar, unit="GFLOP")
         stack.callback(progress.close)
         stop = stack.enter_context(StopSignal(progress.line))
-        sweep = _Sweep(Path(workdir), sources, progress, stop, at_once, fingerprint)
+        sweep = _Sweep(place(workdir), sources, progress, stop, at_once, fingerprint)
         stack.callback(sweep.feed.shutdown, wait=True, cancel_futures=True)
         set_aside_damaged(workdir, progress.line, fingerprint)
         while True:
@@ -227,8 +235,9 @@ class _Sweep:
         diverged, values = int(state.bad_steps) > 0, {}
         if not diverged:
             held_out = self.sources.held_out(config)
-            found = evaluate(program.evaluate, jax.device_put, averaged(state), held_out, frozen=state.frozen)
-            values = metrics.evaluation(found, self.sources.bytes_per_token)
+            parts = sources_of(held_out, self.sources.bytes_per_token)
+            place = jax.device_put
+            values = evaluate_sources(program.evaluate, place, averaged(state), parts, state.frozen, sample=True).values
             diverged = not math.isfinite(values["loss"])
         if diverged:
             values |= {"loss": math.nan, "loss_stderr": math.nan}

@@ -22,9 +22,10 @@ from jaxformer.config import Config
 from jaxformer.runtime.host_memory import one_at_a_time
 from jaxformer.training import state as states
 from jaxformer.training.chunks import longest_chunk
+from jaxformer.training.eval_step import eval_step
 from jaxformer.training.optim import TracedHyperparameters, make_optimizer, make_schedule
 from jaxformer.training.state import TrainState
-from jaxformer.training.step import eval_step, train_steps
+from jaxformer.training.step import train_steps
 from jaxformer.types import Batch, Model
 
 MEMORY_SHARE = 0.7  # of the free memory, for the members that train at once

@@ -106,9 +106,12 @@ def gflop_per_step(member: Member) -> float:
 
 def _trunk_name(member: Member) -> str:
     """A hash, equal for members that differ only in their decay."""
-    config = replace(member.config, compilation_cache=True, tensorboard=False)
+    config = replace(member.config, compilation_cache=True)
     if branches(member):
         optimizer = replace(config.optimizer, decay_steps=None)
         config = replace(config, optimizer=optimizer, train=replace(config.train, steps=optimizer.warmup_steps + 1))
-    text = json.dumps({**to_dict(config), "workdir": "", "execution": None}, sort_keys=True)
+    fields = to_dict(config)
+    del fields["tracking"], fields["train"]["profile_steps"]
+    # `tensorboard` was a field; without it, studies that were begun with it would train their trunks again.
+    text = json.dumps({**fields, "workdir": "", "execution": None, "tensorboard": False}, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()

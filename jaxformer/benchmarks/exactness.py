@@ -1,0 +1,152 @@
+"""Every implementation of attention on this device against float64 on its host: output, gradients, and what leaks.
+
+    python -m jaxformer.benchmarks.exactness --out=exactness.jsonl
+    python -m jaxformer.benchmarks.exactness --out=exactness.jsonl --dry    (tiny, by Pallas's interpreter, anywhere)
+
+A record is one implementation with one kind of mask or bias in one dtype: the greatest error of each array, relative to
+the array's largest number, and whether a document's gradient reaches another's keys. The exit code is 1 if an error is
+above what the dtype's rounding allows (`BOUNDS`; float32 products may be TF32), or anything leaks.
+"""
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from jaxformer.runs.command_line import file_path, parser
+
+BOUNDS = {"float32": 5e-3, "bfloat16": 3e-2, "float16": 5e-3}
+
+
+def main() -> None:
+    """One line and one record for each."""
+    arguments = parser(__doc__, "exactness")
+    arguments.add_argument("--out", type=file_path, help="JSONL file to append the records to")
+    arguments.add_argument("--dry", action="store_true", help="tiny shapes in Pallas's interpreter, on any device")
+    options = arguments.parse_args()
+    wrong = 0
+    for record in records(options.dry):
+        wrong += not record["ok"]
+        said = ", ".join(f"{name} {error:.1e}" for name, error in record["errors"].items())
+        print(
+            f"{record['implementation']} {record['case']} {record['dtype']}: {said}{'' if record['ok'] else '  WRONG'}"
+        )
+        if options.out is not None:
+            with open(options.out, "a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+    sys.exit(int(wrong > 0))
+
+
+def records(dry: bool) -> Iterator[dict[str, Any]]:
+    """A record for each implementation that is here, case and dtype that it can do."""
+    import jax
+
+    from jaxformer.functional.attention_choice import KERNELS, unavailable
+    from jaxformer.kernels.attention import flash_gpu
+
+    flash_gpu.INTERPRET = dry
+    names = ["flash_gpu"] if dry else [n for n in (*KERNELS, "chunked", "xla") if unavailable(n) is None]
+    shape = (2, 70, 4, 2, 16) if dry else (2, 1500, 8, 4, 64)
+    for (case, make), dtype in ((c, d) for c in cases(shape).items() for d in BOUNDS):
+        if dry and (case, dtype) not in (("packed", "bfloat16"), ("t5 and soft cap", "float32")):
+            continue
+        given = arrays(shape, dtype)
+        with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+            exact = gradients(make, "xla", [np.asarray(x, np.float32).astype(np.float64) for x in given])
+        for name in names:
+            try:
+                found = gradients(make, name, given)
+            except ValueError as error:  # what it cannot do exactly, it refuses
+                if "cannot do" not in str(error):
+                    raise
+                continue
+            yield record(name, case, dtype, found, exact)
+
+
+def record(name: str, case: str, dtype: str, found: list[Any], exact: list[Any]) -> dict[str, Any]:
+    """What is written of one comparison. The last array of each is the gradient that must not be there."""
+    errors = {
+        what: float(np.abs(np.asarray(a, np.float64) - b).max() / max(1e-9, np.abs(b).max()))
+        for what, a, b in zip(("out", "query", "key", "value", "table"), found, exact, strict=False)
+    }
+    leaks = bool(np.asarray(found[-1], np.float64).any())
+    return {
+        "implementation": name, "case": case, "dtype": dtype, "errors": errors, "leaks": leaks,
+        "ok": not leaks and all(error <= BOUNDS[dtype] for error in errors.values()),
+    }  # fmt: skip
+
+
+def arrays(shape: tuple[int, ...], dtype: str) -> list[Any]:
+    """query, key, value, the gradient of the output, and T5's table."""
+    import jax.numpy as jnp
+
+    rows, length, heads, groups, width = shape
+    rng = np.random.default_rng(0)
+    sizes = [(rows, length, heads, width), *[(rows, length, groups, width)] * 2, (rows, length, heads, width)]
+    return [
+        *(jnp.asarray(rng.normal(size=s), dtype) for s in sizes),
+        jnp.asarray(rng.normal(size=(32, heads)), jnp.float32),
+    ]
+
+
+def cases(shape: tuple[int, ...]) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
+    """name -> (table -> mask and bias, other options of `attention`)."""
+    import jax.numpy as jnp
+
+    from jaxformer import masks
+    from jaxformer.functional import positions
+    from jaxformer.kernels.attention import distance_bias
+
+    rows, length, heads, _, _ = shape
+    at = np.arange(length)
+    segments = np.stack([at * 7 // length, at * at // (length * length // 5)])[:rows].astype(np.int32)
+    packed = masks.causal() & masks.segments(jnp.asarray(segments))
+    ends = jnp.asarray([length // 3, 5])[:rows]
+
+    def plain(mask: Any) -> Callable[..., Any]:
+        return lambda table: (mask, None)
+
+    def alibi(table: Any) -> Any:
+        function = functools.partial(positions.alibi, num_heads=heads)
+        return packed, distance_bias.linear(function, positions.alibi_slopes(heads))
+
+    def t5(table: Any) -> Any:
+        function = functools.partial(positions.t5_bias, bidirectional=False)
+        return packed, distance_bias.stepwise(function, table, *positions.t5_steps(False))
+
+    return {
+        "causal": (plain(masks.causal()), {}),
+        "packed": (plain(packed), {}),
+        "window": (plain(packed & masks.window(max(5, length // 6))), {}),
+        "prefix": (plain(masks.prefix(ends)), {}),
+        "padding": (plain(masks.padding(jnp.asarray(at[None] < length - 9))), {}),
+        "alibi": (alibi, {}),
+        "t5 and soft cap": (t5, {"soft_cap": 5.0}),
+    }
+
+
+def gradients(case: tuple[Callable[..., Any], dict[str, Any]], implementation: str, given: list[Any]) -> list[Any]:
+    """Output, gradients of query, key, value and table; and the gradient of the first query by all other keys."""
+    import jax
+    import jax.numpy as jnp
+
+    from jaxformer.functional.attention import attention
+
+    make, options = case
+    *inputs, g, table = (jnp.asarray(x) for x in given)
+
+    def run(query, key, value, table):
+        mask, bias = make(table)
+        return attention(query, key, value, mask, bias=bias, implementation=implementation, **options)
+
+    out, back = jax.vjp(jax.jit(run), *inputs, table)
+    alone = back(jnp.zeros_like(g).at[:, 0].set(g[:, 0]))[1][:, 1:] if make(table)[0].causal else jnp.zeros(())
+    found = [out, *back(g), alone]
+    return [np.asarray(x.astype(jnp.float32) if x.dtype.itemsize == 2 else x) for x in found]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""Sparse attention as kinds of `model.attention`: each token sees the tokens that a pattern names."""
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from jaxformer import patterns
+from jaxformer.config.attention import AttentionConfigWithHeads
+from jaxformer.config.checks import at_least
+from jaxformer.errors import ConfigError
+from jaxformer.patterns import MaskPattern
+
+
+@dataclass(frozen=True)
+class SparseAttention(AttentionConfigWithHeads):
+    """Base of the sparse kinds.
+
+    Attributes:
+      num_heads: query heads.
+      num_kv_heads: None: as many as num_heads; 1: multi-query.
+      head_width: None: model.width / num_heads.
+      soft_cap: scores become soft_cap * tanh(score / soft_cap); None: no cap.
+      qk_norm: RMS norm of each head's queries and keys, before the rotation.
+      dropout: of the attention weights.
+      scale: of the scores; None: head_width ** -0.5.
+    """
+
+    num_heads: int = 4
+    num_kv_heads: int | None = None
+    head_width: int | None = None
+    soft_cap: float | None = None
+    qk_norm: bool = False
+    dropout: float = 0.0
+    scale: float | None = None
+    whole_rows: ClassVar[bool] = True
+
+    def summary(self) -> str:
+        """The kind and how many heads."""
+        return f"{self.kind}, {self.num_heads} heads"
+
+    def check_model(self, model: Any) -> None:
+        """Raises ConfigError: the heads do not divide the width, or the model reads a source."""
+        super().check_model(model)
+        if model.encoder is not None:
+            raise ConfigError(
+                f"config.model.attention.kind: {self.kind}; accepted in models without an encoder, whose attention to "
+                "the source sees all of it"
+            )
+
+
+def _divides_rows(kind: Any, model: Any) -> None:
+    if model.context_length % kind.block:
+        raise ConfigError(
+            f"config.model.attention.block: {kind.block}; accepted: a divisor of model.context_length "
+            f"{model.context_length}"
+        )
+
+
+@dataclass(frozen=True)
+class Longformer(
+    SparseAttention,
+    kind="longformer",
+    accepts={"attention_window": at_least(2), "global_tokens": at_least(0)},
+    most={"attention_window": 2**30, "global_tokens": 2**30},
+):
+    """A window, and global tokens with projections of their own (Beltagy et al. 2020), see `functional.longformer`.
+
+    Attributes:
+      attention_window: half of it is what a token sees on each side of itself, as in the library transformers; even.
+      global_tokens: the first so many of each document see all of it, and all of it sees them.
+    """
+
+    attention_window: int = 512
+    global_tokens: int = 1
+
+    def patterns(self, length: int, causal: bool) -> tuple[MaskPattern, ...]:
+        """The window."""
+        return (patterns.local(self.attention_window // 2 + 1),)
+
+    def global_ends(self, causal: bool) -> tuple[int, int]:
+        """The first tokens."""
+        return self.global_tokens, 0
+
+    def _check(self):
+        super()._check()
+        if self.attention_window % 2:
+            raise ConfigError(
+                f"config.model.attention.attention_window: {self.attention_window}; accepted: even numbers"
+            )
+
+
+@functools.lru_cache(16)
+def _random_blocks(block: int, blocks: int, count: int, seed: int, heads: int, causal: bool, ends: int) -> MaskPattern:
+    table = patterns.random_table(blocks, count, seed=seed, heads=heads, causal=causal, ends=ends)
+    return patterns.random_blocks(block, table)
+
+
+@dataclass(frozen=True)
+class BigBird(
+    SparseAttention,
+    kind="bigbird",
+    accepts={"block": at_least(1), **dict.fromkeys(("random_blocks", "global_blocks", "seed"), at_least(0))},
+    most={"block": 2**24, "random_blocks": 2**16, "global_blocks": 2**16, "seed": 2**31 - 1},
+):
+    """Blocks of tokens: neighbours, random ones and global ones (Zaheer et al. 2020).
+
+    Attributes:
+      block: tokens of a block, a divisor of model.context_length; each sees its own and one on each side.
+      random_blocks: that each block sees besides, of each head, the same in all layers.
+      global_blocks: the first and the last so many blocks' tokens of each document see all of it, and all of it sees
+        them; in a causal model the first alone, as it does not know the end.
+      seed: of the random blocks.
+    """
+
+    block: int = 64
+    random_blocks: int = 3
+    global_blocks: int = 1
+    seed: int = 0
+
+    def patterns(self, length: int, causal: bool) -> tuple[MaskPattern, ...]:
+        """Neighbours and random blocks."""
+        found: tuple[MaskPattern, ...] = (patterns.neighbours(self.block),)
+        if self.random_blocks:
+            blocks = math.ceil(length / self.block)
+            of = blocks, self.random_blocks, self.seed, self.num_heads, causal, self.global_blocks
+            found += (_random_blocks(self.block, *of),)
+        return found
+
+    def global_ends(self, causal: bool) -> tuple[int, int]:
+        """The tokens of the first and of the last blocks."""
+        count = self.global_blocks * self.block
+        return count, 0 if causal else count
+
+    def check_model(self, model: Any) -> None:
+        """Raises ConfigError: blocks that do not divide a row."""
+        super().check_model(model)
+        _divides_rows(self, model)
+
+
+@dataclass(frozen=True)
+class Strided(SparseAttention, kind="strided", accepts={"stride": at_least(1)}, most={"stride": 2**30}):
+    """The last tokens, and every so many before them (Child et al. 2019, section 4.2).
+
+    Attributes:
+      stride: a token sees those fewer than so many away, and those a multiple of it away; about the square root of
+        model.context_length.
+    """
+
+    stride: int = 128
+
+    def patterns(self, length: int, causal: bool) -> tuple[MaskPattern, ...]:
+        """The window and the columns."""
+        return patterns.strided(self.stride)
+
+
+@dataclass(frozen=True)
+class Fixed(
+    SparseAttention, kind="fixed", accepts=dict.fromkeys(("block", "last"), at_least(1)), most={"block": 2**30}
+):
+    """The token's own block, and the last tokens of every block (Child et al. 2019, section 4.2).
+
+    Attributes:
+      block: tokens of a block, a divisor of model.context_length.
+      last: tokens of each block that all see; at most block.
+    """
+
+    block: int = 128
+    last: int = 8
+
+    def patterns(self, length: int, causal: bool) -> tuple[MaskPattern, ...]:
+        """The block and the columns."""
+        return patterns.fixed(self.block, self.last)
+
+    def check_model(self, model: Any) -> None:
+        """Raises ConfigError: blocks that do not divide a row."""
+        super().check_model(model)
+        _divides_rows(self, model)
+
+    def _check(self):
+        super()._check()
+        if self.last > self.block:
+            raise ConfigError(
+                f"config.model.attention.last: {self.last}; accepted: 1 to model.attention.block {self.block}"
+            )
+
+
+@dataclass(frozen=True)
+class Dilated(
+    SparseAttention,
+    kind="dilated",
+    accepts=dict.fromkeys(("size", "step"), at_least(1)),
+    most={"size": 2**30, "step": 2**30},
+):
+    """A window with gaps (Beltagy et al. 2020, section 3.1).
+
+    Attributes:
+      size: keys that a token sees on each side, itself included.
+      step: from one to the next.
+    """
+
+    size: int = 128
+    step: int = 4
+
+    def patterns(self, length: int, causal: bool) -> tuple[MaskPattern, ...]:
+        """The window with gaps."""
+        return (patterns.dilated(self.size, self.step),)

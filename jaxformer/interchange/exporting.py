@@ -1,0 +1,81 @@
+"""Our models as folders that the library transformers opens: config.json, safetensors, tokenizer.json."""
+
+import json
+import math
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from jaxformer.config import ModelConfig
+from jaxformer.errors import ConfigError
+from jaxformer.interchange.architectures import ARCHITECTURES, type_for
+from jaxformer.interchange.tensor_files import SHARD_BYTES, write_tensors
+from jaxformer.interchange.tensor_layout import dotted, layout_of, written
+from jaxformer.storage import files
+from jaxformer.types import Params
+
+NO_TOKENS = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))  # or transformers has its own for them
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def export_model(
+    config: ModelConfig,
+    params: Params,
+    directory: str | Path,
+    *,
+    dtype: str = "float32",
+    model_type: str | None = None,
+    special_tokens: dict[str, int] | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> str:
+    """Writes a model for transformers.
+
+    Args:
+      config: of the model, its vocabulary size filled in.
+      params: as `family.specs(config)` says, on any devices of this process.
+      directory: is made if it is not there; must hold no model yet.
+      dtype: of the tensors.
+      model_type: what it is there, if its config.json can say all of this model; None, or if it cannot: the first that
+        can.
+      special_tokens: fields of config.json that name token ids: {"eos_token_id": 0}.
+      shard_bytes: of one file.
+
+    Returns:
+      The model_type that it has there.
+
+    Raises:
+      ConfigError: no architecture there is like this model, or the folder is not empty of models or cannot be written.
+    """
+    name = type_for(config, model_type)
+    foreign, folder = ARCHITECTURES[name], Path(directory)
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype: {dtype!r} is not one of {', '.join(DTYPES)}")
+    check_folder(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}") from None
+    leaves = {dotted(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    prefixed = {
+        key if key in foreign.outside else foreign.prefix + key: of for key, of in layout_of(config, foreign).items()
+    }
+    kind = jnp.dtype(dtype)
+    sizes = {key: kind.itemsize * math.prod(of.shape) for key, of in prefixed.items()}
+    write_tensors(folder, sizes, ((key, written(of, leaves, kind)) for key, of in prefixed.items()), shard_bytes)
+    about = {
+        "model_type": name, "architectures": [foreign.architecture(config)], "dtype": dtype, "torch_dtype": dtype,
+        **(NO_TOKENS if special_tokens is None else special_tokens), **foreign.write_config(config),
+    }  # fmt: skip
+    files.write_atomically(folder / "config.json", json.dumps(about, indent=2) + "\n")
+    return name
+
+
+def check_folder(directory: str | Path) -> None:
+    """Raises ConfigError: the folder holds a model already, or is a file."""
+    folder = Path(directory)
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder}: is not a directory")
+    taken = [each.name for pattern in ("*.safetensors*", "config.json") for each in folder.glob(pattern)]
+    if taken:
+        raise ConfigError(f"{folder}: holds {taken[0]}; accepted: a folder without a model")

@@ -1,0 +1,43 @@
+"""Write a run's model as a folder that the library transformers opens.
+
+    jaxformer export runs/gpt_tiny --out=gpt_tiny_hf
+    jaxformer export runs/bert_tiny --out=bert_tiny_hf --dtype=bfloat16
+
+The folder holds config.json, safetensors and the tokenizer: `AutoModelForCausalLM.from_pretrained("gpt_tiny_hf")` and
+`AutoTokenizer.from_pretrained("gpt_tiny_hf")` open it. Needs the extra `hf`; transformers itself is not needed.
+"""
+
+from jaxformer.errors import ConfigError
+from jaxformer.runs.command_line import add_workdir, parser, path_text
+
+
+def main() -> None:
+    """Writes the newest valid checkpoint's weights, and says what they are there."""
+    arguments = parser(__doc__, "export")
+    add_workdir(arguments)
+    arguments.add_argument("--out", required=True, type=path_text, metavar="DIR", help="folder to write")
+    arguments.add_argument(
+        "--dtype", metavar="DTYPE", help="float32, bfloat16 or float16 (float32; of an imported run what it was)"
+    )
+    options = arguments.parse_args()
+
+    from jaxformer.interchange.architectures import type_for
+    from jaxformer.interchange.exporting import DTYPES, check_folder, export_model
+    from jaxformer.interchange.tokenizer_files import special_ids, write_tokenizer
+    from jaxformer.runs import manifest
+    from jaxformer.runs.pretrain import open_run
+
+    if options.dtype not in (None, *DTYPES):
+        raise ConfigError(f"--dtype: {options.dtype!r} is not one of {', '.join(DTYPES)}")
+    check_folder(options.out)
+    imported = manifest.read(options.workdir).get("imported", {})
+    dtype = options.dtype or imported.get("dtype", "float32")
+    type_for(manifest.read_config(options.workdir).model)  # what cannot be written is refused before it is read
+    run = open_run(options.workdir, options.mesh)
+    cfg = run.config.model
+    name = export_model(
+        cfg, run.params, options.out, dtype=dtype, model_type=imported.get("model_type"),
+        special_tokens=special_ids(run.tokenizer, cfg.family),
+    )  # fmt: skip
+    write_tokenizer(options.out, run.tokenizer, cfg.context_length, imported.get("tokenizer_config"))
+    print(f"{options.out}: {name}, {dtype}, of {options.workdir} at step {run.step}")

@@ -1,0 +1,1 @@
+"""Trackers: TensorBoard, Weights & Biases and MLflow, and those of a config file."""

@@ -1,0 +1,63 @@
+"""The one command for GPUs: its page of results from records, its table of blocks, and its parts in little, on CPU."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments import gpu_page
+from jaxformer.benchmarks import autotune
+from jaxformer.kernels.attention.flash_gpu_blocks import FlashBlock
+
+ROOT = Path(__file__).parent.parent.parent
+EXACT = {"implementation": "flash_gpu", "case": "packed", "dtype": "bfloat16", "leaks": False, "ok": True,
+         "errors": {"out": 0.002, "key": 0.004}}  # fmt: skip
+TRAIN = {"shape": "gpt2", "dtype": "bfloat16", "rows": 32, "in": "s", "unit": "tokens", "work": 32768}
+
+
+def lines(file, *records):
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def test_the_page_says_what_was_found_and_what_is_missing(tmp_path):
+    assert gpu_page.page(tmp_path).count("Not measured yet.") == 7
+    (tmp_path / "device.txt").write_text("NVIDIA H100 80GB HBM3, 570.1, 81559 MiB\n")
+    (tmp_path / "exactness.done").write_text("3 s")
+    (tmp_path / "exactness.err").write_text("")
+    (tmp_path / "sweep.err").write_text("error: no\n")
+    lines(tmp_path / "exactness.jsonl", EXACT, EXACT | {"case": "t5", "errors": {"out": 0.5}, "ok": False})
+    lines(
+        tmp_path / "train.jsonl",
+        TRAIN | {"name": "torch", "measured": [0.2, 0.1, 0.3], "flop": 0.2 * 989e12 * 0.4},
+        TRAIN | {"name": "jaxformer", "measured": [0.1], "flop": 0.1 * 989e12 * 0.5},
+    )
+    autotune.keep(tmp_path / "blocks.json", "keys", autotune.TimedShape(2048, 64), FlashBlock(64, 32, 4, 2), 1e-4)
+    page = gpu_page.page(tmp_path)
+    assert page.startswith("# NVIDIA H100") and "Done: exactness. Failed: sweep." in page
+    assert "| flash_gpu | bfloat16 | 2 | 5.0e-01 | t5 |" in page
+    assert "| torch | 200 ms | 1.000 | 0.400 (aim: 0.45) |" in page
+    assert "| jaxformer | 100 ms | 0.500 | 0.500 (aim: 0.45) |" in page
+    assert "| keys | 64 | 2048 | [64, 32, 4, 2] | 100.0 |" in page and page.count("Not measured yet.") == 4
+
+
+def test_a_measured_size_takes_the_place_of_an_earlier_one(tmp_path):
+    table, shape = tmp_path / "blocks.json", autotune.TimedShape(2048, 64)
+    autotune.keep(table, "keys", shape, FlashBlock(64, 32, 4, 2), 1e-4)
+    autotune.keep(table, "queries", shape, FlashBlock(64, 64, 4, 2), 1e-4)
+    autotune.keep(table, "keys", shape, FlashBlock(128, 32, 8, 2), 5e-5)
+    found = {row["kernel"]: (row["block"], row["microseconds"]) for row in json.loads(table.read_text())}
+    assert found == {"queries": ([64, 64, 4, 2], 100.0), "keys": ([128, 32, 8, 2], 50.0)}
+
+
+@pytest.mark.slow
+def test_exactness_and_autotuning_in_little(tmp_path):
+    commands = (["exactness", f"--out={tmp_path}/exactness.jsonl"], ["autotune", f"--table={tmp_path}/blocks.json"])
+    for module, where in commands:
+        command = [sys.executable, "-m", f"jaxformer.benchmarks.{module}", "--dry", where]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+    found = gpu_page.records(tmp_path / "exactness.jsonl")
+    assert {each["case"] for each in found} == {"packed", "t5 and soft cap"} and all(each["ok"] for each in found)
+    assert len(json.loads((tmp_path / "blocks.json").read_text())) == 3

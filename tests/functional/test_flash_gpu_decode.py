@@ -1,0 +1,69 @@
+"""One token's attention to a cache by the GPU kernels, interpreted: equal to the products that XLA does otherwise."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer import masks
+from jaxformer.functional import attention_layer
+from jaxformer.functional.layer import DecodeProgress
+from jaxformer.kernels.attention import decode, flash_gpu, flash_gpu_blocks, flash_gpu_decode
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch):
+    monkeypatch.setattr(flash_gpu, "INTERPRET", True)
+
+
+def arrays(rows, heads, groups, slots, width, dtype="float32"):
+    rng = np.random.default_rng(0)
+    cache = (jnp.asarray(rng.normal(size=(rows * groups, slots, width)), dtype) for _ in range(2))
+    return jnp.asarray(rng.normal(size=(rows, 1, heads, width)), dtype), *cache
+
+
+@pytest.mark.parametrize(
+    "shape, soft_cap",
+    [
+        pytest.param((2, 4, 2, 600, 24), 3.0, id="2 pieces, a part of a tile, capped"),
+        pytest.param((2, 6, 2, 1024, 16), None, id="4 pieces", marks=pytest.mark.slow),
+        pytest.param((3, 4, 1, 40, 64), None, id="1 piece", marks=pytest.mark.slow),
+    ],
+)
+def test_equals_the_products(shape, soft_cap):
+    query, key, value = arrays(*shape)
+    places = np.tile(np.arange(shape[3], dtype=np.int32), (shape[0], 1))
+    places[0, shape[3] // 3 :] = -1  # whole pieces are empty
+    places[1, :5] = -1
+    poisoned = jnp.repeat(jnp.asarray(places) < 0, shape[2], axis=0)[..., None]
+    key, options = jnp.where(poisoned, jnp.nan, key), {"scale": 0.3, "soft_cap": soft_cap}
+    mask = masks.Mask(query_index=jnp.full((shape[0], 1), shape[3]), key_index=jnp.asarray(places))
+    got = flash_gpu_decode.attend_one(query, key, value, mask, **options)
+    with jax.enable_x64(True):
+        wide = (jnp.where(x == x, x, 0).astype(jnp.float64) for x in (query, key, value))
+        wanted = decode.attend_one(*wide, mask, None, **options)
+    np.testing.assert_allclose(got, wanted, rtol=2e-6, atol=2e-6)
+
+
+def test_is_taken_where_it_was_measured_to_be_faster(monkeypatch):
+    """And nowhere else: not for shorter caches, other widths, dtypes or chips."""
+    row = {"chip": "CPU", "kernel": "decode", "width": 16, "bytes": 4, "length": 64, "block": [16, 16, 4, 1]}
+    monkeypatch.setattr(flash_gpu_blocks, "measured", lambda: (row,))
+    found = {args: flash_gpu_blocks.decodes(*args) for args in [
+        ("cpu", 16, "float32", 64), ("cpu", 16, "float32", 65), ("cpu", 16, "float32", 63), ("cpu", 24, "float32", 64),
+        ("cpu", 16, "bfloat16", 64), ("tpu", 16, "float32", 64),
+    ]}  # fmt: skip
+    assert list(found.values()) == [True, True, False, False, False, False]
+    calls = []
+    monkeypatch.setattr(flash_gpu_decode, "attend_one", lambda *args, **options: calls.append(args) or args[0])
+    from jaxformer import ModelConfig
+
+    cfg = ModelConfig(width=64, vocab_size=8)
+    starts = DecodeProgress(jnp.ones(1, jnp.int32), jnp.zeros((), jnp.int32))
+    for slots in (64, 32):
+        cache = attention_layer.LayerCache(*[jnp.ones((4, slots, 16))] * 2)
+        params = attention_layer.specs(cfg)
+        params = jax.tree.map(lambda spec: jnp.ones(spec.shape), params, is_leaf=lambda x: hasattr(x, "shape"))
+        context = attention_layer.Context(masks.causal(), cache=cache, progress=starts)
+        attention_layer.apply(params, jnp.ones((1, 1, 64)), cfg, context)
+    assert len(calls) == 1

@@ -1,0 +1,214 @@
+"""LSTM and GRU: against plain loops in float64, no document sees another, states go on, both modes of derivatives."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.functional import recurrent
+from jaxformer.functional.recurrent import LstmState, gru, lstm
+from jaxformer.kernels import recurrence
+
+B, T, D, H = 2, 11, 3, 4
+SEGMENTS = np.array([[1, 1, 1, 1, 2, 2, 2, 3, 3, 3, 3], [1] * 5 + [2] * 6])
+
+
+@pytest.fixture(autouse=True)
+def in_float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def draw(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def parameters(gates):
+    return draw(D, gates * H, seed=1), draw(H, gates * H, seed=2), draw(gates * H, seed=3), draw(gates * H, seed=4)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def lstm_by_hand(x, w, u, b, bias_hidden):
+    h, c, out = np.zeros((len(x), H)), np.zeros((len(x), H)), []
+    for t in range(x.shape[1]):
+        i, f, g, o = np.split(x[:, t] @ w + b + h @ u + bias_hidden, 4, axis=1)
+        c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+        h = sigmoid(o) * np.tanh(c)
+        out.append(h)
+    return np.stack(out, 1)
+
+
+def gru_by_hand(x, w, u, b, bias_hidden, *, after):
+    h, out = np.zeros((len(x), H)), []
+    for t in range(x.shape[1]):
+        of_x, of_h = x[:, t] @ w + b, h @ u + bias_hidden
+        r, z = (sigmoid(of_x[:, i * H : i * H + H] + of_h[:, i * H : i * H + H]) for i in (0, 1))
+        inner = r * of_h[:, 2 * H :] if after else (r * h) @ u[:, 2 * H :] + bias_hidden[2 * H :]
+        h = (1 - z) * np.tanh(of_x[:, 2 * H :] + inner) + z * h
+        out.append(h)
+    return np.stack(out, 1)
+
+
+# name -> (the layer as a function of x, parameters and options; the same by hand)
+LAYERS = {
+    "lstm": (lambda x, p, **k: lstm(x, p[0], p[1], p[2] + p[3], **k), lstm_by_hand, parameters(4)),
+    "gru": (lambda x, p, **k: gru(x, *p, **k), lambda *a: gru_by_hand(*a, after=True), parameters(3)),
+    "gru as published": (
+        lambda x, p, **k: gru(x, *p, reset_after=False, **k),
+        lambda *a: gru_by_hand(*a, after=False),
+        parameters(3),
+    ),
+}
+EACH = pytest.mark.parametrize("name", LAYERS)
+MOST = pytest.mark.parametrize(
+    "name, reverse",
+    [
+        (n, r) if n == "lstm" and not r else pytest.param(n, r, marks=pytest.mark.slow)
+        for n in LAYERS
+        for r in (False, True)
+    ],
+)
+
+
+@EACH
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("length", [1, 11])
+def test_equals_a_plain_loop(name, reverse, length):
+    layer, by_hand, p = LAYERS[name]
+    x = draw(B, length, D)
+    out, state = layer(jnp.asarray(x), p, reverse=reverse)
+    turn = slice(None, None, -1 if reverse else 1)
+    np.testing.assert_allclose(out, by_hand(x[:, turn], *p)[:, turn], atol=1e-14)
+    last = state.hidden if name == "lstm" else state
+    np.testing.assert_array_equal(last, out[:, 0 if reverse else -1])
+
+
+@pytest.mark.slow
+@EACH
+def test_packed_documents_are_those_alone(name):
+    layer, _, p = LAYERS[name]
+    x = draw(B, T, D)
+    for reverse in (False, True):
+        packed, _ = layer(jnp.asarray(x), p, segments=jnp.asarray(SEGMENTS), reverse=reverse)
+        for row in range(B):
+            for segment in np.unique(SEGMENTS[row]):
+                own = SEGMENTS[row] == segment
+                alone, _ = layer(jnp.asarray(x[row : row + 1, own]), p, reverse=reverse)
+                np.testing.assert_allclose(packed[row, own], alone[0], atol=1e-15)
+
+
+@MOST
+def test_nothing_leaks(name, reverse):
+    """Gradients to other documents and to tokens not yet read are exactly zero; NaN in another document changes
+    nothing."""
+    layer, _, p = LAYERS[name]
+    x, segments = jnp.asarray(draw(B, T, D)), jnp.asarray(SEGMENTS)
+
+    def out(x):
+        return layer(x, p, segments=segments, reverse=reverse)[0]
+
+    jacobian = np.abs(jax.jacrev(lambda x: jnp.sum(out(x), axis=-1))(x)).sum(-1)  # [B, T, B, T]
+    order = np.arange(T)[:, None] <= np.arange(T) if reverse else np.arange(T)[:, None] >= np.arange(T)
+    seen = order & (SEGMENTS[:, :, None] == SEGMENTS[:, None])
+    for row in range(B):
+        np.testing.assert_array_equal(jacobian[row, :, row] > 0, seen[row])
+        assert not jacobian[row, :, 1 - row].any()
+    poisoned = out(x.at[0, 4:7].set(jnp.nan))  # document 2 of row 0
+    other = SEGMENTS != 2
+    other[1] = True
+    np.testing.assert_array_equal(poisoned[other], out(x)[other])
+    assert jnp.isnan(poisoned[0, 4:7]).all()
+
+    def loss(x, p):
+        found = layer(x, p, segments=segments, reverse=reverse)[0]
+        return jnp.sum(jnp.where(other[..., None], found, 0))
+
+    clean, dirty = (jax.grad(loss)(v, p) for v in (x, x.at[0, 4:7].set(jnp.nan)))
+    np.testing.assert_array_equal(clean[other], dirty[other])
+
+
+@pytest.mark.slow
+@EACH
+def test_a_state_goes_on(name):
+    """Two halves, the second from the first one's state, are the whole; so is one token at a time."""
+    layer, _, p = LAYERS[name]
+    x, segments = jnp.asarray(draw(B, T, D)), jnp.asarray(SEGMENTS)
+    whole, last = layer(x, p, segments=segments)
+    for cuts in ([6], list(range(1, T))):
+        parts, state = [], None
+        for part, of_part in zip(jnp.split(x, cuts, 1), jnp.split(segments, cuts, 1), strict=True):
+            before = segments[:, sum(map(lambda each: each.shape[1], parts)) - 1] if parts else None
+            if before is not None:  # a document that begins where the part does begins with no state
+                same = (before == of_part[:, 0])[:, None]
+                state = jax.tree.map(lambda s, same=same: jnp.where(same, s, 0), state)
+            out, state = layer(part, p, segments=of_part, state=state)
+            parts.append(out)
+        np.testing.assert_allclose(jnp.concatenate(parts, 1), whole, atol=1e-15)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-15), state, last)
+
+
+@MOST
+def test_gradients_are_central_differences_and_agree_with_forward_mode(name, reverse):
+    layer, _, p = LAYERS[name]
+    x, weight, segments = jnp.asarray(draw(B, T, D)), jnp.asarray(draw(B, T, H, seed=7)), jnp.asarray(SEGMENTS)
+    first = jnp.asarray(draw(B, H, seed=8))
+    state = LstmState(first, 2 * first) if name == "lstm" else first
+
+    def loss(x, p, state):
+        out, last = layer(x, p, segments=segments, state=state, reverse=reverse)
+        return jnp.sum(weight * out) + sum(jnp.sum(3 * s) for s in jax.tree.leaves(last))
+
+    given = (x, tuple(map(jnp.asarray, p)), state)
+    grads = jax.grad(loss, (0, 1, 2))(*given)
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        step = jax.tree.map(lambda a, rng=rng: jnp.asarray(rng.normal(size=a.shape)), given)
+        ahead, behind = (loss(*jax.tree.map(lambda a, s, e=e: a + e * s, given, step)) for e in (1e-6, -1e-6))
+        along = sum(jnp.vdot(g, s) for g, s in zip(jax.tree.leaves(grads), jax.tree.leaves(step), strict=True))
+        assert float(along) == pytest.approx(float(ahead - behind) / 2e-6, rel=1e-7, abs=1e-7)
+        assert float(jax.jvp(loss, given, step)[1]) == pytest.approx(float(along), rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.slow
+def test_the_dtypes():
+    """bfloat16 in and out, with a cell state in float32; close to float32."""
+    p = [jnp.asarray(each, jnp.float32) / 2 for each in parameters(4)]
+    x = jnp.asarray(draw(B, T, D), jnp.float32)
+    exact, _ = lstm(x, *p[:3])
+    out, state = lstm(x.astype(jnp.bfloat16), *p[:3])
+    assert (out.dtype, state.hidden.dtype, state.cell.dtype) == (jnp.bfloat16, jnp.bfloat16, jnp.float32)
+    np.testing.assert_allclose(out.astype(jnp.float32), exact, atol=0.02)
+    grads = jax.grad(lambda p: jnp.sum(lstm(x.astype(jnp.bfloat16), *p)[0].astype(jnp.float32)))(p[:3])
+    assert {g.dtype for g in grads} == {jnp.dtype("float32")}
+
+
+def test_the_backward_pass_has_one_product_for_the_weights():
+    """Not one for each step: the loop of the backward pass holds only the products with the transposed weights."""
+    p = [jnp.asarray(each) for each in parameters(4)]
+    text = jax.jit(jax.grad(lambda u, x: jnp.sum(lstm(x, p[0], u, p[2])[0]))).lower(p[1], jnp.ones((B, T, D))).as_text()
+    loops = text.count("stablehlo.while")
+    assert loops == 2  # forward, backward
+    products = [
+        line for line in text.splitlines() if "dot_general" in line and f"{H}x{4 * H}xf64>" in line.split("->")[1]
+    ]
+    assert products and all(f"{B * T}x" in line for line in products)
+
+
+def test_shapes_that_do_not_fit():
+    w, u, b, _ = map(jnp.asarray, parameters(4))
+    with pytest.raises(
+        ValueError, match=r"^w_input: shape \(3, 16\); accepted for x \(2, 11, 5\), 4 gates: \(5, 16\)$"
+    ):
+        lstm(jnp.ones((B, T, 5)), w, u, b)
+    with pytest.raises(ValueError, match=r"^w_hidden: shape \(4, 16\); .* 3 gates: \(4, 12\)$"):
+        gru(jnp.ones((B, T, D)), w[:, :12], u, b[:12])
+
+
+def test_document_starts():
+    got = recurrent.document_starts(jnp.array([[1, 1, 2, 2]]), (1, 4))
+    assert got.tolist() == [[True, False, True, False]]
+    assert recurrent.document_starts(None, (1, 3), go_on=True).tolist() == [[False, False, False]]
+    assert recurrence.reset((jnp.array([[jnp.nan], [1.0]]),), jnp.array([True, False]))[0].tolist() == [[0.0], [1.0]]

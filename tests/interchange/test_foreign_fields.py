@@ -1,0 +1,88 @@
+"""config.json of other libraries: what its fields mean here, and what is refused in one line."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformer.errors import ConfigError
+from jaxformer.interchange import export_model, hf_bart, hf_gemma, hf_llama, import_model
+from jaxformer.interchange.architectures import model_of
+from jaxformer.interchange.foreign import Fields
+from jaxformer.interchange.rotary_fields import FULL, LLAMA3, SLIDING, read_layers, read_rotary, write_layers
+from jaxformer.models import encoder_decoder
+from jaxformer.specs import is_spec
+
+SIZES = {
+    "num_hidden_layers": 7, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 50,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def test_layers_as_they_are_written():
+    for every, types in ((None, [SLIDING] * 3), (2, [SLIDING, FULL, SLIDING]), (3, [SLIDING, SLIDING, FULL] * 2)):
+        assert read_layers(9, types) == {"window": 9, "global_every": every}
+    assert read_layers(9, [FULL] * 3) == read_layers(None, [SLIDING] * 3) == {}
+    for types in ([FULL, SLIDING], [SLIDING, FULL, FULL], [SLIDING, FULL, SLIDING, SLIDING], [SLIDING, "chunked"]):
+        with pytest.raises(ConfigError, match=r"^config.json: layer_types: .*; accepted: full_attention in every n-th"):
+            read_layers(9, types)
+    cfg = model_of(hf_gemma.read_config({**SIZES, "model_type": "gemma3_text", "sliding_window_pattern": 3}, ()))
+    assert write_layers(cfg) == [SLIDING, SLIDING, FULL] * 2 + [SLIDING]
+
+
+def test_both_ways_to_write_gemma_3():
+    """Files of transformers 4 and 5 say the same in other words."""
+    scaled = {"rope_type": "linear", "factor": 8.0}
+    old = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": scaled}
+    new = {
+        "rope_parameters": {FULL: {**scaled, "rope_theta": 1e6}, SLIDING: {"rope_type": "default", "rope_theta": 1e4}}
+    }
+    sizes = {**SIZES, "model_type": "gemma3_text", "sliding_window": 16}
+    a, b = (model_of(hf_gemma.read_config({**sizes, **way}, ())) for way in (old, new))
+    assert a == b and (a.positions.base, a.positions.local_base, a.positions.factor) == (1e6, 1e4, 8.0)
+    assert (a.attention.global_every, a.attention.scale, a.head_size) == (6, None, 256)
+
+
+def test_windows_of_qwen_begin_at_a_layer():
+    sliding = {**SIZES, "model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8}
+    assert model_of(hf_llama.read_config({**sliding, "max_window_layers": 7}, ())).attention.window is None
+    assert model_of(hf_llama.read_config({**sliding, "max_window_layers": 0}, ())).attention.window == 8
+    with pytest.raises(ConfigError, match=r"^config.json: layer_types: full_attention, full_attention, sliding_"):
+        hf_llama.read_config({**sliding, "max_window_layers": 2}, ())
+
+
+@pytest.mark.parametrize(("fields", "line"), [
+    ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0, **LLAMA3, "low_freq_factor": 2.0}},
+     r"^config.json: rope_parameters: .*; accepted: llama3 with \{'low_freq_factor': 1.0, 'high_freq_factor': 4.0\}$"),
+    ({"rope_parameters": {"partial_rotary_factor": 0.5}},
+     r"^config.json: rope_parameters.partial_rotary_factor: 0.5; accepted: 1.0$"),
+    ({"rope_parameters": 3}, r"^config.json: rope_parameters: 3 is not an object$"),
+])  # fmt: skip
+def test_rotary_positions_that_are_not_here(fields, line):
+    with pytest.raises(ConfigError, match=line):
+        read_rotary(Fields(fields))
+
+
+def test_stacks_of_other_heads_are_refused():
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 2}
+    with pytest.raises(
+        ConfigError, match=r"^config.json: encoder_attention_heads: 4; accepted: as decoder_attention_h"
+    ):
+        hf_bart.read_config({**heads, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}, ())
+
+
+def test_a_bias_of_logits_that_is_not_zero(tmp_path):
+    """BART's files hold one, which no training moves."""
+    from safetensors.numpy import load_file, save_file
+
+    fields = {"d_model": 8, "vocab_size": 5, "max_position_embeddings": 4, **{
+        f"{side}_{name}": size for side in ("encoder", "decoder")
+        for name, size in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 8))
+    }}  # fmt: skip
+    cfg = model_of(hf_bart.read_config(fields, ()))
+    params = jax.tree.map(lambda spec: np.zeros(spec.shape, np.float32), encoder_decoder.specs(cfg), is_leaf=is_spec)
+    assert export_model(cfg, params, tmp_path) == "bart"
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert tensors["final_logits_bias"].shape == (1, 5) and not tensors["final_logits_bias"].any()
+    save_file(tensors | {"final_logits_bias": np.ones((1, 5), np.float32)}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"^final_logits_bias: is not zero; accepted: zeros$"):
+        import_model(tmp_path)

@@ -1,0 +1,60 @@
+"""launch/Dockerfile, followed line by line in an empty folder: Docker itself is not at hand."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.launch.test_scripts import MANIFESTS, ROOT, jobs
+
+TEXT = (ROOT / "launch" / "Dockerfile").read_text()
+LINES = [line.split(maxsplit=1) for line in TEXT.splitlines() if line and not line.startswith("#")]
+
+
+def lines(word):
+    return [rest for first, rest in LINES if first == word]
+
+
+def test_the_manifests_start_in_its_folder_what_it_holds():
+    (folder,) = lines("WORKDIR")
+    for path in MANIFESTS:
+        (job,) = jobs(path)
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        assert container["workingDir"] == folder
+        config = re.search(r"--config=(\S+?)/", yaml.safe_dump(container["args"]))[1]
+        assert any(line.split()[0] == config for line in lines("COPY"))
+
+
+def test_its_default_extra_is_one_of_ours():
+    extras = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert {"cuda", "tpu"} <= set(extras) and "ARG EXTRAS=cuda" in TEXT
+
+
+@pytest.mark.slow
+def test_its_lines_give_a_command_that_runs(tmp_path):
+    image = tmp_path / "image"
+    image.mkdir()
+    for line in lines("COPY"):
+        *sources, target = line.split()
+        for source in sources:
+            path = ROOT / source
+            if path.is_dir():
+                shutil.copytree(path, image / target, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(path, image / target)
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "XLA_FLAGS")}
+    env |= {"PATH": f"{tmp_path / 'venv' / 'bin'}:{env['PATH']}", "EXTRAS": "", "JAX_PLATFORMS": "cpu"}
+    for command in lines("RUN"):
+        done = subprocess.run(["sh", "-c", command], cwd=image, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    (entry,) = (yaml.safe_load(line) for line in lines("ENTRYPOINT"))
+    few = ["train.steps=2", "train.eval_rows=12", "optimizer.warmup_steps=1", "data.max_train_bytes=200000"]
+    words = [*entry, "pretrain", "configs/gpt_tiny.py", *(f"--config.{field}" for field in few)]
+    done = subprocess.run(words, cwd=image, env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and Path(image / "runs" / "gpt_tiny" / "manifest.json").exists(), done.stderr

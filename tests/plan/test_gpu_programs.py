@@ -1,0 +1,175 @@
+"""What XLA compiles for NVIDIA GPUs without one: attention's kernels with every option on every chip, and train steps
+in which nothing grows with the square of the row. In processes of their own, as their devices are others."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)),
+        reason="needs the extra `cuda`",
+    ),
+]
+# Attention alone: gradients of queries, keys and values, bfloat16 unless said otherwise.
+ATTENTION = """
+import functools, json, sys
+from jaxformer.plan import topology
+chip = sys.argv[1]
+topology.prepare(chip + ":1x1")
+import jax, jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+from jaxformer import masks
+from jaxformer.functional import positions
+from jaxformer.kernels.attention import distance_bias, flash_gpu, flash_gpu_decode
+
+device = SingleDeviceSharding(topology.make(chip + ":1x1").devices[0])
+
+def compiled(mask, length, heads=8, groups=8, width=64, dtype="bfloat16", bias=None, rows=2, **options):
+    def loss(q, k, v, segments, table):
+        made = None if bias is None else bias(table)
+        options_ = {"soft_cap": None, "dropout_rate": 0.0, "rng": jax.random.key(0), **options}
+        out = flash_gpu.attend(q, k, v, mask(segments), made, scale=0.1, **options_)
+        return out.astype(jnp.float32).sum()
+    shapes = [(rows, length, heads, width), *[(rows, length, groups, width)] * 2]
+    given = [jax.ShapeDtypeStruct(s, dtype, sharding=device) for s in shapes]
+    given += [jax.ShapeDtypeStruct((rows, length), jnp.int32, sharding=device)]
+    given += [jax.ShapeDtypeStruct((32, heads), jnp.float32, sharding=device)]
+    return jax.jit(jax.grad(loss, (0, 1, 2) if bias is None else (0, 1, 2, 4))).lower(*given).compile()
+
+def packed(segments):
+    return masks.causal() & masks.segments(segments)
+"""
+# A train step, from a config as JSON.
+STEP = """
+import json, re, sys
+from jaxformer.plan import measures, topology
+topology.prepare(sys.argv[1])
+from jaxformer.config import from_mapping
+from jaxformer.plan.compiled_step import compile_step
+target = topology.make(sys.argv[1])
+step = compile_step(from_mapping(json.loads(sys.argv[2])), target)
+sizes = {tuple(map(int, found.split(","))) for found in re.findall(r"[a-z]+[0-9]*[a-z0-9]*\\[([0-9,]+)\\]", step.text)}
+plan = measures.describe(step, target)
+print(json.dumps({"attention": step.config.execution.attention, "sizes": sorted(sizes), "flops": plan["flops"],
+                  "traffic": plan["traffic"], "memory": plan["memory"], "kernels": step.text.count("flash_gpu_keys")}))
+"""
+
+
+def run(program, *arguments):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_temporaries_of_packed_rows():
+    """Forward and backward, 8 heads of 64: 20 MiB at 2 x 4096, 160 MiB at 2 x 32768. Nothing over [T, S]."""
+    program = (
+        ATTENTION
+        + """
+found = {n: compiled(packed, n) for n in (4096, 32768)}
+print(json.dumps([[n, c.memory_analysis().temp_size_in_bytes / 2**20] for n, c in found.items()]))
+"""
+    )
+    temporaries = dict(run(program, "h100"))
+    assert temporaries[4096] <= 20 and temporaries[32768] <= 160, temporaries
+
+
+def test_one_token_and_a_long_cache():
+    """Joining the pieces takes little memory beside a cache of 128 MiB."""
+    program = (
+        ATTENTION
+        + """
+def one(query, key, value, places):
+    mask = masks.Mask(key_index=places)
+    return flash_gpu_decode.attend_one(query, key, value, mask, scale=0.1, soft_cap=None)
+
+shapes = {"query": (1, 1, 32, 128), "key": (8, 65536, 128), "value": (8, 65536, 128)}
+given = [jax.ShapeDtypeStruct(shape, "bfloat16", sharding=device) for shape in shapes.values()]
+given += [jax.ShapeDtypeStruct((1, 65536), jnp.int32, sharding=device)]
+print(json.dumps(jax.jit(one).lower(*given).compile().memory_analysis().temp_size_in_bytes))
+"""
+    )
+    assert run(program, "h100") < 8 * 2**20
+
+
+@pytest.mark.parametrize("chip", ["h100", "a100", "h200", "b200"])
+def test_every_option_compiles(chip):
+    """Three kernels, with Triton's own limits on registers and shared memory of the chip."""
+    program = (
+        ATTENTION
+        + """
+def t5(table, both=False):
+    function = functools.partial(positions.t5_bias, bidirectional=both)
+    return distance_bias.stepwise(function, table, *positions.t5_steps(both))
+
+def alibi(table):
+    return distance_bias.linear(functools.partial(positions.alibi, num_heads=8), positions.alibi_slopes(8))
+
+cases = {
+    **{f"{width} {dtype}": (packed, {"width": width, "dtype": dtype, "groups": 4})
+       for width in (32, 80, 128, 256) for dtype in ("bfloat16", "float32")},
+    "float16": (packed, {"dtype": "float16"}), "alibi": (packed, {"bias": alibi}), "t5": (packed, {"bias": t5}),
+    "t5 both ways": (lambda s: masks.segments(s), {"bias": functools.partial(t5, both=True)}),
+    "soft cap": (packed, {"soft_cap": 30.0}), "dropout": (packed, {"dropout_rate": 0.1}),
+    "window": (lambda s: masks.causal() & masks.window(700) & masks.segments(s), {}),
+    "prefix": (lambda s: masks.prefix(s[:, 0]), {}), "padding": (lambda s: masks.padding(s > 0), {}),
+    "index": (lambda s: masks.Mask(causal=True, query_index=s, key_index=s), {}),
+    "nothing": (lambda s: masks.Mask(), {}),
+    "odd": (packed, {"length": 1001, "heads": 6, "groups": 2}), "one key head": (packed, {"groups": 1}),
+}
+print(json.dumps({name: compiled(mask, **{"length": 2048, **options}).as_text().count("__gpu$xla.gpu.triton")
+                  for name, (mask, options) in cases.items()}))
+"""
+    )
+    assert set(run(program, chip).values()) == {3}
+
+
+SMALL = {"num_layers": 2, "width": 256, "num_heads": 4, "vocab_size": 1024, "dtype": "bfloat16", "layers": "scan"}
+
+
+@pytest.mark.parametrize("family", ["gpt", "bert"])
+@pytest.mark.parametrize("length, remat", [(8192, "none"), (32768, "full")])
+def test_no_array_of_a_train_step_grows_with_the_square(family, length, remat):
+    config = {
+        "model": {**SMALL, "family": family, "context_length": length, "remat": remat},
+        "mesh": {"fsdp": 8}, "train": {"batch_rows": 8, "steps_per_dispatch": 1},
+    }  # fmt: skip
+    if family == "bert":
+        config["data"] = {"objective": "masked"}
+    found = run(STEP, "h100:1x8", json.dumps(config))
+    assert found["attention"] == "flash_gpu" and found["kernels"] >= 1
+    for sizes in found["sizes"]:
+        total = 1
+        for size in sizes:
+            total *= size
+        assert total < length * length and list(sizes).count(length) < 2, sizes
+    assert found["memory"]["fits"]
+
+
+def test_the_plan_prices_the_kernels():
+    """By hand: two causal layers of 4 heads of 64, one row a device, every layer computed again but for the product
+    whose result nothing needs. Kernels multiply each pair of tokens that they visit 2, 2 again, 4 and 3 times."""
+    length, width, hidden, vocab = 4096, 256, 1024, 1024
+    config = {
+        "model": {**SMALL, "context_length": length, "remat": "full"},
+        "mesh": {"fsdp": 8}, "train": {"batch_rows": 8, "steps_per_dispatch": 1},
+    }  # fmt: skip
+    found = run(STEP, "h100:1x8", json.dumps(config))
+    layer = 2 * length * (4 * width * width + 2 * width * hidden)
+    logits = 2 * length * width * vocab
+    pairs = 2 * width * length * length
+    forward, backward = 33 / 64, 65 / 128  # in tiles of 128 x 64 and of 64 x 64
+    expected = 2 * (4 * layer - 2 * length * width * hidden + ((2 + 2) * forward + (4 + 3) * backward) * pairs)
+    assert found["flops"]["program"] == pytest.approx(expected + 3 * logits, rel=0.002)
+    assert found["attention"] == "flash_gpu"

@@ -1,0 +1,10 @@
+"""Bad flags of the benchmark; the lines stand in bad_input.md."""
+
+from bad_input_cases import expected, place
+
+__all__ = ["place"]
+
+
+def test_a_shape_of_another_suite(place):
+    found = place.run("benchmark", "--suite=seq2seq", "--shape=gpt2")
+    assert found == (2, expected()["shape of another suite"])

@@ -1,0 +1,25 @@
+"""Models that other libraries cannot have, and folders that they cannot go to: one line, and nothing written."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from bad_input_cases import expected, place
+
+__all__ = ["place"]
+RUN = Path(__file__).parent / "fixtures" / "last_version" / "run"
+
+
+@pytest.mark.parametrize(("case", "flags"), [
+    ("export of another dtype", ["--out=x", "--dtype=int8"]),
+    ("export into a file", ["--out=text.txt"]),
+    ("export into a folder with a model", ["--out=taken"]),
+    ("export of what others have not", ["--out=x"]),
+])  # fmt: skip
+def test_what_cannot_be_exported(place, monkeypatch, case, flags):
+    monkeypatch.chdir(place.folder)
+    shutil.copytree(RUN, "run")
+    Path("taken").mkdir()
+    Path("taken/config.json").write_text("{}")
+    assert place.run("export", "run", *flags) == (2, expected()[case])
+    assert not Path("x").exists() and [path.name for path in Path("taken").iterdir()] == ["config.json"]

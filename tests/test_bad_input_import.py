@@ -1,0 +1,66 @@
+"""Models from elsewhere that cannot become a run, and what such a run has not: one line, and nothing written."""
+
+from pathlib import Path
+
+import pytest
+from bad_input_cases import expected, place
+from foreign_folders import folder_of, word_tokenizer
+
+from jaxformer.runs.imported_run import import_run
+
+__all__ = ["place"]
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory):
+    """Folders of models, and a run made of one."""
+    top = tmp_path_factory.mktemp("import")
+    folder_of(top / "theirs")
+    for name, tokens in (("bare", None), ("large", ["<s>", *"abcdefgh"]), ("mute", [])):
+        (top / name).mkdir()
+        for file in ("config.json", "model.safetensors"):
+            (top / name / file).write_bytes((top / "theirs" / file).read_bytes())
+        if tokens is not None:
+            word_tokenizer(tokens).save(str(top / name / "tokenizer.json"))
+    import_run(top / "theirs", str(top / "run"), log=lambda line: None)
+    return top
+
+
+@pytest.mark.parametrize(("case", "words"), [
+    ("import into a folder that is not empty", ["theirs", "--workdir=full"]),
+    ("import without a workdir", ["theirs"]),
+    ("import of no folder", ["nowhere", "--workdir=new"]),
+    ("import without a tokenizer", ["bare", "--workdir=new"]),
+    ("import with a tokenizer that is none", ["theirs", "--workdir=new", "--tokenizer=text.txt"]),
+    ("import with a larger tokenizer", ["theirs", "--workdir=new", "--tokenizer=large"]),
+    ("import with a tokenizer that begins nothing", ["theirs", "--workdir=new", "--tokenizer=mute"]),
+])  # fmt: skip
+def test_what_cannot_be_imported(place, there, monkeypatch, case, words):
+    monkeypatch.chdir(there)
+    for folder in (there, there / "full"):
+        folder.mkdir(exist_ok=True)
+        (folder / "text.txt").write_text("text")
+    assert place.run("import", *words) == (2, expected()[case])
+    assert not Path("new").exists() or not [path for path in Path("new").iterdir() if path.name[0] != "."]
+
+
+def test_what_an_imported_run_has_not(place, there, monkeypatch):
+    monkeypatch.chdir(there)
+    assert place.run("evaluate", "run") == (2, expected()["evaluate an imported run without text"])
+    assert place.run("curves", "run", "--out=a.png") == (2, expected()["curves of an imported run"])
+
+
+@pytest.mark.parametrize(("case", "fields"), [
+    ("optimizer of an imported run", ["init_optimizer=true"]),
+    ("masks with a tokenizer that has none", [
+        "model.family=bert", "model.block=post_norm", "model.positions=learned", "data.objective=masked",
+        "init_from=none", "data.tokenizer_file=run/tokenizer.json",
+    ]),
+])  # fmt: skip
+def test_what_cannot_start_from_it(place, there, monkeypatch, case, fields):
+    monkeypatch.chdir(there)
+    place.text.write_text("the quick brown fox " * 200)
+    words = ["run/config.py", f"--config.data.files={place.text}", "--config.train.global_batch_size=8",
+             "--config.init_from=run", f"--config.workdir={place.folder / 'next'}", "--config.compilation_cache=false",
+             f"--config.data.cache_dir={place.folder / 'cache'}"]  # fmt: skip
+    assert place.run("pretrain", *words, *(f"--config.{each}" for each in fields)) == (2, expected()[case])

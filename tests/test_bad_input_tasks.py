@@ -1,0 +1,74 @@
+"""Bad examples with labels, and bad settings of tasks; the lines stand in bad_input.md."""
+
+import json
+
+import pytest
+from bad_input_cases import expected, place
+
+__all__ = ["place"]
+
+BERT = "--config.model.family=bert"
+GOOD = [{"text": "to be", "label": "yes"}, {"text": "or not", "label": "no"}] * 10
+SPANS = [{"text": "to be", "label": [[0, 2, "a"], [3, 5, "b"]]}] * 20
+ANSWERS = [{"question": "who?", "context": "to be", "answers": [{"text": "be", "answer_start": 3}]}] * 20
+
+# case -> objective, examples, further flags
+EXAMPLES = {
+    "label that no training example has": ("sequence_classification", [*GOOD, {"text": "be", "label": "maybe"}], []),
+    "examples that all have one label": ("sequence_classification", GOOD[::2], []),
+    "example without a text": ("sequence_classification", [*GOOD, {"words": "to be", "label": "yes"}], []),
+    "label that is a list": ("sequence_classification", [*GOOD, {"text": "to be", "label": ["yes"]}], []),
+    "number that is none": ("regression", [*GOOD], []),
+    "span outside its text": ("token_classification", [*SPANS, {"text": "be", "label": [[0, 3, "a"]]}], []),
+    "words without a label each": ("token_classification", [*SPANS, {"text": ["to", "be"], "label": ["a"]}], []),
+    "answer outside its context": (
+        "extractive_qa", [*ANSWERS, {**ANSWERS[0], "answers": [{"text": "be", "answer_start": 4}]}], [],
+    ),
+    "windows that overlap too much": ("extractive_qa", ANSWERS, ["--config.data.labelled.stride=12"]),
+    "conversation that ends with a question": (
+        "instructions", [{"messages": [{"role": "user", "content": "to be?"}]}], [],
+    ),
+    "example longer than a row": (
+        "sequence_classification", [{"text": "to be or not to be", "label": "yes"}, *GOOD],
+        ["--config.data.labelled.long=stop"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", EXAMPLES)
+def test_examples(place, case):
+    objective, examples, flags = EXAMPLES[case]
+    (place.folder / "a.jsonl").write_text("".join(json.dumps(each) + "\n" for each in examples))
+    family = [] if objective == "instructions" else [BERT]
+    given = [f"--config.data.files={place.folder / 'a.jsonl'}", f"--config.data.objective={objective}"]
+    assert place.pretrain(*family, *given, *flags) == (2, expected()[case])
+    assert not (place.folder / "run" / "manifest.json").exists()
+
+
+TASK = [BERT, "--config.data.objective=token_classification"]
+FLAGS = {
+    "task of a source without labels": [*TASK, "--config.data.source=markov"],
+    "task of a family that has none": [
+        "--config.model.family=encoder_decoder", "--config.model.encoder.source_length=8",
+        "--config.data.objective=regression",
+    ],
+    "text file for a task": TASK,
+    "head of another task": [*TASK, "--config.model.head.task=regression"],
+    "labels given twice": [*TASK, "--config.data.labelled.labels=a,a"],
+    "template without a place for what is said": [*TASK, "--config.data.labelled.template={role}"],
+    "settings of labels without a task": ["--config.data.labelled.long=stop"],
+    "early stopping at a metric of another task": [*TASK, "--config.tune.metric=pearson"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FLAGS)
+def test_settings_of_tasks(place, case):
+    assert place.pretrain(*FLAGS[case]) == (2, expected()[case])
+    assert not (place.folder / "run" / "manifest.json").exists()
+
+
+@pytest.mark.slow
+def test_predict_with_a_run_that_learned_no_task(place):
+    assert place.pretrain()[0] == 0
+    found = place.run("predict", str(place.folder / "run"), "--files=a.jsonl")
+    assert found == (2, expected()["predict with a run that learned no task"])
