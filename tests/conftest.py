@@ -1,6 +1,7 @@
 """Eight CPU devices for every test, and JAX's strict modes; set before any backend is used."""
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
@@ -21,6 +22,7 @@ import pytest
 
 from jaxformer.runtime.compilation_cache import guard
 
+gc.set_threshold(200_000, 20, 100)  # what is traced lives on: looking for garbage in it took a tenth of the time
 guard()  # what a test compiles has its checksum, so that the programs that tests start believe it
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
