@@ -85,6 +85,7 @@ AXES = {
     "dropout": [0.0, 0.4],
 }  # fmt: skip
 
+
 def pairwise(axes=AXES, strength=2):
     """Combinations in which every pair (or so many) of options of different axes occurs."""
     product, bits = list(itertools.product(*axes.values())), {}
