@@ -41,11 +41,11 @@ def attended(q, k, v, position_key, position_query, *, implementation, farthest=
 def written_out(q, k, v, position_key, position_query, bucket):
     """One pair of tokens after another."""
     q, k, v, position_key, position_query = map(np.asarray, (q, k, v, position_key, position_query))
-    out = np.zeros((B, T, H, K))
+    out, documents = np.zeros((B, T, H, K)), np.asarray(SEGMENTS)
     for b, t, h in np.ndindex(B, T, H):
         g, scores = h // (H // G), np.full(T, -np.inf)
         for s in range(T):
-            if SEGMENTS[b, t] == SEGMENTS[b, s]:
+            if documents[b, t] == documents[b, s]:
                 row = bucket(t - s)
                 c2p, p2c = q[b, t, h] @ position_key[row, g], k[b, s, g] @ position_query[row, h]
                 scores[s] = (q[b, t, h] @ k[b, s, g] + c2p + p2c) * SCALE
