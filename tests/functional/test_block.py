@@ -260,6 +260,7 @@ def test_full_remat_computes_again():
     assert dots("full") >= dots("none") + 6 * L  # all but the last product of a block, which nothing needs again
 
 
+@pytest.mark.slow
 def test_remat_of_all_but_attention_has_no_second_loop_over_keys():
     def loops(remat):
         params = abstract_params(stack_specs(blocks.block_specs(CFG), L))
