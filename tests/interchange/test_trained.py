@@ -1,6 +1,8 @@
 """Models trained here, exported and opened by transformers: losses on held-out text, tokens, and the way back."""
 
+import argparse
 import functools
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -35,11 +37,13 @@ def trained(tmp_path_factory):
 
 
 def _trained(name, folder):
+    (folder / "text.txt").write_text(Path(argparse.__file__).read_text())
     words = [
         f"--config=configs/{name}.py", "--config.model.num_layers=2", "--config.model.width=48",
         "--config.model.attention.num_heads=4", "--config.model.context_length=64", "--config.model.dtype=float32",
         "--config.train.steps=8", "--config.train.global_batch_size=8", "--config.train.eval_rows=8",
-        "--config.data.max_train_bytes=300000", "--config.data.tokenizer_vocab=700", "--config.compilation_cache=false",
+        "--config.data.source=files", f"--config.data.files={folder / 'text.txt'}", "--config.data.separator=\\n\\n",
+        "--config.data.tokenizer_vocab=400", "--config.compilation_cache=false",
         *OWN[name], f"--config.workdir={folder / 'run'}", f"--config.data.cache_dir={folder / 'cache'}",
     ]  # fmt: skip
     pretrain.pretrain(parse_config(parser("", "pretrain"), words))

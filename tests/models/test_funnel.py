@@ -150,8 +150,8 @@ def test_a_run_goes_on_as_if_it_had_never_stopped(tmp_path):
         "--config=funnel_tiny", "--config.model.num_layers=3", "--config.model.width=16",
         "--config.model.context_length=32", "--config.model.funnel.blocks=1,1",
         "--config.model.funnel.decoder_layers=1", f"--config.data.files={text}", "--config.data.tokenizer=bytes",
-        "--config.train.global_batch_size=8", "--config.train.steps=6", "--config.execution.steps_per_dispatch=1",
-        "--config.optimizer.warmup_steps=0", "--config.train.eval_rows=8", "--config.checkpoint.save_every_steps=3",
+        "--config.train.global_batch_size=8", "--config.train.steps=2", "--config.execution.steps_per_dispatch=1",
+        "--config.optimizer.warmup_steps=0", "--config.train.eval_rows=8", "--config.checkpoint.save_every_steps=1",
         "--config.compilation_cache=false", f"--config.data.cache_dir={tmp_path / 'cache'}",
         "--config.data.separator=\\n\\n", "--config.execution.layers=scan",
     ]  # fmt: skip
@@ -161,10 +161,10 @@ def test_a_run_goes_on_as_if_it_had_never_stopped(tmp_path):
         return pretrain.pretrain(parsed)
 
     found = run("run")
-    assert found.step == 6 and np.isfinite(found.evaluation["loss"])
+    assert found.step == 2 and np.isfinite(found.evaluation["loss"])
     shutil.copytree(tmp_path / "run", tmp_path / "killed")
-    shutil.rmtree(tmp_path / "killed" / "checkpoints" / "6")
-    assert run("killed").step == 6
+    shutil.rmtree(tmp_path / "killed" / "checkpoints" / "2")
+    assert run("killed").step == 2
     both = [pretrain.open_run(tmp_path / name).params for name in ("run", "killed")]
     jax.tree.map(np.testing.assert_array_equal, *both)
     plan = measures.make_plan(parse_config(parser("", "pretrain"), flags).config, topology.make("cpu:1"))
