@@ -57,8 +57,13 @@ QUICK = {
     "test_warm_start.py",
     "interchange",
     "test_meshes.py",
+    "test_task_meshes.py",
     "test_peers.py",
+    "test_peers_disentangled.py",
     "test_peers_encoder_decoder.py",
+    "test_peers_fsmt.py",
+    "test_peers_tasks.py",
+    "test_peers_xlnet.py",
 }
 
 
