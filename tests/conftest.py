@@ -53,6 +53,8 @@ QUICK = {
     "test_modules.py",
     "test_specs.py",
     "test_extension.py",
+    "test_generate_and_fill_mask.py",
+    "test_translate.py",
     "test_own_kinds.py",
     "test_warm_start.py",
     "interchange",

@@ -1,9 +1,9 @@
 """Programs as forks of one process that has imported what they begin with: a start without its two seconds of imports.
 
-`python -m tests.forks SOCKET` is that process. It says "ready", and for each client forks a process that becomes
-`python -m MODULE ...` in the client's folder and with its environment, input and outputs. It has no backend of JAX, so
-nothing is shared but code. Where the environment says something else that is read while importing, the fork starts
-Python anew. It ends when its standard input does.
+`python -m tests.forks SOCKET MODULES` is that process. It says "ready", and for each client forks a process that
+becomes `python -m MODULE ...` in the client's folder and with its environment, input and outputs. It has no backend of
+JAX, so nothing is shared but code. Where the environment says something else that is read while importing, the fork
+starts Python anew. It ends when its standard input does.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-IMPORTED = ("runs.pretrain", "runs.evaluation", "programs.generate", "modules")
+IMPORTED = ("jaxformer.runs.pretrain", "jaxformer.runs.evaluation", "jaxformer.programs.generate", "jaxformer.modules")
 WHILE_IMPORTING = ("JAX", "XLA", "PYTHON", "MALLOC", "GLIBC", "TF_", "LIBTPU")  # how the names of variables begin
 CLIENT = """#!{python} -IS
 import json, os, socket, sys
@@ -32,11 +32,18 @@ wanted = {{"words": sys.argv[1:], "folder": os.getcwd(), "environment": dict(os.
 socket.send_fds(client, [json.dumps(wanted).encode()], [0, 1, 2])
 sys.exit(int(client.recv(16) or 1))
 """
+ANEW = """
+import importlib, runpy, sys
+for name in filter(None, sys.argv[1].split(",")):
+    importlib.import_module(name)
+del sys.argv[:2]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
 
 
 @contextlib.contextmanager
-def forks(folder: Path, environment: Mapping[str, str]) -> Iterator[Path]:
-    """A folder for PATH with the commands `forked MODULE ...` and `jaxformer ...`; programs find both there."""
+def forks(folder: Path, environment: Mapping[str, str], *modules: str) -> Iterator[Path]:
+    """A folder for PATH with the commands `forked MODULE ...` and `jaxformer ...`, all with `modules` imported first."""
     path = folder / "socket"
     for name, text in {
         "forked": CLIENT.format(python=sys.executable, path=str(path)),
@@ -44,7 +51,7 @@ def forks(folder: Path, environment: Mapping[str, str]) -> Iterator[Path]:
     }.items():
         (folder / name).write_text(text, encoding="utf-8")
         (folder / name).chmod(0o755)
-    words = [sys.executable, "-m", "tests.forks", str(path)]
+    words = [sys.executable, "-m", "tests.forks", str(path), *modules]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(words, cwd=ROOT, env=dict(environment), **pipes) as server:
         try:
@@ -91,8 +98,9 @@ def main() -> None:
     """Imports, serves and, in a fork, becomes the program."""
     import jax
 
-    for name in IMPORTED:
-        importlib.import_module(f"jaxformer.{name}")
+    modules = sys.argv[2:]
+    for name in (*modules, *IMPORTED):
+        importlib.import_module(name)
     assert not jax._src.xla_bridge._backends
     gc.collect()
     gc.freeze()
@@ -104,11 +112,12 @@ def main() -> None:
         return {name: value for name, value in environment.items() if name.startswith(WHILE_IMPORTING)}
 
     if imported(environment) != imported(os.environ):
-        os.execve(sys.executable, [sys.executable, "-m", *words], environment)
+        os.execve(sys.executable, [sys.executable, "-c", ANEW, ",".join(modules), *words], environment)
     os.environ.clear()
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", errors="backslashreplace", buffering=1)
+    sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115
+    sys.stderr = open(2, "w", errors="backslashreplace", buffering=1)  # noqa: SIM115
     sys.path[0], sys.argv = folder, words
     runpy.run_module(words[0], run_name="__main__", alter_sys=True)
 

@@ -17,7 +17,6 @@ from jaxformer.errors import ConfigError
 from jaxformer.runs.command_line import parse_config, parser
 from jaxformer.scaling.ladder import StudyConfig
 from tests.docs.pages import ROOT, blocks
-from tests.forks import forks
 
 PAGES = {path.stem: path for path in sorted((ROOT / "docs").glob("*.md"))}
 RUN = {name for name, path in PAGES.items() if any(block.language in ("python", "sh") for block in blocks(path))}
@@ -29,16 +28,6 @@ NOT_RUN = ("pip install ", "python3 -m venv ", "jaxformer plan llama_7b ", "jaxf
 
 def test_pages_with_code_are_there():
     assert {"quickstart", "functions", "data", "config", "extend", "scaling", "clusters", "plans", "results"} <= RUN
-
-
-@pytest.fixture(scope="module")
-def reader(tmp_path_factory):
-    """The environment of one who reads: the command of this checkout and this Python, whatever else is installed."""
-    folder = tmp_path_factory.mktemp("bin")
-    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
-    own = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    with forks(folder, own):
-        yield own
 
 
 @pytest.mark.slow

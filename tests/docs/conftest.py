@@ -1,0 +1,18 @@
+"""The surroundings of one who reads the pages."""
+
+import os
+
+import pytest
+
+from tests.docs.pages import ROOT
+from tests.forks import forks
+
+
+@pytest.fixture(scope="session")
+def reader(tmp_path_factory):
+    """The environment: the command of this checkout and this Python, whatever else is installed."""
+    folder = tmp_path_factory.mktemp("bin")
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    own = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    with forks(folder, own, "tests.docs.few_files"):
+        yield own
