@@ -24,6 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 IMPORTED = ("jaxformer.runs.pretrain", "jaxformer.runs.evaluation", "jaxformer.programs.generate", "jaxformer.modules")
 WHILE_IMPORTING = ("JAX", "XLA", "PYTHON", "MALLOC", "GLIBC", "TF_", "LIBTPU")  # how the names of variables begin
+QUICK = "JAX_DISABLE_MOST_OPTIMIZATIONS"  # may differ: it can be set later
 CLIENT = """#!{python} -IS
 import json, os, socket, sys
 client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -43,7 +44,7 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 @contextlib.contextmanager
 def forks(folder: Path, environment: Mapping[str, str], *modules: str) -> Iterator[Path]:
-    """A folder for PATH with the commands `forked MODULE ...` and `jaxformer ...`, all with `modules` imported first."""
+    """A folder for PATH with the commands `forked MODULE ...` and `jaxformer ...`; `modules` are imported first."""
     path = folder / "socket"
     for name, text in {
         "forked": CLIENT.format(python=sys.executable, path=str(path)),
@@ -109,10 +110,11 @@ def main() -> None:
     os.chdir(folder)
 
     def imported(environment):
-        return {name: value for name, value in environment.items() if name.startswith(WHILE_IMPORTING)}
+        return {name: environment[name] for name in environment if name.startswith(WHILE_IMPORTING) and name != QUICK}
 
     if imported(environment) != imported(os.environ):
         os.execve(sys.executable, [sys.executable, "-c", ANEW, ",".join(modules), *words], environment)
+    jax.config.update(QUICK.lower(), environment.get(QUICK, "0") not in ("", "0"))
     os.environ.clear()
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,5 +1,8 @@
-"""An eighth of the standard library's files, imported into pages and their commands: `gpt_tiny` there trains a tokenizer
-and ends by an evaluation on the whole held-out text, which took most of the time. .ci/run has one run on all of it."""
+"""An eighth of the standard library's files, for pages and their commands, which import this.
+
+A run of `gpt_tiny` begins with a tokenizer and ends with an evaluation on the whole held-out text: that took most of
+the time. `.ci/run short` has a run on all of it.
+"""
 
 import zlib
 

@@ -17,6 +17,7 @@ from jaxformer.errors import ConfigError
 from jaxformer.runs.command_line import parse_config, parser
 from jaxformer.scaling.ladder import StudyConfig
 from tests.docs.pages import ROOT, blocks
+from tests.forks import QUICK
 
 PAGES = {path.stem: path for path in sorted((ROOT / "docs").glob("*.md"))}
 RUN = {name for name, path in PAGES.items() if any(block.language in ("python", "sh") for block in blocks(path))}
@@ -36,9 +37,11 @@ def test_its_code_runs(name, reader, tmp_path):
     """Pages and their commands are forks of one process: a third of the time went into imports."""
     if find_spec(NEEDS.get(name, "jax")) is None:
         pytest.skip(f"needs {NEEDS[name]}")
-    own = {}
-    if name == "functions":  # a few numbers through many programs: nearly all of its time is the compiler's
-        own["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+    own, code = {}, "".join(block.text for block in blocks(PAGES[name]) if block.language in ("python", "sh"))
+    if not re.search(
+        r"(gpt|bert)_tiny|benchmark", code
+    ):  # a few numbers through many programs: most of its time is XLA's
+        own[QUICK] = "1"
     words = ["forked", "tests.docs.pages", str(PAGES[name])]
     done = subprocess.run(words, cwd=tmp_path, env=reader | own, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
