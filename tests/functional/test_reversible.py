@@ -115,9 +115,9 @@ def temporaries(num_layers, block, layers="scan", chunks=1, **fields):
 @pytest.mark.slow
 @pytest.mark.optimized
 def test_memory_does_not_grow_with_the_layers():
-    few, some, many = (temporaries(n, "reversible") for n in (4, 16, 64))
-    assert many <= 1.02 * few + 64 * 1024 and some <= 1.02 * few + 64 * 1024, (few, some, many)
-    assert temporaries(16, "pre_norm") > 4 * some
+    few, many = (temporaries(n, "reversible") for n in (4, 64))
+    assert many <= 1.02 * few + 64 * 1024, (few, many)
+    assert temporaries(16, "pre_norm") > 4 * many
     few, many = (temporaries(n, "reversible", attention={"kind": "lsh", "chunk": 16}) for n in (4, 64))
     assert many <= 1.02 * few + 64 * 1024, (few, many)
 
