@@ -10,9 +10,10 @@ from tests.forks import forks
 
 @pytest.fixture(scope="session")
 def reader(tmp_path_factory):
-    """The environment: the command of this checkout and this Python, whatever else is installed."""
+    """The environment: the command of this checkout and this Python, whatever else is installed, on one device: two
+    would wait for each other where other tests work beside them."""
     folder = tmp_path_factory.mktemp("bin")
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"
-    own = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    own = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
     with forks(folder, own, "tests.docs.few_files"):
         yield own

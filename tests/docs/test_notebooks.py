@@ -20,7 +20,7 @@ def test_it_runs(path, reader, tmp_path, monkeypatch):
     import nbformat
     from nbclient import NotebookClient
 
-    for name in ("PATH", "PYTHONPATH", "JAX_PLATFORMS"):
+    for name in ("PATH", "PYTHONPATH", "JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES"):
         monkeypatch.setenv(name, reader[name])
     if path.stem == "attention":  # a few numbers through many programs
         monkeypatch.setenv(QUICK, "1")
