@@ -35,7 +35,7 @@ def start(folder, *words):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Standard output of a command in a folder, which ends well; a fork of a process that has imported Beam."""
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "XLA_FLAGS": ""}
     with forks(tmp_path_factory.mktemp("bin"), environment, "jaxformer.runs.tokenization") as commands:
 
         def run(folder, *words):
