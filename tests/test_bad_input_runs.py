@@ -363,6 +363,7 @@ def test_a_run_to_start_from_that_is_not_there_or_another(made, place):
     assert not (place.folder / "new" / "manifest.json").exists()
 
 
+@pytest.mark.slow
 def test_a_run_to_start_from_that_lacks_what_is_taken(made, place):
     """Before anything is written: a start from another run is not taken for one that has begun from this."""
     runs = Runs(made, place)
@@ -378,6 +379,7 @@ def test_a_run_to_start_from_that_lacks_what_is_taken(made, place):
     assert not (place.folder / "new" / "manifest.json").exists()
 
 
+@pytest.mark.slow
 def test_a_schedule_that_denies_the_steps_made(made, place):
     runs = Runs(made, place)
     code, line = runs.resume("--config.train.steps=8")

@@ -1,5 +1,6 @@
 """Whole runs in object stores, against servers on this machine that speak the real protocols (extra `services`)."""
 
+import functools
 import gzip
 import importlib.util
 import json
@@ -22,8 +23,12 @@ from test_scaling_study import told
 
 from jaxformer import records
 from jaxformer.config import CheckpointConfig
+from jaxformer.data.mixture import open_text
 from jaxformer.errors import ConfigError
+from jaxformer.runs.command_line import parse_config, parser
+from jaxformer.runs.pretrain import fit_vocabulary
 from jaxformer.runs.store_lock import StoreLock
+from jaxformer.runs.texts import batches_of, held_out_of
 from jaxformer.storage import object_store
 from jaxformer.storage.address import Address, place
 from jaxformer.storage.json_checksum import parse
@@ -37,13 +42,15 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Sending a large body directly"),  # which gcsfs does with small files
     pytest.mark.skipif(not all(map(importlib.util.find_spec, ("gcsfs", "s3fs", "moto"))), reason="the services extra"),
 ]
-STEPS = 300
-SHORT = [
+STEPS = 240
+SMALL = [
     "--config.data.tokenizer=bytes", "--config.model.num_layers=2", "--config.model.width=96",
+    "--config.model.context_length=128", "--config.train.global_batch_size=8",
     f"--config.train.steps={STEPS}", "--config.execution.steps_per_dispatch=5", "--config.train.log_every_steps=5",
-    "--config.train.eval_every_steps=75", "--config.train.eval_rows=24", "--config.optimizer.warmup_steps=5",
-    "--config.checkpoint.save_every_steps=20",
+    "--config.train.eval_every_steps=80", "--config.train.eval_rows=24", "--config.optimizer.warmup_steps=5",
+    "--config.checkpoint.save_every_steps=30",
 ]  # fmt: skip
+SHORT = ["--config.train.steps=20", "--config.train.eval_every_steps=10", "--config.checkpoint.save_every_steps=10"]
 
 
 @pytest.fixture(params=["gs", "s3"])
@@ -64,25 +71,49 @@ def texts() -> dict[str, bytes]:
     }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def on_disk(tmp_path_factory):
+    """A folder with the texts; and flags -> the result of an undisturbed run with them on it, made once."""
+    folder = tmp_path_factory.mktemp("disk")
+    (folder / "text").mkdir()
+    for name, content in texts().items():
+        (folder / "text" / name).write_bytes(content)
+    runs = Runs(folder)
+
+    @functools.cache
+    def undisturbed(*flags: str) -> tuple:
+        workdir = folder / f"run{len(list(folder.glob('run*')))}"
+        runs.finish(workdir, folder / "text", *flags)
+        return result(workdir)
+
+    return folder, undisturbed
+
+
 class Runs:
     """Starts `jaxformer pretrain` as a user would."""
 
-    def __init__(self, folder: Path, scheme: str, port: int):
+    def __init__(self, folder: Path, *store):
         self.folder = folder
         self.environment = {
-            **os.environ, **environment(scheme, port), "XDG_CACHE_HOME": str(folder / "cache"),
+            **os.environ, **(environment(*store) if store else {}), "XDG_CACHE_HOME": str(folder / "cache"),
             "JAX_NUM_CPU_DEVICES": "1",
         }  # fmt: skip
         self.log = folder / "log"
 
     def start(self, workdir: object, text: object, *more: str) -> subprocess.Popen:
-        command = [sys.executable, "-m", "jaxformer", "pretrain", "gpt_tiny", *SHORT, *more]
-        command += [f"--config.workdir={workdir}", f"--config.data.files={text}/*"]
+        return self.begin(workdir, *more, f"--config.data.files={text}/*")
+
+    def begin(self, workdir: object, *flags: str) -> subprocess.Popen:
+        command = [sys.executable, "-m", "jaxformer", "pretrain", "gpt_tiny", *SMALL, *flags]
+        command.append(f"--config.workdir={workdir}")
         with open(self.log, "a") as log:
             return subprocess.Popen(command, cwd=ROOT, env=self.environment, stdout=log, stderr=subprocess.STDOUT)
 
+    def train(self, workdir: object, *flags: str) -> None:
+        assert self.begin(workdir, *flags).wait(timeout=400) == 0, self.said()
+
     def finish(self, workdir: object, text: object, *more: str) -> None:
-        assert self.start(workdir, text, *more).wait(timeout=400) == 0, self.said()
+        self.train(workdir, *more, f"--config.data.files={text}/*")
 
     def said(self) -> str:
         return self.log.read_text()[-3000:]
@@ -98,23 +129,25 @@ def result(workdir: object) -> tuple:
     return parse(content)["leaves"], steps, [(r["kind"], r["step"], r["loss"]) for r in found if "loss" in r]
 
 
-def test_kills_change_nothing_in_a_store(store, tmp_path):
-    """kill -9 at ten random moments, text and run in the store: the same bits and records as undisturbed on disk."""
-    scheme, port = store
-    runs, text, workdir = Runs(tmp_path, scheme, port), f"{scheme}://bucket/text", f"{scheme}://bucket/killed"
-    (tmp_path / "text").mkdir()
+def in_store(folder: str) -> str:
+    """The address of a folder, once the texts are in it."""
     for name, content in texts().items():
-        (tmp_path / "text" / name).write_bytes(content)
-        place(f"{text}/{name}").write_atomically(content)
-    runs.finish(tmp_path / "run", tmp_path / "text")
+        place(f"{folder}/{name}").write_atomically(content)
+    return folder
+
+
+def test_kills_change_nothing_in_a_store(store, on_disk, tmp_path):
+    """kill -9 at four random moments, text and run in the store: the same bits and records as undisturbed on disk."""
+    scheme, port = store
+    runs, text, workdir = Runs(tmp_path, scheme, port), in_store(f"{scheme}://bucket/text"), f"{scheme}://bucket/killed"
 
     def reached() -> int:
         path = place(workdir) / "records.jsonl"
         return max((r["step"] for r in records.load(path)), default=0) if path.exists() else 0
 
-    kill_often(lambda: runs.start(workdir, text), reached, random.Random(scheme), kills=10, ahead=30)
+    kill_often(lambda: runs.start(workdir, text), reached, random.Random(scheme), kills=4, ahead=15)
     runs.finish(workdir, text)
-    assert result(workdir) == result(tmp_path / "run")
+    assert result(workdir) == on_disk[1]()
     assert not list((tmp_path / "cache" / "jaxformer" / "staging").glob("*/content/*"))
 
 
@@ -126,29 +159,21 @@ def proxy(store):
     made.close()
 
 
-def test_a_slow_store_that_drops_connections_changes_nothing(store, proxy, tmp_path):
+def test_a_slow_store_that_drops_connections_changes_nothing(store, proxy, on_disk, tmp_path):
     """Every answer 20 ms late, some of the connections dropped in the middle: the bits of a run on disk."""
     proxy.delay, proxy.drop = 0.02, 0.02
     runs, workdir = Runs(tmp_path, store[0], proxy.port), f"{store[0]}://bucket/run"
-    (tmp_path / "text").mkdir()
-    for name, content in texts().items():
-        (tmp_path / "text" / name).write_bytes(content)
-        place(f"{store[0]}://bucket/text/{name}").write_atomically(content)
-    short = ["--config.train.steps=60", "--config.train.eval_every_steps=30"]
-    runs.finish(tmp_path / "run", tmp_path / "text", *short)
-    runs.finish(workdir, f"{store[0]}://bucket/text", *short)
-    assert result(workdir) == result(tmp_path / "run")
+    runs.finish(workdir, in_store(f"{store[0]}://bucket/text"), *SHORT)
+    assert result(workdir) == on_disk[1](*SHORT)
     assert len(proxy.requests) > 100
 
 
-def test_a_store_that_goes_away(store, proxy, tmp_path):
+def test_a_store_that_goes_away(store, proxy, on_disk, tmp_path):
     """One line in bounded time, exit code 2, the older checkpoints intact; then the run goes on to the same bits."""
     runs, workdir = Runs(tmp_path, store[0], proxy.port), f"{store[0]}://bucket/run"
     runs.environment["JAXFORMER_STORE_PATIENCE"] = "3"
-    (tmp_path / "text").mkdir()
-    for name, content in texts().items():
-        (tmp_path / "text" / name).write_bytes(content)
-    process, checkpoints = runs.start(workdir, tmp_path / "text"), place(workdir) / "checkpoints"
+    text = on_disk[0] / "text"
+    process, checkpoints = runs.start(workdir, text), place(workdir) / "checkpoints"
     wait_for(lambda: process.poll() is not None or bool(list_steps(checkpoints)), 120)
     proxy.down, since = True, time.monotonic()
     assert process.wait(timeout=240) == 2, runs.said()
@@ -159,21 +184,17 @@ def test_a_store_that_goes_away(store, proxy, tmp_path):
     before = list_steps(checkpoints)
     assert before and before[-1] < STEPS
     proxy.down = False
-    runs.finish(workdir, tmp_path / "text")
+    runs.finish(workdir, text)
     assert f"going on from step {before[-1]}" in runs.log.read_text()
-    runs.finish(tmp_path / "run", tmp_path / "text")
-    assert result(workdir) == result(tmp_path / "run")
+    assert result(workdir) == on_disk[1]()
 
 
 def test_everything_else_that_reads_and_writes_runs(store, tmp_path):
     """evaluate, generate, curves, a tokenizer file and init_from, all in a store."""
     scheme, port = store
     runs = Runs(tmp_path, scheme, port)
-    text, run = f"{scheme}://bucket/text", f"{scheme}://bucket/run"
-    for name, content in texts().items():
-        place(f"{text}/{name}").write_atomically(content)
-    short = ["--config.train.steps=20", "--config.train.eval_every_steps=10"]
-    runs.finish(run, text, *short)
+    text, run = in_store(f"{scheme}://bucket/text"), f"{scheme}://bucket/run"
+    runs.finish(run, text, *SHORT)
 
     def say(*words: str) -> str:
         command = [sys.executable, "-m", "jaxformer", *words]
@@ -188,93 +209,107 @@ def test_everything_else_that_reads_and_writes_runs(store, tmp_path):
     say("curves", f"--workdir={run}", f"--out={tmp_path / 'curve.png'}")
     for name in ("manifest.json", "records.jsonl"):
         assert b"S3CRET" not in (place(run) / name).read_bytes(2**20)  # the key in the environment
-    runs.finish(f"{run}2", text, *short, f"--config.init_from={run}")
-    runs.finish(f"{run}3", text, *short, f"--config.data.tokenizer_file={run}/tokenizer.json")
+    runs.finish(f"{run}2", text, *SHORT, f"--config.init_from={run}")
+    runs.finish(f"{run}3", text, *SHORT, f"--config.data.tokenizer_file={run}/tokenizer.json")
     assert "init_from: " in runs.log.read_text()
 
 
-def test_tokens_and_saved_datasets_in_a_store(store, tmp_path):
+def tokenize(runs: Runs, text: object, out: object) -> subprocess.Popen:
+    flags = [f"--config.data.files={text}/*", "--config.data.tokenizer=bytes", f"--out={out}", "--shards=6"]
+    command = [sys.executable, "-m", "jaxformer", "tokenize", *flags]
+    with open(runs.log, "a") as log:
+        return subprocess.Popen(command, cwd=ROOT, env=runs.environment, stdout=log, stderr=log)
+
+
+@pytest.fixture(scope="module")
+def data_on_disk(on_disk):
+    """The folder on disk, with token shards of the texts, another project's tokens and a saved dataset in it."""
+    datasets, folder, runs = pytest.importorskip("datasets"), on_disk[0], Runs(on_disk[0])
+    assert tokenize(runs, folder / "text", folder / "tokens").wait(timeout=200) == 0, runs.said()
+    text = (folder / "text" / "c.jsonl").read_text()
+    rows = [text[begin : begin + 4000] for begin in range(0, len(text), 4000)]
+    datasets.Dataset.from_dict({"text": rows}).save_to_disk(folder / "set")
+    ids = np.concatenate([[0, *(np.frombuffer(row.encode(), np.uint8) % 200 + 6)] for row in rows]).astype("<u2")
+    ids.tofile(folder / "all.bin")
+    return folder
+
+
+def rows_of(cache: Path, *flags: str) -> list[np.ndarray]:
+    """The first rows that a run with the flags would train on, and those that it would be measured on."""
+    words = ["gpt_tiny", *SMALL, *SHORT, f"--config.data.cache_dir={cache}", *flags]
+    config = parse_config(parser("", "pretrain"), words).config
+    corpus = open_text(config.data, progress=False)
+    config = fit_vocabulary(config, corpus.tokenizer)
+    found = [batches_of(config, corpus)[step] for step in range(3)]
+    return [each.tokens for each in [*found, *held_out_of(config, corpus)[""].batches]]
+
+
+def test_tokens_and_saved_datasets_in_a_store(store, data_on_disk, tmp_path):
     """Shards that `jaxformer tokenize` put there while it was killed are those of a disk, object for object as fsspec
-    reads them; a run on them, on another project's tokens and on a saved dataset is that on a disk, bit for bit."""
-    datasets = pytest.importorskip("datasets")
+    reads them; a run on them is that on a disk, bit for bit, and so are the rows of another project's tokens and of a
+    saved dataset."""
     scheme, port = store
-    runs, there = Runs(tmp_path, scheme, port), f"{scheme}://bucket/data"
-    (tmp_path / "text").mkdir()
-    for name, content in texts().items():
-        (tmp_path / "text" / name).write_bytes(content)
-        place(f"{there}/text/{name}").write_atomically(content)
-
-    def tokenize(text: object, out: object) -> subprocess.Popen:
-        flags = [f"--config.data.files={text}/*", "--config.data.tokenizer=bytes", f"--out={out}", "--shards=6"]
-        command = [sys.executable, "-m", "jaxformer", "tokenize", *flags]
-        with open(runs.log, "a") as log:
-            return subprocess.Popen(command, cwd=ROOT, env=runs.environment, stdout=log, stderr=log)
-
-    assert tokenize(tmp_path / "text", tmp_path / "tokens").wait(timeout=200) == 0, runs.said()
+    runs, there, disk = Runs(tmp_path, scheme, port), f"{scheme}://bucket/data", data_on_disk
+    text = in_store(f"{there}/text")
 
     def written() -> int:
         return len([*(place(there) / "tokens").glob("train-*.json")])
 
     for wanted in (1, 3):
-        process = tokenize(f"{there}/text", f"{there}/tokens")
+        process = tokenize(runs, text, f"{there}/tokens")
         while written() < wanted and process.poll() is None:
             time.sleep(0.01)
         process.kill()
         process.wait()
-    assert tokenize(f"{there}/text", f"{there}/tokens").wait(timeout=200) == 0, runs.said()
+    assert tokenize(runs, text, f"{there}/tokens").wait(timeout=200) == 0, runs.said()
     files = object_store.system(f"{scheme}://bucket")
-    for path in (tmp_path / "tokens").glob("*.*"):
+    for path in (disk / "tokens").glob("*.*"):
         if path.suffix not in (".json", ""):  # which name the text's address by a hash
             assert files.cat_file(f"bucket/data/tokens/{path.name}") == path.read_bytes()
     assert not list((tmp_path / "cache" / "jaxformer" / "staging").glob("*/content/*"))
 
-    text = (tmp_path / "text" / "c.jsonl").read_text()
-    rows = [text[begin : begin + 4000] for begin in range(0, len(text), 4000)]
-    datasets.Dataset.from_dict({"text": rows}).save_to_disk(tmp_path / "set")
-    ids = np.concatenate([[0, *(np.frombuffer(row.encode(), np.uint8) % 200 + 6)] for row in rows]).astype("<u2")
-    ids.tofile(tmp_path / "all.bin")
-    for path in [tmp_path / "all.bin", *(tmp_path / "set").iterdir()]:
-        place(f"{there}/{path.relative_to(tmp_path).as_posix()}").upload(path)
-    tokenizer = f"--config.data.tokenizer_file={tmp_path / 'tokens' / 'tokenizer.json'}"
-    for number, (kind, name, *more) in enumerate(
-        [
-            ("tokens", "tokens"),
-            ("tokens", "all.bin", tokenizer),
-            ("hf_dir", "set"),
-        ]
-    ):
-        found = []
-        for base in (tmp_path, there):
-            run = tmp_path / f"run{number}{base == there}"
-            short = ["--config.train.steps=20", "--config.train.eval_every_steps=10", *more]
-            command = [sys.executable, "-m", "jaxformer", "pretrain", "gpt_tiny", *SHORT, *short]
-            command += [f"--config.workdir={run}", f"--config.data.{kind}={base}/{name}"]
-            done = subprocess.run(command, cwd=ROOT, env=runs.environment, capture_output=True, text=True, timeout=400)
-            assert done.returncode == 0, done.stderr[-3000:]
-            found.append(result(run))
-        assert found[0] == found[1]
+    for path in [disk / "all.bin", *(disk / "set").iterdir()]:
+        place(f"{there}/{path.relative_to(disk).as_posix()}").upload(path)
+    tokenizer = f"--config.data.tokenizer_file={disk / 'tokens' / 'tokenizer.json'}"
+    for kind, name, *more in [("tokens", "tokens"), ("tokens", "all.bin", tokenizer), ("hf_dir", "set")]:
+        rows = [rows_of(tmp_path / "rows", f"--config.data.{kind}={base}/{name}", *more) for base in (disk, there)]
+        assert len(rows[0]) > 3
+        for one, other in zip(*rows, strict=True):
+            np.testing.assert_array_equal(one, other)
+    runs.train(tmp_path / "run", *SHORT, f"--config.data.tokens={there}/tokens")
+    if not (disk / "of_tokens").exists():
+        runs.train(disk / "of_tokens", *SHORT, f"--config.data.tokens={disk}/tokens")
+    assert result(tmp_path / "run") == result(disk / "of_tokens")
 
 
-def test_a_killed_study_in_a_store(store, tmp_path):
+def study(runs: Runs, where: object) -> subprocess.Popen:
+    config = runs.folder / "study.py"
+    config.write_text(STUDY)
+    command = [sys.executable, "-m", "jaxformer", "scaling", f"--config={config}", "--bootstrap=100"]
+    with open(runs.log, "a") as log:
+        return subprocess.Popen(
+            [*command, f"--config.workdir={where}"], cwd=ROOT, env=runs.environment, stdout=log, stderr=log
+        )
+
+
+@pytest.fixture(scope="module")
+def study_on_disk(tmp_path_factory):
+    """The records of the study on disk."""
+    runs = Runs(tmp_path_factory.mktemp("study"))
+    assert study(runs, runs.folder / "study").wait(timeout=500) == 0, runs.said()
+    return told(runs.folder / "study")
+
+
+def test_a_killed_study_in_a_store(store, study_on_disk, tmp_path):
     """A scaling study, killed once its second run is recorded: the records of one on disk, and a report beside them."""
     runs, workdir = Runs(tmp_path, *store), f"{store[0]}://bucket/study"
-    (tmp_path / "study.py").write_text(STUDY)
-
-    def start(where: object) -> subprocess.Popen:
-        command = [sys.executable, "-m", "jaxformer", "scaling", f"--config={tmp_path / 'study.py'}", "--bootstrap=100"]
-        with open(runs.log, "a") as log:
-            return subprocess.Popen(
-                [*command, f"--config.workdir={where}"], cwd=ROOT, env=runs.environment, stdout=log, stderr=log
-            )
-
-    killed = start(workdir)
+    killed = study(runs, workdir)
     folder = place(workdir)
     wait_for(lambda: killed.poll() is not None or len(list((folder / "runs").iterdir())) > 1, 200)
     killed.kill()
     assert killed.wait() == -9, runs.said()
-    for where in (workdir, tmp_path / "study"):
-        assert start(where).wait(timeout=500) == 0, runs.said()
-    assert told(folder) == told(tmp_path / "study")
+    assert study(runs, workdir).wait(timeout=500) == 0, runs.said()
+    assert told(folder) == study_on_disk
     assert (folder / "report.html").is_file() and list((folder / "figures").iterdir())
 
 
@@ -349,26 +384,22 @@ def test_of_many_that_start_at_once_one_gets_the_lock(store, stale):
     assert not (workdir / ".lock").exists()
 
 
-def test_a_run_that_moves_between_disk_and_store(store, tmp_path):
+def test_a_run_that_moves_between_disk_and_store(store, on_disk, tmp_path):
     """Killed on disk, gone on with in the store, killed there, finished on disk, each time a copy of the folder."""
-    runs, workdir = Runs(tmp_path, *store), place(f"{store[0]}://bucket/run")
-    (tmp_path / "text").mkdir()
-    for name, content in texts().items():
-        (tmp_path / "text" / name).write_bytes(content)
+    runs, workdir, text = Runs(tmp_path, *store), place(f"{store[0]}://bucket/run"), on_disk[0] / "text"
 
     def killed_after(where: Path, steps: int) -> None:
-        process = runs.start(where, tmp_path / "text")
+        process = runs.start(where, text)
         wait_for(lambda: process.poll() is not None or max(list_steps(where / "checkpoints"), default=0) > steps, 200)
         process.kill()
         assert process.wait() == -9, runs.said()
 
-    runs.finish(tmp_path / "undisturbed", tmp_path / "text")
     first, last = tmp_path / "first", tmp_path / "last"
-    killed_after(first, 40)
+    killed_after(first, 30)
     for path in filter(Path.is_file, first.rglob("*")):
         (workdir / path.relative_to(first).as_posix()).upload(path)
-    killed_after(workdir, 120)
+    killed_after(workdir, 90)
     for each, size in workdir.objects().items():
         each.download(last / str(each).removeprefix(f"{workdir}/"), size)
-    runs.finish(last, tmp_path / "text")
-    assert result(last) == result(tmp_path / "undisturbed")
+    runs.finish(last, text)
+    assert result(last) == on_disk[1]()
