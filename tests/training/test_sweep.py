@@ -98,19 +98,13 @@ def different():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at_once", [1, 5, 3])
+@pytest.mark.parametrize("at_once", [1, 3])  # 5 below, over several numbers of devices
 def test_a_member_is_the_run_alone(tmp_path, at_once):
     members = different()
     found = swept(members, tmp_path, at_once)
     assert list(found) == [m.name for m in members]
     check_alone(found, members, tmp_path)
     assert len({record["loss"] for record in found.values()}) == len(members)  # the ruler measures
-
-
-@pytest.mark.slow
-def test_members_together_are_the_runs_alone(tmp_path):
-    members = [different()[0], different()[-1]]
-    check_alone(swept(members, tmp_path, 2), members, tmp_path)
 
 
 @pytest.mark.slow
@@ -295,42 +289,30 @@ def told(workdir):
 
 @pytest.mark.slow
 def test_kills_change_nothing_and_nothing_is_repeated(tmp_path):
+    """Neither do SIGTERMs, which say so."""
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
     undisturbed.mkdir(), killed.mkdir()
     process = start(undisturbed)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err[-2000:]
     finished: dict[str, float] = {}
-    for wait in (0.3, 1.0, 0.1, 0.6, 1.5):
+    for wait, number in ((0.3, signal.SIGKILL), (1.0, signal.SIGTERM), (0.6, signal.SIGKILL)):
         process = start(killed, delay=0.02)
         assert process.stdout.readline() == "READY\n"
         for line in process.stdout:  # until it trains
             if "in turns" in line or "at once" in line:
                 break
         time.sleep(wait)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        process.send_signal(number)
+        _, err = process.communicate(timeout=120)
+        assert process.returncode != 0 and ("Interrupted: SIGTERM" in err) == (number == signal.SIGTERM), err[-2000:]
         for name, at in finished.items():
             assert (killed / "runs" / f"{name}.jsonl").stat().st_mtime == at, f"{name} was repeated"
         finished = {path.stem: path.stat().st_mtime for path in (killed / "runs").glob("*.jsonl")}
     process = start(killed)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0 and "DONE" in out, err[-2000:]
-    assert told(killed) == told(undisturbed)
-
-
-@pytest.mark.slow
-def test_sigterm_ends_it_and_the_same_call_goes_on(tmp_path):
-    process = start(tmp_path, delay=0.02)
-    for line in process.stdout:
-        if "in turns" in line or "at once" in line:
-            break
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode != 0 and "Interrupted: SIGTERM" in err
-    process = start(tmp_path)
-    process.communicate(timeout=300)
-    assert process.returncode == 0 and len(told(tmp_path)) == 6
+    assert len(told(killed)) == 6 and told(killed) == told(undisturbed)
 
 
 DAMAGES = {
