@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 import pytest
+from devices import one_device
 
 from jaxformer.runtime.program import program
 
@@ -63,9 +64,18 @@ class Place:
         return self.run("pretrain", *base, *flags)
 
 
+class Nothing:
+    """A capsys for a Place whose output nobody reads."""
+
+    def readouterr(self):
+        return type("Captured", (), {"err": "", "out": ""})
+
+
 @pytest.fixture
-def place(tmp_path, monkeypatch, capsys):
-    """A Place of the test's own."""
+def place(tmp_path, monkeypatch, capsys, request):
+    """A Place of the test's own; what is slow trains, on one device."""
+    if request.node.get_closest_marker("slow"):
+        one_device(monkeypatch)
     return Place(tmp_path, monkeypatch, capsys)
 
 

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from bad_input_cases import TINY, Place, expected, place
+from bad_input_cases import TINY, Nothing, Place, expected, place
+from devices import one_device
 from file_formats import early_fingerprint
 
 from jaxformer import records
@@ -26,11 +27,7 @@ ROOT = Path(__file__).parent.parent
 def made(tmp_path_factory):
     """A folder with two finished runs that differ in their seed, `run` and `other`, and their text."""
     with pytest.MonkeyPatch.context() as patch:
-
-        class Nothing:
-            def readouterr(self):
-                return type("Captured", (), {"err": "", "out": ""})
-
+        one_device(patch)
         first = Place(tmp_path_factory.mktemp("made"), patch, Nothing())
         for workdir, seed in (("run", 0), ("other", 1)):
             flags = [f"--config.seed={seed}", "--config.checkpoint.save_every_steps=2", "--config.train.steps=4"]

@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-import jax
 import pytest
+from devices import one_device
 from file_formats import record_line
 
 from jaxformer import records
@@ -70,8 +70,7 @@ def finish(place, workdir, *flags):
 @pytest.fixture
 def within(place, monkeypatch, capsys):
     """`finish` in this process, on one device: for what trains nothing, or nothing that is compared."""
-    first = jax.devices()[:1]
-    monkeypatch.setattr(jax, "devices", lambda *_: first)
+    one_device(monkeypatch)
 
     def run(workdir, *flags):
         monkeypatch.setattr(sys, "argv", command(place, workdir, *flags)[2:])
