@@ -6,6 +6,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from devices import one_device
 
 from jaxformer.config import from_mapping
 from jaxformer.errors import ConfigError
@@ -24,6 +25,13 @@ def get_config():
         "compilation_cache": False,
     }
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_one_device():
+    with pytest.MonkeyPatch.context() as patch:
+        one_device(patch)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from devices import one_device
 from kills import kill_often
 
 from jaxformer import records
@@ -83,7 +84,10 @@ BERT = {
 
 
 @pytest.mark.parametrize("family", ["gpt", pytest.param("bert", marks=pytest.mark.slow)])
-def test_a_run_learns_and_is_described(family, tmp_path, capsys):
+def test_a_run_learns_and_is_described(family, tmp_path, capsys, monkeypatch):
+    """On eight devices and on one."""
+    if family == "bert":
+        one_device(monkeypatch)
     config = tiny(tmp_path, **(BERT if family == "bert" else {}))
     result = pretrain.pretrain(parsed(config))
     assert (result.status, result.step) == ("finished", 8)
@@ -133,6 +137,7 @@ LANGUAGE = {
 @pytest.mark.slow
 def test_a_run_below_the_floor_of_its_language_fails_in_one_line(tmp_path, monkeypatch, capsys):
     """Honest rows end above it; rows in which every token is its own target end below it and fail the program."""
+    one_device(monkeypatch)
     config = tiny(tmp_path, **LANGUAGE)
     floor = languages.floor(config.data, 32)
 

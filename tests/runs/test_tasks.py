@@ -48,10 +48,12 @@ def records(objective):
         }[objective]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def on_one_device(monkeypatch):
+@pytest.fixture(scope="module", autouse=True)
+def on_one_device():
     """tests/test_task_meshes.py has the meshes."""
-    one_device(monkeypatch)
+    with pytest.MonkeyPatch.context() as patch:
+        one_device(patch)
+        yield
 
 
 @pytest.fixture(scope="module")
