@@ -15,6 +15,7 @@ from devices import one_device
 from file_formats import early_fingerprint
 
 from jaxformer import records
+from jaxformer.programs import generate
 from jaxformer.runs import manifest
 from jaxformer.storage import json_checksum
 from jaxformer.training.checkpoint.layout import list_steps
@@ -43,6 +44,7 @@ class Runs:
         self.place, self.made = mine, made
         for name in ("run", "other"):
             shutil.copytree(made.folder / name, mine.folder / name)
+        mine.monkeypatch.setattr(generate, "generated", lambda *_: iter(()))  # it opens the run, and samples nothing
         self.run = mine.folder / "run"
         self.checkpoints = self.run / "checkpoints"
 

@@ -27,7 +27,7 @@ MARKS = [
 ]
 STEPS = 240
 SMALL = [
-    "--config.data.tokenizer=bytes", "--config.model.num_layers=2", "--config.model.width=96",
+    "--config.data.tokenizer=bytes", "--config.model.num_layers=1", "--config.model.width=96",
     "--config.model.context_length=128", "--config.train.global_batch_size=8",
     f"--config.train.steps={STEPS}", "--config.execution.steps_per_dispatch=5", "--config.train.log_every_steps=5",
     "--config.train.eval_every_steps=80", "--config.train.eval_rows=24", "--config.optimizer.warmup_steps=5",

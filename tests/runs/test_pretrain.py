@@ -215,7 +215,7 @@ def test_a_run_goes_on_only_with_its_own_config(tmp_path):
 
 
 SHORT = [
-    "--config.data.max_train_bytes=400000", "--config.data.tokenizer=bytes", "--config.model.num_layers=2",
+    "--config.data.max_train_bytes=400000", "--config.data.tokenizer=bytes", "--config.model.num_layers=1",
     "--config.model.width=96", "--config.model.context_length=128", "--config.train.global_batch_size=8",
     "--config.train.steps=240", "--config.execution.steps_per_dispatch=5",
     "--config.train.log_every_steps=5", "--config.train.eval_every_steps=80", "--config.train.eval_rows=24",

@@ -23,11 +23,27 @@ from jaxformer import records
 from jaxformer.errors import ConfigError
 from jaxformer.parallel.mesh import make_mesh
 from jaxformer.training import loop
+from jaxformer.training.chunks import longest_chunk
 from jaxformer.training.sweep import scheduler, stacked_program
 from jaxformer.training.sweep.run_files import finals, run_path, set_aside_damaged
-from jaxformer.training.sweep.trunks import Member, shapes, trunks
+from jaxformer.training.sweep.trunks import Member, shape_of, shapes, trunks
 
 MODEL = make_model(dropout=0.2)
+COMPILED: dict = {}
+
+
+@pytest.fixture(autouse=True)
+def compile_once(monkeypatch):
+    """Sweeps of one shape share their program for so many members and devices: most of a test would be compiling."""
+    compiled = stacked_program.StackedProgram
+
+    def cached(model, config, count, batch):
+        key = (id(model), shape_of(config), longest_chunk(config), count, tuple(jax.devices()))
+        if key not in COMPILED:
+            COMPILED[key] = compiled(model, config, count, batch)
+        return COMPILED[key]
+
+    monkeypatch.setattr(stacked_program, "StackedProgram", cached)
 
 
 def member(name="a", steps=12, bad=(), **sections):
