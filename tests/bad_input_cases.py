@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 import pytest
-from devices import one_device
+from quick_runs import one_device
 
 from jaxformer.runtime.program import program
 

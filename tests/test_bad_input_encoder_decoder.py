@@ -2,7 +2,7 @@
 
 import pytest
 from bad_input_cases import Nothing, Place, expected, place
-from devices import one_device
+from quick_runs import one_device
 
 __all__ = ["place"]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from bad_input_cases import TINY, Nothing, Place, expected, place
-from devices import one_device
 from file_formats import early_fingerprint
+from quick_runs import one_device
 
 from jaxformer import records
 from jaxformer.programs import generate

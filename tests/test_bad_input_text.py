@@ -5,7 +5,7 @@ import os
 
 import pytest
 from bad_input_cases import Place, expected
-from devices import one_device
+from quick_runs import one_device
 
 from jaxformer import records
 from jaxformer.runs import manifest, pretrain

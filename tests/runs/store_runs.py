@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from object_stores import Proxy, environment, in_this_process, server
+from quick_runs import FEW_OPTIMIZATIONS
 
 from jaxformer import records
 from jaxformer.storage.address import Address, place
@@ -25,13 +26,13 @@ MARKS = [
     pytest.mark.filterwarnings("ignore:Sending a large body directly"),  # which gcsfs does with small files
     pytest.mark.skipif(not all(map(importlib.util.find_spec, ("gcsfs", "s3fs", "moto"))), reason="the services extra"),
 ]
-STEPS = 240
+STEPS = 600  # of few milliseconds, so that a run can be killed several times on a fast machine, too
 SMALL = [
-    "--config.data.tokenizer=bytes", "--config.model.num_layers=1", "--config.model.width=96",
-    "--config.model.context_length=128", "--config.train.global_batch_size=8",
-    f"--config.train.steps={STEPS}", "--config.execution.steps_per_dispatch=5", "--config.train.log_every_steps=5",
-    "--config.train.eval_every_steps=80", "--config.train.eval_rows=24", "--config.optimizer.warmup_steps=5",
-    "--config.checkpoint.save_every_steps=30",
+    "--config.data.tokenizer=bytes", "--config.model.num_layers=1", "--config.model.width=48",
+    "--config.model.context_length=32", "--config.model.dtype=float32", "--config.train.global_batch_size=8",
+    f"--config.train.steps={STEPS}", "--config.execution.steps_per_dispatch=1", "--config.train.log_every_steps=5",
+    "--config.train.eval_every_steps=200", "--config.train.eval_rows=24", "--config.optimizer.warmup_steps=5",
+    "--config.checkpoint.save_every_steps=60",
 ]  # fmt: skip
 SHORT = ["--config.train.steps=20", "--config.train.eval_every_steps=10", "--config.checkpoint.save_every_steps=10"]
 
@@ -79,7 +80,7 @@ class Runs:
         self.folder = folder
         self.environment = {
             **os.environ, **(environment(*store) if store else {}), "XDG_CACHE_HOME": str(folder / "cache"),
-            "JAX_NUM_CPU_DEVICES": "1",
+            "JAX_NUM_CPU_DEVICES": "1", **FEW_OPTIMIZATIONS,
         }  # fmt: skip
         self.log = folder / "log"
 

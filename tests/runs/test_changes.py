@@ -6,7 +6,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from devices import one_device
+from quick_runs import one_device
 
 from jaxformer.config import from_mapping
 from jaxformer.errors import ConfigError

@@ -5,7 +5,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from devices import one_device
+from quick_runs import one_device
 
 from jaxformer import records
 from jaxformer.runs import pretrain

@@ -5,7 +5,7 @@ import math
 import shutil
 
 import pytest
-from devices import one_device
+from quick_runs import one_device
 
 from jaxformer import records
 from jaxformer.data import languages

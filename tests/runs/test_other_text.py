@@ -1,7 +1,7 @@
 """A run evaluated on other text than its own."""
 
 import pytest
-from devices import one_device
+from quick_runs import one_device
 from token_folders import saved, tokens_of
 
 from jaxformer.config import DataConfig

@@ -12,8 +12,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from devices import one_device
 from kills import kill_often
+from quick_runs import FEW_OPTIMIZATIONS, one_device
 
 from jaxformer import records
 from jaxformer.config import MeshConfig, from_mapping
@@ -216,10 +216,10 @@ def test_a_run_goes_on_only_with_its_own_config(tmp_path):
 
 SHORT = [
     "--config.data.max_train_bytes=400000", "--config.data.tokenizer=bytes", "--config.model.num_layers=1",
-    "--config.model.width=96", "--config.model.context_length=128", "--config.train.global_batch_size=8",
-    "--config.train.steps=240", "--config.execution.steps_per_dispatch=5",
-    "--config.train.log_every_steps=5", "--config.train.eval_every_steps=80", "--config.train.eval_rows=24",
-    "--config.optimizer.warmup_steps=5", "--config.checkpoint.save_every_steps=20",
+    "--config.model.width=48", "--config.model.context_length=32", "--config.model.dtype=float32",
+    "--config.train.global_batch_size=8", "--config.train.steps=600", "--config.execution.steps_per_dispatch=1",
+    "--config.train.log_every_steps=5", "--config.train.eval_every_steps=200", "--config.train.eval_rows=24",
+    "--config.optimizer.warmup_steps=5", "--config.checkpoint.save_every_steps=40",
 ]  # fmt: skip
 
 
@@ -228,6 +228,7 @@ SHORT = [
 def test_kills_change_nothing(name, tmp_path):
     """kill -9 at five random moments, started again each time: the last checkpoint equals an undisturbed run's."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "JAX_NUM_CPU_DEVICES": "1"}
+    environment |= FEW_OPTIMIZATIONS
 
     def start(workdir: str) -> subprocess.Popen:
         command = [sys.executable, "-m", "experiments.pretrain", f"--config=configs/{name}.py", *SHORT]
@@ -242,7 +243,7 @@ def test_kills_change_nothing(name, tmp_path):
     assert start("undisturbed").wait() == 0, (tmp_path / "undisturbed.log").read_text()[-2000:]
     kill_often(lambda: start("killed"), reached, random.Random(name), kills=5, ahead=15)
     assert start("killed").wait() == 0, (tmp_path / "killed.log").read_text()[-2000:]
-    last = Path("checkpoints") / "240" / "meta" / "metadata"
+    last = Path("checkpoints") / "600" / "meta" / "metadata"
     kept = [leaves(tmp_path / workdir / last) for workdir in ("undisturbed", "killed")]
     assert kept[0] == kept[1]
     assert losses(tmp_path / "undisturbed") == losses(tmp_path / "killed")

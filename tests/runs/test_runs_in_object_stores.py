@@ -156,7 +156,7 @@ def test_a_run_that_moves_between_disk_and_store(store, on_disk, tmp_path):
         assert process.wait() == -9, runs.said()
 
     first, last = tmp_path / "first", tmp_path / "last"
-    killed_after(first, 30)
+    killed_after(first, 40)
     for path in filter(Path.is_file, first.rglob("*")):
         (workdir / path.relative_to(first).as_posix()).upload(path)
     killed_after(workdir, 90)

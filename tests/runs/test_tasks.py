@@ -6,7 +6,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from devices import one_device
+from quick_runs import one_device
 
 from jaxformer.runs import evaluation, prediction, pretrain
 from jaxformer.runs.command_line import parse_config, parser

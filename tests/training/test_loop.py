@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import pytest
 from kills import kill_often
+from quick_runs import FEW_OPTIMIZATIONS
 from toy import T, ToyBatches, batch_sources, make_config, make_model
 
 from jaxformer import records
@@ -154,6 +155,7 @@ def start(workdir, config, delay=0.0, process=(), devices=1):
     """Runs toy.py in a process of its own."""
     workdir.mkdir(exist_ok=True)
     env = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu"}
+    env |= FEW_OPTIMIZATIONS
     env["PYTHONPATH"] = str(Path(__file__).parents[2])
     script = Path(__file__).parent / "toy.py"
     command = [sys.executable, "-W", "error", script, workdir, json.dumps(config), str(delay), *map(str, process)]

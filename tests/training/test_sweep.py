@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from quick_runs import FEW_OPTIMIZATIONS
 from toy import ToyBatches, make_config, make_model
 
 from jaxformer import records
@@ -287,7 +288,7 @@ print("DONE", flush=True)
 
 def start(workdir, delay=0.0):
     code = SCRIPT.format(here=str(Path(__file__).parent), workdir=str(workdir), delay=delay)
-    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", **FEW_OPTIMIZATIONS}
     return subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
         cwd=Path(__file__).parents[2],
