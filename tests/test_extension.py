@@ -352,8 +352,9 @@ def test_terms_of_a_sublayer_are_a_part_of_the_objective(layers):
 
 def program(name, *arguments, **options):
     command = [sys.executable, "-m", f"experiments.{name}", *arguments]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", **FEW_OPTIMIZATIONS}
     return subprocess.Popen(command, cwd=FOLDER.parents[1], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                            env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"} | FEW_OPTIMIZATIONS, **options)  # fmt: skip
+                            env=environment, **options)  # fmt: skip
 
 
 def ended(process, seconds):
