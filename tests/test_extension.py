@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from quick_runs import FEW_OPTIMIZATIONS
 
 from jaxformer import AttentionConfig, Context, Execution, LossConfig, block, decoding, from_mapping, masks
 from jaxformer.config import MeshConfig, PositionsConfig, load, registry
@@ -352,7 +351,7 @@ def test_terms_of_a_sublayer_are_a_part_of_the_objective(layers):
 
 def program(name, *arguments, **options):
     command = [sys.executable, "-m", f"experiments.{name}", *arguments]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", **FEW_OPTIMIZATIONS}
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
     return subprocess.Popen(command, cwd=FOLDER.parents[1], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                             env=environment, **options)  # fmt: skip
 

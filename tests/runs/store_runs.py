@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from object_stores import Proxy, environment, in_this_process, server
-from quick_runs import FEW_OPTIMIZATIONS
 
 from jaxformer import records
 from jaxformer.storage.address import Address, place
@@ -80,7 +79,7 @@ class Runs:
         self.folder = folder
         self.environment = {
             **os.environ, **(environment(*store) if store else {}), "XDG_CACHE_HOME": str(folder / "cache"),
-            "JAX_NUM_CPU_DEVICES": "1", **FEW_OPTIMIZATIONS,
+            "JAX_NUM_CPU_DEVICES": "1",
         }  # fmt: skip
         self.log = folder / "log"
 

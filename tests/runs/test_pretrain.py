@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 from kills import kill_often
-from quick_runs import FEW_OPTIMIZATIONS, one_device
+from quick_runs import one_device
 
 from jaxformer import records
 from jaxformer.config import MeshConfig, from_mapping
@@ -228,7 +228,6 @@ SHORT = [
 def test_kills_change_nothing(name, tmp_path):
     """kill -9 at five random moments, started again each time: the last checkpoint equals an undisturbed run's."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "JAX_NUM_CPU_DEVICES": "1"}
-    environment |= FEW_OPTIMIZATIONS
 
     def start(workdir: str) -> subprocess.Popen:
         command = [sys.executable, "-m", "experiments.pretrain", f"--config=configs/{name}.py", *SHORT]

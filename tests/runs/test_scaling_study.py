@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from file_formats import record_line
-from quick_runs import FEW_OPTIMIZATIONS, one_device
+from quick_runs import one_device
 
 from jaxformer import records
 from jaxformer.config import from_mapping
@@ -54,7 +54,7 @@ def command(place, workdir, *flags):
 
 
 def start(place, workdir, *flags):
-    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "1", **FEW_OPTIMIZATIONS}
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "1"}
     return subprocess.Popen(
         command(place, workdir, *flags), cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True,
