@@ -9,6 +9,7 @@ import importlib
 import re
 from pathlib import Path
 
+import jax
 import pytest
 from quick_runs import one_device
 
@@ -73,9 +74,10 @@ class Nothing:
 
 @pytest.fixture
 def place(tmp_path, monkeypatch, capsys, request):
-    """A Place of the test's own; what is slow trains, on one device."""
+    """A Place of the test's own; what is slow trains, which should compile quickly."""
     if request.node.get_closest_marker("slow"):
         one_device(monkeypatch)
+        jax.config.update("jax_disable_most_optimizations", True)  # until conftest.py sets it again, after the test
     return Place(tmp_path, monkeypatch, capsys)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 from bad_input_cases import Nothing, Place, expected, place
-from quick_runs import one_device
+from quick_runs import quickly
 
 __all__ = ["place"]
 
@@ -66,8 +66,7 @@ def test_attention_without_heads(place, monkeypatch):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """A folder with finished runs, `pairs` of an encoder-decoder and `text` of a GPT."""
-    with pytest.MonkeyPatch.context() as patch:
-        one_device(patch)
+    with quickly() as patch:
         first = Place(tmp_path_factory.mktemp("made"), patch, Nothing())
         (first.folder / "pairs.tsv").write_text("source\ttarget\n" + "ab\tba\nbc\tcb\n" * 60)
         flags = [

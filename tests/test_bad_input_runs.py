@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from bad_input_cases import TINY, Nothing, Place, expected, place
 from file_formats import early_fingerprint
-from quick_runs import one_device
+from quick_runs import quickly
 
 from jaxformer import records
 from jaxformer.programs import generate
@@ -27,8 +27,7 @@ ROOT = Path(__file__).parent.parent
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """A folder with two finished runs that differ in their seed, `run` and `other`, and their text."""
-    with pytest.MonkeyPatch.context() as patch:
-        one_device(patch)
+    with quickly() as patch:
         first = Place(tmp_path_factory.mktemp("made"), patch, Nothing())
         for workdir, seed in (("run", 0), ("other", 1)):
             flags = [f"--config.seed={seed}", "--config.checkpoint.save_every_steps=2", "--config.train.steps=4"]

@@ -2,7 +2,7 @@
 
 import pytest
 from bad_input_cases import Nothing, Place, expected, place
-from quick_runs import one_device
+from quick_runs import quickly
 from token_folders import tokens_of, write_files
 
 __all__ = ["place"]
@@ -11,8 +11,7 @@ __all__ = ["place"]
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A finished run of a tokenizer that knows few characters."""
-    with pytest.MonkeyPatch.context() as patch:
-        one_device(patch)
+    with quickly() as patch:
         made = Place(tmp_path_factory.mktemp("run"), patch, Nothing())
         assert made.pretrain("--config.data.tokenizer=chars", "--config.train.steps=2") == (0, "")
     return made.folder / "run"

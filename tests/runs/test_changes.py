@@ -6,7 +6,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from quick_runs import one_device
+from quick_runs import quickly
 
 from jaxformer.config import from_mapping
 from jaxformer.errors import ConfigError
@@ -29,8 +29,7 @@ def get_config():
 
 @pytest.fixture(scope="module", autouse=True)
 def on_one_device():
-    with pytest.MonkeyPatch.context() as patch:
-        one_device(patch)
+    with quickly():
         yield
 
 

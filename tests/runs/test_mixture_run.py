@@ -5,7 +5,7 @@ import math
 import shutil
 
 import pytest
-from quick_runs import one_device
+from quick_runs import quickly
 
 from jaxformer import records
 from jaxformer.data import languages
@@ -29,8 +29,7 @@ def run(workdir, *flags, config="gpt_mixture", log=None):
 
 @pytest.fixture(scope="module", autouse=True)
 def on_one_device():
-    with pytest.MonkeyPatch.context() as patch:
-        one_device(patch)
+    with quickly():
         yield
 
 

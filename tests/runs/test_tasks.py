@@ -6,7 +6,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from quick_runs import one_device
+from quick_runs import quickly
 
 from jaxformer.runs import evaluation, prediction, pretrain
 from jaxformer.runs.command_line import parse_config, parser
@@ -51,8 +51,7 @@ def records(objective):
 @pytest.fixture(scope="module", autouse=True)
 def on_one_device():
     """tests/test_task_meshes.py has the meshes."""
-    with pytest.MonkeyPatch.context() as patch:
-        one_device(patch)
+    with quickly():
         yield
 
 
