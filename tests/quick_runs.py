@@ -18,11 +18,10 @@ def one_device(monkeypatch) -> None:
 @contextlib.contextmanager
 def quickly():
     """One device and few optimizations inside: for the fixtures of modules, which tests/conftest.py does not reach."""
-    name, before = "jax_disable_most_optimizations", jax.config.jax_disable_most_optimizations
     with pytest.MonkeyPatch.context() as patch:
         one_device(patch)
-        jax.config.update(name, True)
+        jax.config.update("jax_disable_most_optimizations", True)
         try:
             yield patch
         finally:
-            jax.config.update(name, before)
+            jax.config.update("jax_disable_most_optimizations", False)
