@@ -1,4 +1,4 @@
-"""Every config builds, and its real train step runs once: small ones for real, large ones in shapes only."""
+"""Every config builds, and its real train step runs once, in shapes only and with as few layers as show it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +10,7 @@ import pytest
 
 from jaxformer import config as configs
 from jaxformer.config import Config, from_mapping
+from jaxformer.config.model import period_of
 from jaxformer.models.families import family_of
 from jaxformer.models.flops import count_parameters
 from jaxformer.modules import make_model
@@ -54,13 +55,13 @@ LARGE = {
 
 
 def of_few_layers(model):
-    """At most four layers of every stack: the others are traced alike, and take longer."""
+    """Two layers of every stack, or as many as differ: the others are traced alike, and take longer."""
     if model.family == "funnel":  # whose blocks say how many
         return model
-    encoder = model.encoder
+    few, encoder = max(2, len(period_of(model))), model.encoder
     if encoder is not None and encoder.num_layers is not None:
-        encoder = replace(encoder, num_layers=min(encoder.num_layers, 4))
-    return replace(model, num_layers=min(model.num_layers, 4), encoder=encoder)
+        encoder = replace(encoder, num_layers=min(encoder.num_layers, few))
+    return replace(model, num_layers=min(model.num_layers, few), encoder=encoder)
 
 
 @pytest.mark.parametrize(

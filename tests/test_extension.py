@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from quick_runs import one_device
 
 from jaxformer import AttentionConfig, Context, Execution, LossConfig, block, decoding, from_mapping, masks
 from jaxformer.config import MeshConfig, PositionsConfig, load, registry
@@ -127,7 +128,8 @@ MARKS = {"reservoir": pytest.mark.optimized}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(n, marks=MARKS.get(n, ())) for n in FILES])
-def test_a_run_trains_goes_on_and_is_evaluated(name, tmp_path, capsys):
+def test_a_run_trains_goes_on_and_is_evaluated(name, tmp_path, monkeypatch):
+    one_device(monkeypatch)
     asked = parsed(name, tmp_path)
     first = pretrain.pretrain(asked)
     assert first.step == 6 and np.isfinite(first.evaluation["loss"])
