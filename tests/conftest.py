@@ -58,10 +58,19 @@ QUICK = {
     "test_translate.py",
     "test_own_kinds.py",
     "test_warm_start.py",
+    "test_changes.py",
+    "test_tasks.py",
+    "test_mixture_run.py",
+    "test_encoder_decoder_run.py",
     "interchange",
     "test_meshes.py",
+    "test_task_meshes.py",
     "test_peers.py",
+    "test_peers_disentangled.py",
     "test_peers_encoder_decoder.py",
+    "test_peers_fsmt.py",
+    "test_peers_tasks.py",
+    "test_peers_xlnet.py",
 }
 
 
