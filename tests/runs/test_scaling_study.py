@@ -32,7 +32,7 @@ def get_config():
         "model": {"context_length": 32, "positions": "rotary"},
         "data": {"source": "markov", "language_symbols": 16, "language_order": 1, "language_tokens": 2_000_000},
         "optimizer": {"schedule": "wsd", "warmup_steps": 5, "learning_rate": 1e-2},
-        "train": {"batch_rows": 8, "steps_per_dispatch": 50, "eval_rows": 64},
+        "train": {"batch_rows": 8, "steps_per_dispatch": 5, "eval_rows": 64},
         "ladder": {"widths": (8, 16, 24), "head_width": 8, "budgets": (4e8, 1.2e9, 4e9), "min_steps": 5,
                    "max_tokens_per_parameter": 1e4, "learning_rates": (1.0, 2.0), "learning_rate_extensions": 0,
                    "seeds": 2, "seeded_sizes": 1},
