@@ -55,6 +55,7 @@ QUICK = {
     "test_extension.py",
     "test_own_kinds.py",
     "test_warm_start.py",
+    "test_distilling.py",
     "interchange",
     "test_meshes.py",
     "test_peers.py",

@@ -1,4 +1,4 @@
-"""The loss of a student is the naive one in value and gradient, and nothing is learned from a teacher that is oneself."""
+"""The student's loss is the naive one in value and gradient, and nothing is learned from a teacher that is oneself."""
 
 import jax
 import jax.numpy as jnp
