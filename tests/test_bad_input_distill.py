@@ -1,7 +1,7 @@
 """Teachers that cannot be; the lines stand in bad_input.md."""
 
 import pytest
-from bad_input_cases import expected, place
+from bad_input_cases import TINY, expected, place
 
 __all__ = ["place"]
 
@@ -35,6 +35,6 @@ def test_runs_that_cannot_teach(place):
         assert place.pretrain(teacher, *RUNS[case]) == (2, expected()[case])
     case = "teacher with other parameters"
     assert place.pretrain(teacher, *RUNS[case]) == (2, expected()[case])
-    found = place.run("plan", f"--config={place.config}", teacher, "--target=v5e:1")
+    found = place.run("plan", f"--config={place.config}", *TINY, teacher, "--topology=cpu:1")
     assert found == (2, expected()["plan of a run with a teacher"])
     assert not (place.folder / "run" / "manifest.json").exists()

@@ -83,7 +83,7 @@ def _check_layers(where: str, theirs: Any, mine: Any) -> None:
          for path, leaf in jax.tree_util.tree_leaves_with_path(abstract_params(specs))}
         for specs in (theirs, mine)
     ]  # fmt: skip
-    odd = sorted(name for name, shape in shapes[1].items() if shapes[0].get(name) != shape)
+    odd = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
     if odd:
         raise ConfigError(
             f"config.distill.initial_layers: True; {where} has another {odd[0]}; accepted: false, or the teacher's "

@@ -11,7 +11,7 @@ from jaxformer.functional.losses import VocabularyProjection
 
 B, T, D, E, V = 3, 10, 4, 6, 13
 RNG = np.random.default_rng(0)
-TARGETS = RNG.integers(0, V, (B, T))
+TARGETS = RNG.integers(0, V, (B, T), np.int32)
 WEIGHTS = RNG.random((B, T)) * (RNG.random((B, T)) < 0.6)
 STUDENT = {"hidden": RNG.normal(size=(B, T, D)), "table": RNG.normal(size=(V, D)) * 2, "bias": RNG.normal(size=V),
            "params": {"w": RNG.normal(size=(D, D))}}  # fmt: skip
