@@ -53,6 +53,14 @@ WRONG = [
     ({"tune": {"trained_layers": -1}}, "config.tune.trained_layers: -1; accepted: at least 0"),
     ({"tune": {"trained_layers": 5}}, "config.tune.trained_layers: 5; accepted: at most model.num_layers 4"),
     ({"tune": {"layer_decay": 0.0}}, "config.tune.layer_decay: 0.0; accepted: 0.01 to 1.0"),
+    ({"distill": {"temperature": 0.0}}, "config.distill.temperature: 0.0; accepted: a finite number above 0.0"),
+    *(
+        (
+            {"distill": {f"{name}_weight": -1.0}},
+            f"config.distill.{name}_weight: -1.0; accepted: a finite number, at least 0.0",
+        )
+        for name in ("soft", "hard", "cosine")
+    ),
     ({"tune": {"metric": "f1"}}, "config.tune.metric: 'f1'; accepted with data.objective=next_token: none or accuracy"),
     *(
         (
