@@ -46,7 +46,7 @@ def print_overview(config: Config, text: Text, batches: Any, mesh, overrides: li
     log(
         f"run: {steps} steps of {rows} x {model.context_length} tokens = {_short(tokens)} "
         f"tokens, {batches.reading(steps)}, "
-        f"{_short(training_flops(config.model, config.data) * tokens)}FLOP, on "
+        f"{_short(training_flops(config.model, config.data, config.tune) * tokens)}FLOP, on "
         f"{mesh.devices.size} x {mesh.devices.flat[0].device_kind}, into {config.workdir}"
     )
     for line in texts.notes(config, text) + batches.notes(steps):

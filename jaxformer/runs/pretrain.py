@@ -23,6 +23,7 @@ from jaxformer.errors import ConfigError, ProgramError
 from jaxformer.models import own_kinds
 from jaxformer.models.attention_support import check_available, check_mesh
 from jaxformer.models.flops import six_n, training_flops
+from jaxformer.models.lora import with_adapters
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import check_batch, check_context, host_rows, make_mesh, param_shardings
 from jaxformer.runs import changes, manifest, memory_check, messages, tasks, texts, warm_start
@@ -47,7 +48,8 @@ class Run(NamedTuple):
 
     Attributes:
       config: as in its manifest; attention "auto" where the kernel it names is not here.
-      params: of the newest valid checkpoint (the moving average where there is one).
+      params: of the newest valid checkpoint (the moving average where there is one); a `LowRank` for every weight that
+        has an adapter, see `models.lora`.
       tokenizer: the run's own.
       step: updates made.
     """
@@ -116,7 +118,7 @@ def _pretrain(parsed: Parsed, stack: ExitStack) -> loop.Result:
         config,
         workdir=config.workdir,
         mesh=mesh,
-        flops_per_token=training_flops(config.model, config.data),
+        flops_per_token=training_flops(config.model, config.data, config.tune),
         final_fields={
             "flops_6nd_per_token": six_n(config.model),
             "compressed_bits_per_byte": texts.compressed(corpus),
@@ -205,8 +207,9 @@ def open_run(workdir: str | Path, mesh: str | None = None) -> Run:
     devices = mesh_of(workdir, mesh)
     if mesh is not None:
         jax.set_mesh(devices)
-    params, step = params_of(workdir, laid_out(make_model(config.model, config.loss).specs, devices))
-    return Run(config, params, tokenizer, step)
+    specs = make_model(config.model, config.loss, tune=config.tune.of_weights).specs
+    params, step = params_of(workdir, laid_out(specs, devices))
+    return Run(config, with_adapters(params, config.tune), tokenizer, step)
 
 
 def tokenizer_of(workdir: str | Path) -> Tokenizer:
