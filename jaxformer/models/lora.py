@@ -48,7 +48,7 @@ def lora_specs(specs: dict[str, Any], cfg: ModelConfig, tune: TuneConfig) -> dic
     """
     if not tune.lora_rank:
         return specs
-    known = {_target(name) for name in weights_of(specs, cfg)}
+    known = {target_of(name) for name in weights_of(specs, cfg)}
     for target in tune.lora_targets or ():
         if target not in known:
             raise ConfigError(
@@ -74,7 +74,7 @@ def lora_specs(specs: dict[str, Any], cfg: ModelConfig, tune: TuneConfig) -> dic
     chosen = known if tune.lora_targets is None else set(tune.lora_targets)
     adapters: dict[str, Any] = {}
     for path, spec in weights_of(specs, cfg).items():
-        if _target(path) in chosen:
+        if target_of(path) in chosen:
             inner = adapters
             for name in path[:-1]:
                 inner = inner.setdefault(name, {})
@@ -104,7 +104,7 @@ def sides(spec: ParamSpec) -> tuple[int, int]:
     return math.prod(spec.shape[spec.num_stacked : middle]), math.prod(spec.shape[middle:])
 
 
-def _target(path: tuple[str, ...]) -> str:
+def target_of(path: tuple[str, ...]) -> str:
     """`query` of (..., "w_query")."""
     return path[-1].replace("w_", "", 1)
 
