@@ -12,6 +12,7 @@ computed: x (W + scale A B) is x W + scale (x A) B.
 Source: Hu et al. 2022, section 4.1.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -45,10 +46,10 @@ class LowRank:
         Args:
           num_stacked: leading axes that number layers.
         """
-        stacked = self.weight.shape[:num_stacked]
+        stacked, rank = self.weight.shape[:num_stacked], self.a.shape[-1]
         wide = jnp.promote_types(self.weight.dtype, jnp.float32)
-        a = self.a.reshape(*stacked, -1, self.a.shape[-1]).astype(wide)
-        b = self.b.reshape(*stacked, self.a.shape[-1], -1).astype(wide)
+        a = self.a.reshape(*stacked, math.prod(self.a.shape[num_stacked:-1]), rank).astype(wide)
+        b = self.b.reshape(*stacked, rank, math.prod(self.b.shape[num_stacked + 1 :])).astype(wide)
         product = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST).reshape(self.weight.shape)
         return (self.weight.astype(wide) + self.scale * product).astype(self.weight.dtype)
 

@@ -52,7 +52,7 @@ def _product(x: Array, w: Array | LowRank, size: int) -> Array:
 
 def _second_factor(inner: Array, w: LowRank) -> Array:
     """scale (x A) B of x A [N, R]."""
-    return matmul(checkpoint_name(inner, PRODUCT) * w.scale, w.b.reshape(inner.shape[1], -1))
+    return matmul(checkpoint_name(inner, PRODUCT) * w.scale, w.b.reshape(inner.shape[1], math.prod(w.b.shape[1:])))
 
 
 def linear_of(

@@ -31,10 +31,10 @@ from jaxformer.types import Params
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-Path_ = tuple[str, ...]
+Keys = tuple[str, ...]
 
 
-class Part(NamedTuple):
+class AdaptedWeight(NamedTuple):
     """A weight of ours in a module of theirs.
 
     Attributes:
@@ -44,23 +44,23 @@ class Part(NamedTuple):
       spec: of ours.
     """
 
-    path: Path_
+    path: Keys
     layer: int
     pattern: Pattern
     spec: ParamSpec
 
 
-class Module(NamedTuple):
+class AdaptedModule(NamedTuple):
     """A module of theirs: its name with LAYER, its outputs, and the weights of ours that it holds."""
 
     template: str
     outputs: int
-    parts: list[Part]
+    parts: list[AdaptedWeight]
 
 
-def modules_of(cfg: ModelConfig, name: str, paths: Any) -> dict[str, Module]:
+def modules_of(cfg: ModelConfig, name: str, paths: Any) -> dict[str, AdaptedModule]:
     """Name -> module, of those that hold one of the weights at `paths`, in an architecture of transformers."""
-    foreign, found, outputs = ARCHITECTURES[name], dict[str, Module](), dict[str, int]()
+    foreign, found, outputs = ARCHITECTURES[name], dict[str, AdaptedModule](), dict[str, int]()
     places, specs = foreign.places(cfg), weights_of(family_of(cfg).specs(cfg), cfg)
     for path, spec in specs.items():
         place = places[".".join(path)]
@@ -70,8 +70,8 @@ def modules_of(cfg: ModelConfig, name: str, paths: Any) -> dict[str, Module]:
         for layer in range(spec.shape[0]) if path in paths else ():
             module = foreign.prefix + place.name.replace(LAYER, str(layer)).removesuffix(".weight")
             template = foreign.prefix + place.name.removesuffix(".weight")
-            had = found.setdefault(module, Module(template, 0, []))
-            had.parts.append(Part(path, layer, place.pattern, spec))
+            had = found.setdefault(module, AdaptedModule(template, 0, []))
+            had.parts.append(AdaptedWeight(path, layer, place.pattern, spec))
     prefix = len(foreign.prefix)
     return {key: of._replace(outputs=outputs[f"{of.template[prefix:]}.weight"]) for key, of in found.items()}
 
@@ -126,20 +126,20 @@ def _expression(template: str) -> str:
     return re.escape(template).replace(re.escape(LAYER), r"\d+")
 
 
-def _inputs_first(part: Part) -> bool:
+def _inputs_first(part: AdaptedWeight) -> bool:
     """Whether theirs has its inputs first, as GPT-2's."""
     words = re.findall(r"[^\s()]+", part.pattern.text.split("->")[0])
     names = part.pattern.text.split("->")[1].split()
     return words[0] in names[: part.spec.num_inputs]
 
 
-def _thin(part: Part, rank: int) -> tuple[int, ...]:
+def _thin(part: AdaptedWeight, rank: int) -> tuple[int, ...]:
     """The shape of our weight with `rank` inputs."""
     stacked, inputs = part.spec.num_stacked, part.spec.num_inputs
     return (rank, *[1] * (inputs - 1), *part.spec.shape[stacked + inputs :])
 
 
-def _factors(of: Module, given: dict[Path_, LowRank]) -> dict[str, np.ndarray]:
+def _factors(of: AdaptedModule, given: dict[Keys, LowRank]) -> dict[str, np.ndarray]:
     """lora_A [R, inputs] and lora_B [outputs, R] of a module."""
     firsts, seconds = [], []
     for part in of.parts:
@@ -195,7 +195,7 @@ def import_adapter(
         )
     default = fields.number("r"), float(fields.number("lora_alpha"))
     root = bool(fields.get("use_rslora", False))
-    taken: dict[tuple[Path_, int], tuple[np.ndarray, np.ndarray]] = {}
+    taken: dict[tuple[Keys, int], tuple[np.ndarray, np.ndarray]] = {}
     moved = _moved(adapted, tensors)
     for key, of in adapted.items():
         rank = _by_pattern(fields.get("rank_pattern", {}), key, default[0])
@@ -222,7 +222,7 @@ def import_adapter(
     return tune, _as_tree(taken, every, rank, tune.lora_scale)
 
 
-def _moved(modules: dict[str, Module], tensors: dict[str, np.ndarray]) -> set[Path_]:
+def _moved(modules: dict[str, AdaptedModule], tensors: dict[str, np.ndarray]) -> set[Keys]:
     """The weights of ours that B changes in some layer: of a module that holds several, perhaps not all are targets."""
     found = set()
     for key, of in modules.items():
@@ -238,7 +238,7 @@ def _by_pattern(patterns: dict[str, Any], module: str, default: Any) -> Any:
     return next((each for key, each in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
 
 
-def _taken_apart(of: Module, a: np.ndarray, b: np.ndarray) -> list[tuple[Part, np.ndarray, np.ndarray]]:
+def _taken_apart(of: AdaptedModule, a: np.ndarray, b: np.ndarray) -> list[tuple[AdaptedWeight, np.ndarray, np.ndarray]]:
     """Ours of a module: A [*inputs, r] and B [r, *outputs] of each."""
     found = []
     for part in of.parts:
@@ -256,7 +256,7 @@ def _taken_apart(of: Module, a: np.ndarray, b: np.ndarray) -> list[tuple[Part, n
     return [(part, x[..., own], y[own]) for (part, x, y), own in zip(found, blocks, strict=True)]
 
 
-def _as_tree(taken: Any, every: dict[Path_, ParamSpec], rank: int, scale: float) -> dict[str, Any]:
+def _as_tree(taken: Any, every: dict[Keys, ParamSpec], rank: int, scale: float) -> dict[str, Any]:
     """The group of adapters."""
 
     def wider(x: np.ndarray, axis: int) -> np.ndarray:
