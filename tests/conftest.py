@@ -58,6 +58,7 @@ QUICK = {
     "test_translate.py",
     "test_own_kinds.py",
     "test_warm_start.py",
+    "test_distilling.py",
     "test_changes.py",
     "test_tasks.py",
     "test_mixture_run.py",

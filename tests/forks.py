@@ -97,6 +97,7 @@ def wanted(path: str) -> dict:
 
 def main() -> None:
     """Imports, serves and, in a fork, becomes the program."""
+    before = dict(os.environ)
     import jax
 
     modules = sys.argv[2:]
@@ -112,14 +113,16 @@ def main() -> None:
     def imported(environment):
         return {name: environment[name] for name in environment if name.startswith(WHILE_IMPORTING) and name != QUICK}
 
+    environment = {name: value for name, value in os.environ.items() if name not in before} | environment
     if imported(environment) != imported(os.environ):
         os.execve(sys.executable, [sys.executable, "-c", ANEW, ",".join(modules), *words], environment)
     jax.config.update(QUICK.lower(), environment.get(QUICK, "0") not in ("", "0"))
     os.environ.clear()
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115
-    sys.stderr = open(2, "w", errors="backslashreplace", buffering=1)  # noqa: SIM115
+    kept = {"closefd": False}  # as Python's own: who replaces one does not close it
+    sys.stdin, sys.stdout = open(0, **kept), open(1, "w", **kept)  # noqa: SIM115
+    sys.stderr = open(2, "w", errors="backslashreplace", buffering=1, **kept)  # noqa: SIM115
     sys.path[0], sys.argv = folder, words
     runpy.run_module(words[0], run_name="__main__", alter_sys=True)
 

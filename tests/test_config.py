@@ -69,6 +69,14 @@ WRONG = [
         "config.tune.lora_rank: 4; without init_from the weights that stay are random; "
         "accepted: 0, or with config.init_from, a run's directory",
     ),
+    ({"distill": {"temperature": 0.0}}, "config.distill.temperature: 0.0; accepted: a finite number above 0.0"),
+    *(
+        (
+            {"distill": {f"{name}_weight": -1.0}},
+            f"config.distill.{name}_weight: -1.0; accepted: a finite number, at least 0.0",
+        )
+        for name in ("soft", "hard", "cosine")
+    ),
     ({"tune": {"metric": "f1"}}, "config.tune.metric: 'f1'; accepted with data.objective=next_token: none or accuracy"),
     *(
         (

@@ -30,6 +30,7 @@ def load(source):
 
 
 LARGE = {
+    "funnel_tiny",
     "gpt2_124m",
     "gpt2_350m",
     "gpt2_1_5b",

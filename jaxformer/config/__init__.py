@@ -23,6 +23,7 @@ from jaxformer.config.checkpoint import CheckpointConfig
 from jaxformer.config.choice import Choice
 from jaxformer.config.data import DataConfig
 from jaxformer.config.denoising import Denoising, PrefixLM, SpanCorruption, Ul2
+from jaxformer.config.distill import DistillConfig
 from jaxformer.config.distributed import DistributedConfig
 from jaxformer.config.encoder import EncoderConfig
 from jaxformer.config.execution import Execution
@@ -61,11 +62,11 @@ from jaxformer.config.tune import TuneConfig
 
 __all__ = [
     "Alibi", "Alignment", "AttentionConfig", "Bert", "BigBird", "CheckpointConfig", "Choice", "Config",
-    "DataConfig", "Denoising", "Dense", "Dilated", "Disentangled", "DistributedConfig", "EncoderConfig",
-    "Execution", "FeedForwardConfig", "Fixed", "Funnel", "FunnelAttention", "Gru", "HeadConfig", "Labelled",
-    "Learned", "LinearAttention", "Linformer", "Longformer", "LossConfig", "Lsh", "Lstm", "MeshConfig", "Mixture",
-    "ModelConfig", "NoPositions", "OptimizerConfig", "Performer", "Permutation", "PositionsConfig", "PrefixLM",
-    "Relative", "Rotary", "Section", "Sinusoidal", "Softmax", "SpanCorruption", "Strided", "T5", "TrackingConfig",
-    "TrainConfig", "TuneConfig", "Ul2", "diff", "encoder_of", "from_mapping", "layers_of", "load", "period_of",
-    "plain", "stacks_of", "to_dict",
+    "DataConfig", "Denoising", "Dense", "Dilated", "Disentangled", "DistillConfig", "DistributedConfig",
+    "EncoderConfig", "Execution", "FeedForwardConfig", "Fixed", "Funnel", "FunnelAttention", "Gru", "HeadConfig",
+    "Labelled", "Learned", "LinearAttention", "Linformer", "Longformer", "LossConfig", "Lsh", "Lstm", "MeshConfig",
+    "Mixture", "ModelConfig", "NoPositions", "OptimizerConfig", "Performer", "Permutation", "PositionsConfig",
+    "PrefixLM", "Relative", "Rotary", "Section", "Sinusoidal", "Softmax", "SpanCorruption", "Strided", "T5",
+    "TrackingConfig", "TrainConfig", "TuneConfig", "Ul2", "diff", "encoder_of", "from_mapping", "layers_of", "load",
+    "period_of", "plain", "stacks_of", "to_dict",
 ]  # fmt: skip

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from jaxformer.config.checkpoint import CheckpointConfig
 from jaxformer.config.checks import between
 from jaxformer.config.data import DataConfig
+from jaxformer.config.distill import DistillConfig
 from jaxformer.config.distributed import DistributedConfig
 from jaxformer.config.execution import Execution
 from jaxformer.config.fields import Section
@@ -38,6 +39,7 @@ class Config(Section, name="", accepts={"seed": between(0, 2**31 - 1)}, paths=PA
       data: text, tokens, objective.
       optimizer: update rule and schedule.
       tune: which layers learn, and how fast, of weights that were trained before.
+      distill: the teacher that the model learns from, if there is one.
       mesh: how devices are arranged.
       distributed: how processes find each other.
       train: how long, how often.
@@ -56,6 +58,7 @@ class Config(Section, name="", accepts={"seed": between(0, 2**31 - 1)}, paths=PA
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     tune: TuneConfig = field(default_factory=TuneConfig)
+    distill: DistillConfig = field(default_factory=DistillConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -98,6 +101,8 @@ class Config(Section, name="", accepts={"seed": between(0, 2**31 - 1)}, paths=PA
                 f"{' or '.join(accepted) or 'an objective that names it'}"
             )
         self._settle_task()
+        if self.distill.teacher is not None:
+            self._check_teacher()
         layers = self.tune.trained_layers
         if layers is not None and layers > self.model.num_layers:
             raise ConfigError(
@@ -146,6 +151,16 @@ class Config(Section, name="", accepts={"seed": between(0, 2**31 - 1)}, paths=PA
                 f"config.optimizer.name: muon makes the update of a matrix orthogonal, and with tune.lora_rank={rank} "
                 "that is a product of two; accepted there: adamw, lion, adafactor"
             )
+
+    def _check_teacher(self):
+        wrong = {
+            "model.head": (self.model.head is not None, "none"),
+            "data.pairs": (self.data.pairs, "false"),
+            "init_from": (self.init_from is not None, "none; distill.initial_layers takes weights of the teacher"),
+        }
+        for name, (there, accepted) in wrong.items():
+            if there:
+                raise ConfigError(f"config.{name}: is set; accepted with distill.teacher: {accepted}")
 
     def _settle_task(self):
         """The head of the objective is there, and no other; its examples begin as the model's rows did before."""

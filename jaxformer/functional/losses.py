@@ -17,7 +17,7 @@ from jaxformer.functional.layers import cap
 from jaxformer.kernels import derivatives
 from jaxformer.kernels.matmul import product, times_transpose, transposed_product
 from jaxformer.parallel.constraints import batch_shards, constrain, reduce_scatter_sum
-from jaxformer.types import Array
+from jaxformer.types import Array, Params
 
 # Most logits at once if the caller does not say: 2**25 float32, 128 MiB.
 CHUNK_LOGITS = 2**25
@@ -40,6 +40,26 @@ class TokenLoss(NamedTuple):
     nll_rows: Array
     correct_rows: Array
     weight_rows: Array
+
+
+class VocabularyProjection(NamedTuple):
+    """What logits are made of: cap(transform(params, hidden) table^T + bias).
+
+    Attributes:
+      hidden: [B, T, D].
+      table: [V, D].
+      bias: [V], or None.
+      transform: (params, [N, D]) -> [N, D], each position by itself; None: the identity.
+      params: the parameters of `transform`; None: it has none.
+      soft_cap: of the logits, as of `layers.cap`; None: there is none.
+    """
+
+    hidden: Array
+    table: Array
+    bias: Array | None = None
+    transform: Callable[[Params, Array], Array] | None = None
+    params: Params | None = None
+    soft_cap: float | None = None
 
 
 def cross_entropy(
@@ -133,16 +153,17 @@ def token_loss(
     return TokenLoss(total, jnp.sum(weight_rows), nll_rows, correct_rows, weight_rows)
 
 
-def with_gradients(visit: Callable) -> Callable:
+def with_gradients(visit: Callable, metrics: int = 2) -> Callable:
     """A loss that can be differentiated, from a visit of all blocks that computes gradients along with the loss.
 
     Args:
-      visit: (operands, targets [B, T], weights [B, T], options, gradients=bool) -> (total, (nll of each row, correct
-        weight of each row)), and if asked for the gradients of `total`, a tree like `operands`.
+      visit: (operands, targets, weights [B, T], options, gradients=bool) -> (total, metrics of each row, [B] each),
+        and if asked for the gradients of `total`, a tree like `operands`.
+      metrics: how many there are: negative log-likelihood, weight of what is correct, ...
 
     Returns:
-      (operands, targets, weights, options) -> (total, (nll of each row, correct weight of each row)). The operands
-      receive gradients, and only from `total`; the metrics pass none.
+      (operands, targets, weights, options) -> (total, metrics of each row). The operands receive gradients, and only
+      from `total`; the metrics and the targets, a tree, pass none.
     """
 
     @functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
@@ -156,22 +177,35 @@ def with_gradients(visit: Callable) -> Callable:
         operands, _, weights = changes
         dtype, rows = weights.dtype, jnp.zeros(len(weights), weights.dtype)
         products = jax.tree.map(lambda g, t: jnp.sum(g.astype(dtype) * t.astype(dtype)), gradients, operands)
-        return sum(jax.tree.leaves(products), jnp.zeros((), dtype)), (rows, rows)
+        return sum(jax.tree.leaves(products), jnp.zeros((), dtype)), (rows,) * metrics
 
     derivatives.define(loss, functools.partial(visit, gradients=True), tangent, backward, loops=True)
     return loss
 
 
 def block_loss(
-    hidden_ND, compute_VD, bias_V, targets_Bt, weights_Bt, label_smoothing, z_loss, *, gradients, parts=1, soft_cap=None
+    hidden_ND,
+    compute_VD,
+    bias_V,
+    targets_Bt,
+    weights_Bt,
+    label_smoothing,
+    z_loss,
+    *,
+    gradients,
+    parts=1,
+    soft_cap=None,
+    soften=None,
 ):
     """The loss of one block of positions, N = B * t, whose logits exist only here.
 
     With `parts` > 1 the gradient of the table is [parts, V, D], to be summed over the first axis at the very end.
+    `soften`, if there is one, makes another loss of each position, and a metric, of ([N, V] capped logits, [N] loss).
 
     Returns:
-      (total, (nll of each row, correct weight of each row)), and (None unless asked for) the gradients of `total` by
-      hidden [N, D] in its own dtype, and by table and bias in the dtype of the weights.
+      (total, (nll of each row, correct weight of each row, that metric of each row if there is one)), and (None unless
+      asked for) the gradients of `total` by hidden [N, D] in its own dtype, and by table and bias in the dtype of the
+      weights.
     """
     accumulate, batch = weights_Bt.dtype, len(targets_Bt)
     targets_N, weights_N = targets_Bt.reshape(-1), weights_Bt.reshape(-1)
@@ -179,15 +213,20 @@ def block_loss(
     logits_NV = constrain(logits_NV, "rows", "vocab")
 
     def weighted(logits_NV):
-        loss_N, nll_N = cross_entropy(cap(logits_NV, soft_cap), targets_N, label_smoothing, z_loss)
-        return jnp.sum(loss_N * weights_N), nll_N
+        capped_NV = cap(logits_NV, soft_cap)
+        loss_N, nll_N = cross_entropy(capped_NV, targets_N, label_smoothing, z_loss)
+        more = []
+        if soften is not None:
+            loss_N, metric_N = soften(capped_NV, loss_N)
+            more = [metric_N]
+        return jnp.sum(loss_N * weights_N), (nll_N, more)
 
     if gradients:
-        total, backward, nll_N = jax.vjp(weighted, logits_NV, has_aux=True)
+        total, backward, (nll_N, more) = jax.vjp(weighted, logits_NV, has_aux=True)
     else:
-        total, nll_N = weighted(logits_NV)
+        total, (nll_N, more) = weighted(logits_NV)
     hit_N = _at(logits_NV, targets_N) >= jnp.max(logits_NV, axis=-1)
-    rows = tuple(jnp.sum((x * weights_N).reshape(batch, -1), axis=1) for x in (nll_N, hit_N))
+    rows = tuple(jnp.sum((x * weights_N).reshape(batch, -1), axis=1) for x in (nll_N, hit_N, *more))
     if not gradients:
         return (total, rows), None
     (g_NV,) = backward(jnp.ones((), accumulate))

@@ -4,6 +4,7 @@ A masked language model predicts about 15 % of the tokens of each row. Here each
 its front, and only as many blocks of columns are visited as the row with the most of them needs.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxformer.functional.losses import CHUNK_LOGITS, MIN_POSITIONS, TokenLoss, block_loss, with_gradients
+from jaxformer.functional.losses import (
+    CHUNK_LOGITS,
+    MIN_POSITIONS,
+    TokenLoss,
+    VocabularyProjection,
+    block_loss,
+    with_gradients,
+)
 from jaxformer.parallel.constraints import batch_shards, constrain, reduce_scatter_sum
 from jaxformer.types import Array, Params
 
@@ -31,6 +39,7 @@ def masked_token_loss(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     chunk_tokens: int | None = None,
+    soft_cap: float | None = None,
 ) -> TokenLoss:
     """`token_loss` of `transform(transform_params, hidden)`, for weights most of which are 0. Exact for any weights.
 
@@ -47,6 +56,7 @@ def masked_token_loss(
       transform_params: the parameters of `transform`; closed-over arrays would receive no gradient.
       label_smoothing, z_loss: as in `cross_entropy`.
       chunk_tokens: most tokens whose logits exist at once, in whole columns of B; None: chosen from V.
+      soft_cap: of the logits, as of `layers.cap`.
 
     Returns:
       TokenLoss of sums. `hidden`, `table`, `bias` and `transform_params` receive gradients, and only from `total`; in
@@ -57,29 +67,44 @@ def masked_token_loss(
     >>> round(float(out.total / out.weight), 4), out.weight_rows.tolist()
     (1.6094, [2.0, 0.0])
     """
-    batch, positions, _ = hidden.shape
     weights = weights.astype(jnp.promote_types(hidden.dtype, jnp.float32))
-    per_chunk = max(math.ceil(positions / BLOCKS), LEAST_TOKENS // batch)
-    if chunk_tokens is None:
-        chunk_tokens = max(MIN_POSITIONS * batch, CHUNK_LOGITS // table.shape[0])
-    per_chunk = max(1, min(per_chunk, positions, chunk_tokens // batch))
-    if bias is None:
-        bias = jnp.zeros((table.shape[0],), weights.dtype)
-    operands = (hidden, table, bias, {} if transform_params is None else transform_params)
-    options = (_identity if transform is None else transform, label_smoothing, z_loss, per_chunk)
+    of = VocabularyProjection(hidden, table, bias, transform, transform_params, soft_cap)
+    operands, options = prepare(of, weights, label_smoothing, z_loss, chunk_tokens)
     total, (nll_rows, correct_rows) = _projected(operands, targets, weights, options)
     weight_rows = jnp.sum(weights, axis=1)
     return TokenLoss(total, jnp.sum(weight_rows), nll_rows, correct_rows, weight_rows)
 
 
-def _identity(params: Params, x: Array) -> Array:
+def prepare(
+    of: VocabularyProjection, weights: Array, label_smoothing: float, z_loss: float, chunk_tokens: int | None
+) -> tuple[tuple, tuple]:
+    """(operands, options) of `visit`; arguments as of `masked_token_loss`, the weights in the dtype of the loss."""
+    batch, positions, _ = of.hidden.shape
+    per_chunk = max(math.ceil(positions / BLOCKS), LEAST_TOKENS // batch)
+    if chunk_tokens is None:
+        chunk_tokens = max(MIN_POSITIONS * batch, CHUNK_LOGITS // of.table.shape[0])
+    per_chunk = max(1, min(per_chunk, positions, chunk_tokens // batch))
+    options = (of.transform or identity, label_smoothing, z_loss, per_chunk, of.soft_cap)
+    return (of.hidden, of.table, bias_of(of, weights.dtype), of.params or {}), options
+
+
+def bias_of(of: VocabularyProjection, dtype: Any) -> Array:
+    """[V]; zeros where there is none."""
+    return jnp.zeros((of.table.shape[0],), dtype) if of.bias is None else of.bias
+
+
+def identity(params: Params, x: Array) -> Array:
+    """A transform that does nothing."""
     return x
 
 
-def _visit(operands, targets_BT, weights_BT, options, *, gradients):
-    """The sums, and (if asked for) the gradients of `total` by the operands."""
+def visit_blocks(operands, targets_BT, weights_BT, options, *, gradients, teacher_BTE=None, soften=None):
+    """The sums, and (if asked for) the gradients of `total` by the operands.
+
+    `soften` is as of `losses.block_loss`, with the block's part of `teacher_BTE`, [N, E], as its first argument.
+    """
     hidden_BTD, table_VD, bias_V, params = operands
-    transform, label_smoothing, z_loss, per_chunk = options
+    transform, label_smoothing, z_loss, per_chunk, soft_cap = options
     batch, positions, width = hidden_BTD.shape
     accumulate = weights_BT.dtype
     # As in `losses`: the table is gathered along D before the loop; its gradient is summed over devices once, after it.
@@ -102,12 +127,26 @@ def _visit(operands, targets_BT, weights_BT, options, *, gradients):
         )
         targets_Bt = jnp.take_along_axis(targets_BT, places_Bt, axis=1)
         hidden_ND = jnp.take_along_axis(hidden_BTD, places_Bt[..., None], axis=1).reshape(-1, width)
+        of_teacher = soften
+        if soften is not None:
+            theirs = jnp.take_along_axis(teacher_BTE, places_Bt[..., None], axis=1)
+            of_teacher = functools.partial(soften, theirs.reshape(-1, theirs.shape[-1]))
         if gradients:
             x_ND, back = jax.vjp(transform, params, hidden_ND)
         else:
             x_ND = transform(params, hidden_ND)
         new, d = block_loss(
-            x_ND, compute_VD, bias_V, targets_Bt, weights_Bt, label_smoothing, z_loss, gradients=gradients, parts=parts
+            x_ND,
+            compute_VD,
+            bias_V,
+            targets_Bt,
+            weights_Bt,
+            label_smoothing,
+            z_loss,
+            gradients=gradients,
+            parts=parts,
+            soft_cap=soft_cap,
+            soften=of_teacher,
         )
         sums = jax.tree.map(jnp.add, sums, new)
         if not gradients:
@@ -119,7 +158,8 @@ def _visit(operands, targets_BT, weights_BT, options, *, gradients):
         return sums, grads, jax.lax.dynamic_update_slice_in_dim(d_hidden_BTD, d_hidden_BtD, start, axis=1)
 
     zero_B = jnp.zeros((batch,), accumulate)
-    carry: tuple[Any, Any, Any] = ((jnp.zeros((), accumulate), (zero_B, zero_B)), (), ())
+    rows = (zero_B,) * (2 if soften is None else 3)
+    carry: tuple[Any, Any, Any] = ((jnp.zeros((), accumulate), rows), (), ())
     if gradients:
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, accumulate), (table_VD, bias_V, params))
         if parts > 1:
@@ -136,4 +176,4 @@ def _visit(operands, targets_BT, weights_BT, options, *, gradients):
     return sums, (d_hidden_BTD, d_table, d_bias, d_params)
 
 
-_projected = with_gradients(_visit)
+_projected = with_gradients(visit_blocks)

@@ -19,7 +19,7 @@ from jaxformer.config import Execution, LossConfig, ModelConfig
 from jaxformer.functional import layers
 from jaxformer.functional.block import Terms, stack
 from jaxformer.functional.layer import norm, norm_specs, weight_init
-from jaxformer.functional.losses import cross_entropy
+from jaxformer.functional.losses import VocabularyProjection, cross_entropy
 from jaxformer.functional.masked_loss import masked_token_loss
 from jaxformer.models import backbone, embedding, gpt, mask_decoder
 from jaxformer.models.backbone import DEFAULT_EXECUTION, token_metrics
@@ -115,34 +115,23 @@ def loss(
 
     The masked-token head runs on the selected positions (weight > 0) and few others, see `masked_token_loss`.
     """
-    inputs = batch.inputs or {}
-    x, sharding, terms = decoded(
-        params,
-        batch.tokens,
-        cfg,
-        positions=batch.positions,
-        segments=batch.segments,
-        token_types=inputs.get("token_types"),
-        rng=rng,
-        execution=execution,
-    )
-    head = params["head"]
+    of, sharding, terms = projection(params, batch, cfg, rng, execution)
     out = masked_token_loss(
-        x,
-        gpt.output_table(params),
+        of.hidden,
+        of.table,
         sharding.shard(batch.targets),
         sharding.shard(batch.weights),
-        head["bias"],
-        transform=lambda p, x_ND: transform({"head": p}, x_ND, cfg),
-        transform_params={name: head[name] for name in ("w", "b", "norm")},
+        of.bias,
+        transform=of.transform,
+        transform_params=of.params,
         **vars(loss_cfg),
     )
     objective = {"loss": (out.total, out.weight)} | gpt.with_weights(terms, batch, cfg)
     metrics = token_metrics(out, sharding)
-    labels = inputs.get("pair_labels")
+    labels = (batch.inputs or {}).get("pair_labels")
     if cfg.next_sentence and labels is not None:
         # If rows are sharded, the first shards of all rows come first; they hold the first tokens.
-        logits = next_sentence_logits(params, x[: batch.tokens.shape[0]])
+        logits = next_sentence_logits(params, of.hidden[: batch.tokens.shape[0]])
         each, _ = cross_entropy(logits, labels)
         there = (labels >= 0).astype(each.dtype)  # -1: a row without a label
         objective["next_sentence"] = (jnp.sum(each * there), jnp.sum(there))
@@ -151,6 +140,31 @@ def loss(
             "next_sentence_accuracy": ((jnp.argmax(logits, axis=-1) == labels).astype(each.dtype), there),
         }
     return objective, metrics
+
+
+def projection(
+    params: Params, batch: Batch, cfg: ModelConfig, rng: Array | None, execution: Execution
+) -> tuple[VocabularyProjection, SequenceSharding, Terms]:
+    """What the logits of a batch are made of; see `Family.projection`."""
+    x, sharding, terms = decoded(
+        params,
+        batch.tokens,
+        cfg,
+        positions=batch.positions,
+        segments=batch.segments,
+        token_types=(batch.inputs or {}).get("token_types"),
+        rng=rng,
+        execution=execution,
+    )
+    head = params["head"]
+    made = VocabularyProjection(
+        x,
+        gpt.output_table(params),
+        head["bias"],
+        lambda p, x_ND: transform({"head": p}, x_ND, cfg),
+        {name: head[name] for name in ("w", "b", "norm")},
+    )
+    return made, sharding, terms
 
 
 def weights(batch: Batch, cfg: ModelConfig) -> dict[str, Array]:

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 
 from jaxformer.config import DataConfig, ModelConfig, Permutation, registry
 from jaxformer.config.registry import FamilyTraits, Registry
+from jaxformer.functional.block import Terms
+from jaxformer.functional.losses import VocabularyProjection
 from jaxformer.functional.sublayers import MIXERS
 from jaxformer.models import (
     backbone,
@@ -27,6 +29,7 @@ from jaxformer.models import (
 )
 from jaxformer.models.layer_flops import LayerFlops, layer_flops
 from jaxformer.models.task_head import TaskHead, with_head
+from jaxformer.parallel.context import SequenceSharding
 from jaxformer.types import Array, Batch, Sums
 
 
@@ -98,6 +101,8 @@ class Family(NamedTuple):
         padded on the right; None: the family reads none.
       frozen: ``cfg -> tree of ParamSpec`` of arrays that the loss reads and nobody updates, or None.
       predict: as `loss`; returns the metrics, and predictions: arrays with the rows first, by name; None: none.
+      projection: ``(params, batch, cfg, rng, execution) -> (VocabularyProjection, SequenceSharding, terms)``: what the
+        logits of the objective are made of, for teachers and students; None: the family can be neither.
     """
 
     traits: FamilyTraits
@@ -113,6 +118,7 @@ class Family(NamedTuple):
     frozen: Callable[[ModelConfig], Any] = no_frozen
     encode: Callable[..., backbone.EncodedSource] | None = None
     predict: Callable[..., tuple[Sums, dict[str, Array]]] | None = None
+    projection: Callable[..., tuple[VocabularyProjection, SequenceSharding, Terms]] | None = None
 
 
 # The head of each task, by the objective that it is for; see `models.task_head`.
@@ -125,11 +131,12 @@ HEADS: Registry[TaskHead] = Registry("model.head.task", {}, {
 })  # fmt: skip
 FAMILIES: Registry[Family] = Registry("model.family", registry.FAMILIES, {
     "gpt": Family(
-        registry.FAMILIES["gpt"], gpt.specs, gpt.apply, gpt.loss, gpt.weights, gpt_batch_spec, tasks=("generate",)
+        registry.FAMILIES["gpt"], gpt.specs, gpt.apply, gpt.loss, gpt.weights, gpt_batch_spec, tasks=("generate",),
+        projection=gpt.projection,
     ),
     "bert": Family(
         registry.FAMILIES["bert"], bert.specs, bert.apply, bert.loss, bert.weights, bert_batch_spec, bert.head_flops,
-        tasks=("fill_mask",),
+        tasks=("fill_mask",), projection=bert.projection,
     ),
     "xlnet": Family(
         registry.FAMILIES["xlnet"], xlnet.specs, xlnet.apply, xlnet.loss, xlnet.weights, permutation_batch_spec,

@@ -13,11 +13,12 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxformer.config import Execution, LossConfig, ModelConfig
-from jaxformer.functional.block import term_weights
+from jaxformer.functional.block import Terms, term_weights
 from jaxformer.functional.layers import unembed
-from jaxformer.functional.losses import token_loss
+from jaxformer.functional.losses import VocabularyProjection, token_loss
 from jaxformer.models import backbone, embedding
 from jaxformer.models.backbone import DEFAULT_EXECUTION, hidden, hidden_sharded, token_metrics
+from jaxformer.parallel.context import SequenceSharding
 from jaxformer.types import Array, Batch, Params, Sums
 
 
@@ -54,6 +55,17 @@ def loss(
     frozen: Any = None,
 ) -> tuple[Sums, Sums]:
     """(objective, metrics) of a batch; see `types.Model`."""
+    of, sharding, terms = projection(params, batch, cfg, rng, execution)
+    targets, weights = sharding.shard(batch.targets), sharding.shard(batch.weights)
+    out = token_loss(of.hidden, of.table, targets, weights, soft_cap=of.soft_cap, **vars(loss_cfg))
+    objective = {"loss": (out.total, out.weight)} | with_weights(terms, batch, cfg)
+    return objective, token_metrics(out, sharding)
+
+
+def projection(
+    params: Params, batch: Batch, cfg: ModelConfig, rng: Array | None, execution: Execution
+) -> tuple[VocabularyProjection, SequenceSharding, Terms]:
+    """What the logits of a batch are made of; see `Family.projection`."""
     x, sharding, terms = hidden_sharded(
         params,
         batch.tokens,
@@ -64,10 +76,7 @@ def loss(
         rng=rng,
         execution=execution,
     )
-    targets, weights = sharding.shard(batch.targets), sharding.shard(batch.weights)
-    out = token_loss(x, output_table(params), targets, weights, soft_cap=cfg.logit_soft_cap, **vars(loss_cfg))
-    objective = {"loss": (out.total, out.weight)} | with_weights(terms, batch, cfg)
-    return objective, token_metrics(out, sharding)
+    return VocabularyProjection(x, output_table(params), soft_cap=cfg.logit_soft_cap), sharding, terms
 
 
 def with_weights(terms: dict[str, Array], batch: Batch, cfg: ModelConfig) -> Sums:

@@ -87,8 +87,11 @@ def compile_step(config: Config, topology: Topology) -> CompiledStep:
     """Compiles the train step that `training.loop` would dispatch, with its own shardings and donation.
 
     Raises:
-      ConfigError: the mesh does not match the topology, or the batch or a parameter does not divide over it.
+      ConfigError: the mesh does not match the topology, the batch or a parameter does not divide over it, or the model
+        has a teacher.
     """
+    if config.distill.teacher is not None:
+        raise ConfigError(f"config.distill.teacher: {config.distill.teacher}; accepted in a plan: none")
     try:
         mesh = make_mesh(config.mesh, list(topology.devices))
     except ConfigError as error:

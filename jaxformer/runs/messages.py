@@ -8,7 +8,7 @@ from typing import Any
 from jaxformer.config import Config, encoder_of, registry
 from jaxformer.data import languages, sample_prompt
 from jaxformer.models.families import tasks_of
-from jaxformer.models.flops import count_parameters, training_flops
+from jaxformer.models.flops import count_parameters
 from jaxformer.runs import texts
 from jaxformer.runs.command_line import Parsed
 from jaxformer.runs.texts import Text, compressed
@@ -22,7 +22,9 @@ HOLES = {
 }  # fmt: skip
 
 
-def print_overview(config: Config, text: Text, batches: Any, mesh, overrides: list[str], log) -> None:
+def print_overview(
+    config: Config, text: Text, batches: Any, mesh, overrides: list[str], flops_per_token: float, log
+) -> None:
     """What is about to be trained, on what, and where."""
     counts = count_parameters(config.model)
     model, steps, rows = config.model, config.train.steps, config.train.global_batch_size
@@ -46,7 +48,7 @@ def print_overview(config: Config, text: Text, batches: Any, mesh, overrides: li
     log(
         f"run: {steps} steps of {rows} x {model.context_length} tokens = {_short(tokens)} "
         f"tokens, {batches.reading(steps)}, "
-        f"{_short(training_flops(config.model, config.data, config.tune) * tokens)}FLOP, on "
+        f"{_short(flops_per_token * tokens)}FLOP, on "
         f"{mesh.devices.size} x {mesh.devices.flat[0].device_kind}, into {config.workdir}"
     )
     for line in texts.notes(config, text) + batches.notes(steps):

@@ -5,6 +5,7 @@ Everything that can be refused is refused before anything compiles and before an
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 from jax.sharding import Mesh
 
-from jaxformer.config import Config, MeshConfig, from_mapping
+from jaxformer.config import Config, MeshConfig, ModelConfig, from_mapping
 from jaxformer.config.mesh import AXES
 from jaxformer.data import languages
 from jaxformer.data.mixture import open_text
@@ -22,11 +23,12 @@ from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.errors import ConfigError, ProgramError
 from jaxformer.models import own_kinds
 from jaxformer.models.attention_support import check_available, check_mesh
+from jaxformer.models.distillation import teacher_flops
 from jaxformer.models.flops import six_n, training_flops
 from jaxformer.models.lora import with_adapters
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import check_batch, check_context, host_rows, make_mesh, param_shardings
-from jaxformer.runs import changes, manifest, memory_check, messages, tasks, texts, warm_start
+from jaxformer.runs import changes, distilling, manifest, memory_check, messages, tasks, texts, warm_start
 from jaxformer.runs.command_line import Parsed
 from jaxformer.runs.store_lock import lock_of
 from jaxformer.runtime import cluster, coordination
@@ -38,6 +40,7 @@ from jaxformer.training import loop
 from jaxformer.training.checkpoint.layout import list_steps
 from jaxformer.training.checkpoint.manager import restore_params
 from jaxformer.training.evaluate import HeldOut, TrainBatches
+from jaxformer.training.state import TrainState
 from jaxformer.types import Model, Params
 
 C = TypeVar("C", bound=Config)
@@ -81,7 +84,7 @@ def _pretrain(parsed: Parsed, stack: ExitStack) -> loop.Result:
     # What one process finds wrong ends all of them here, before the others wait for it in a step.
     verify = getattr(parsed.options, "verify", False)
     ready = coordination.raise_together(lambda: _prepare(parsed.config, chief, stack, verify), "its text")
-    config, corpus, mesh, model, batches, held_out, warm = ready
+    config, corpus, mesh, model, batches, held_out, warm, teacher = ready
     coordination.assert_same(manifest.identity(config, corpus.fingerprint), "its config and text")
     floor = languages.floor(config.data, config.model.context_length, config.source_length)
 
@@ -107,7 +110,10 @@ def _pretrain(parsed: Parsed, stack: ExitStack) -> loop.Result:
     written = coordination.raise_together(write, "the manifest")
     fingerprint, also = coordination.broadcast_from_0(written, "the manifest")
     coordination.raise_together(lambda: manifest.check_shared(config), "the manifest")
-    messages.print_overview(config, corpus, batches, mesh, parsed.overrides, log)
+    flops = training_flops(config.model, config.data, config.tune)
+    if teacher is not None:
+        flops += teacher_flops(teacher, config.data)
+    messages.print_overview(config, corpus, batches, mesh, parsed.overrides, flops, log)
     for line in told:
         log(line)
 
@@ -118,7 +124,7 @@ def _pretrain(parsed: Parsed, stack: ExitStack) -> loop.Result:
         config,
         workdir=config.workdir,
         mesh=mesh,
-        flops_per_token=training_flops(config.model, config.data, config.tune),
+        flops_per_token=flops,
         final_fields={
             "flops_6nd_per_token": six_n(config.model),
             "compressed_bits_per_byte": texts.compressed(corpus),
@@ -128,7 +134,7 @@ def _pretrain(parsed: Parsed, stack: ExitStack) -> loop.Result:
         fingerprint=fingerprint,
         also_of_this_run=also,
         resume_command=messages.resume_command(parsed),
-        initial=None if warm is None else warm_start.starter(warm, model, mesh, log),
+        initial=_starter(config, warm, model, mesh, log),
         since=since,
         log=log,
     )
@@ -143,7 +149,9 @@ def _pretrain(parsed: Parsed, stack: ExitStack) -> loop.Result:
 
 def _prepare(
     config: Config, chief: bool, stack: ExitStack, verify: bool = False
-) -> tuple[Config, texts.Text, Mesh, Model, TrainBatches, dict[str, HeldOut], warm_start.WarmStart | None]:
+) -> tuple[
+    Config, texts.Text, Mesh, Model, TrainBatches, dict[str, HeldOut], warm_start.WarmStart | None, ModelConfig | None
+]:
     """Opens everything that a run needs and can be refused for; writes nothing but the corpus and, into `stack`, the
     lock of the working directory."""
     mesh = make_mesh(config.mesh)
@@ -163,14 +171,26 @@ def _prepare(
     config = tasks.fit_labels(fit_vocabulary(config, corpus.tokenizer), corpus)
     own_kinds.check_model(config)
     model = make_model(config.model, config.loss, config.execution, config.optimizer.freeze, config.tune)
-    memory_check.check_training(config, model.specs, mesh)  # refuses what does not divide as well
+    teacher = distilling.teacher_of(config, corpus.tokenizer)
+    model = distilling.with_teacher(model, config, teacher)
+    kept = {"model": model.specs, "frozen": model.frozen}
+    memory_check.check_training(config, kept, mesh)  # refuses what does not divide as well
     own = host_rows(config.train.global_batch_size, mesh)
     batches, held_out = texts.batches_of(config, corpus, own), texts.held_out_of(config, corpus, own)
     held_out = tasks.scored(held_out, config, corpus)
     looked_at = {f"{name} held-out".strip(): each.batches for name, each in held_out.items()}
     own_kinds.check_batches(config, len(own), {"training": batches, **looked_at})
     warm = None if made else warm_start.plan(config, model, corpus.tokenizer)
-    return config, corpus, mesh, model, batches, held_out, warm
+    return config, corpus, mesh, model, batches, held_out, warm, teacher
+
+
+def _starter(
+    config: Config, warm: warm_start.WarmStart | None, model: Model, mesh: Mesh, log: Any
+) -> Callable[[TrainState], TrainState] | None:
+    """What a run that begins does with its initial state; None: nothing."""
+    if config.distill.teacher is not None:
+        return distilling.starter(config, model, mesh, log)
+    return None if warm is None else warm_start.starter(warm, model, mesh, log)
 
 
 def fit_vocabulary(config: C, tokenizer: Tokenizer) -> C:

@@ -57,27 +57,29 @@ class WarmStart(NamedTuple):
 
 
 def with_tokenizer(config: Config) -> Config:
-    """`config` with the tokenizer of the run to start from, where it names none: ids must mean what they meant there.
+    """`config` with the tokenizer of the run to start from, or of the teacher, where it names none: ids must mean what
+    they meant there.
 
     A run that has begun has a copy, which is used from then on.
 
     Raises:
       ConfigError: there is no run to start from.
     """
+    source = config.distill.teacher if config.init_from is None else config.init_from
     if (
-        config.init_from is None
+        source is None
         or config.data.tokenizer_file is not None
         or all(part.source in LANGUAGES for part in config.data.parts().values())
     ):
         return config
     own = place(config.workdir) / "tokenizer.json"
     if not own.exists():
-        _config_of(config.init_from)
-    file = own if own.exists() else place(config.init_from) / "tokenizer.json"
+        _config_of(source, "distill.teacher" if config.init_from is None else "init_from")
+    file = own if own.exists() else place(source) / "tokenizer.json"
     return replace(config, data=replace(config.data, tokenizer_file=str(file)))
 
 
-def _config_of(run: str) -> Config:
+def _config_of(run: str, field: str = "init_from") -> Config:
     try:
         found: Config = manifest.read_config(run)
         if not manifest.tokenizer_is_kept(run):
@@ -85,7 +87,7 @@ def _config_of(run: str) -> Config:
                 f"workdir {run}: tokenizer.json is gone, damaged or another (its checksum is not the manifest's)"
             )
     except ConfigError as error:
-        raise ConfigError(f"config.init_from: {error}") from None
+        raise ConfigError(f"config.{field}: {error}") from None
     return found
 
 

@@ -278,9 +278,9 @@ def test_the_gradient_of_one_query_reaches_what_it_sees_and_nothing_else():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("groups, bias", [(4, "t5"), (2, "alibi"), (1, "t5")])
+@pytest.mark.parametrize("groups, bias", [(4, "alibi"), (2, "t5")])
 def test_on_a_mesh_every_device_does_its_own_rows_and_heads(groups, bias):
-    """Dropout and biases too are those of the whole batch and of all heads."""
+    """Dropout and biases too are those of the whole batch and of all heads. One key head for all: test_cudnn.py."""
     given = arrays(groups)
     mask = masks.causal() & masks.segments(jnp.array(documents(T))) & masks.padding(jnp.ones((1, T), bool))
 

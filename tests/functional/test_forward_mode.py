@@ -119,7 +119,7 @@ def test_a_tangent_is_the_product_with_the_gradient(name):
     np.testing.assert_allclose(out, plain, rtol=1e-12)
     np.testing.assert_allclose(inner(g, tangent), inner(grads, v), rtol=1e-9, atol=1e-11)
     for i, (d, grad) in enumerate(zip(v, grads, strict=True)):
-        alone = run(x, tuple(d if n == i else np.zeros(d.shape) for n in range(len(v))))[1]
+        alone = run(x, tuple(each if n == i else jnp.zeros_like(each) for n, each in enumerate(v)))[1]
         np.testing.assert_allclose(inner(g, alone), inner(grad, d), rtol=1e-9, atol=1e-11)
 
 

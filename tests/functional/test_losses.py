@@ -17,7 +17,7 @@ from jaxformer.functional.losses import cross_entropy, token_loss
 B, T, D, V = 3, 10, 4, 13
 RNG = np.random.default_rng(0)
 HIDDEN, TABLE, BIAS = RNG.normal(size=(B, T, D)), RNG.normal(size=(V, D)) * 2, RNG.normal(size=V)
-TARGETS = RNG.integers(0, V, (B, T))
+TARGETS = RNG.integers(0, V, (B, T)).astype(np.int32)
 WEIGHTS = RNG.random((B, T)) * (RNG.random((B, T)) < 0.7)
 OPTIONS = [
     dict(label_smoothing=smoothing, z_loss=z) for smoothing, z in itertools.product((0.0, 0.1), (0.0, 1e-2))

@@ -16,7 +16,7 @@ B, T, D, V = 3, 10, 4, 13
 RNG = np.random.default_rng(0)
 HIDDEN, TABLE, BIAS = RNG.normal(size=(B, T, D)), RNG.normal(size=(V, D)) * 2, RNG.normal(size=V)
 HEAD = {"w": RNG.normal(size=(D, D)), "b": RNG.normal(size=D), "scale": RNG.normal(size=D)}
-TARGETS = RNG.integers(0, V, (B, T))
+TARGETS = RNG.integers(0, V, (B, T)).astype(np.int32)
 WEIGHTS = {
     "random": RNG.random((B, T)) * (RNG.random((B, T)) < 0.3),
     "half_of_every_row": np.argsort(RNG.random((B, T)), axis=1) % 2.0,

@@ -37,7 +37,7 @@ def bytes_of_a_layer(layer, params, x) -> float:
         some = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((number, *leaf.shape), leaf.dtype), params)
         return jax.jit(jax.grad(loss)).lower(some, x).compile().memory_analysis().temp_size_in_bytes
 
-    return (temporaries(4) - temporaries(2)) / 2
+    return (temporaries(6) - temporaries(2)) / 4
 
 
 @pytest.mark.parametrize(

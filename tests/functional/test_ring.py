@@ -43,7 +43,7 @@ def whole_rows(q, k, v, bias, allowed, soft_cap):
         k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
         scores = jnp.einsum("BTHK,BSHK->BHTS", q, k) * q.shape[3] ** -0.5
         scores = scores if soft_cap is None else soft_cap * jnp.tanh(scores / soft_cap)
-        weights = jnp.where(allowed, jnp.exp(scores + bias), 0)
+        weights = jnp.where(allowed, jnp.exp(scores + (bias if bias.ndim == 4 else bias[None])), 0)
         sums = weights.sum(-1, keepdims=True)
         x = jnp.einsum("BHTS,BSHK->BTHK", weights / jnp.where(sums == 0, 1, sums), v)
         return total(x), x

@@ -185,14 +185,16 @@ def test_loss_equals_the_reference():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("remat", ["none", "full"])
-def test_scan_and_unroll_drop_the_same(remat):
+def test_scan_and_unroll_drop_the_same():
+    """With and without what the backward pass would compute again."""
     cfg = config(dropout=0.3, attention_dropout=0.3)
 
     @jax.jit
     def run(params, rng):
-        ways = (("scan", rng), ("unroll", jax.random.clone(rng)), ("scan", None))
-        return [logits(params, cfg, rng=rng, execution=Execution(layers=way, remat=remat)) for way, rng in ways]
+        ways = (("scan", "none", rng), ("unroll", "full", jax.random.clone(rng)), ("scan", "none", None))
+        return [
+            logits(params, cfg, rng=rng, execution=Execution(layers=layers, remat=remat)) for layers, remat, rng in ways
+        ]
 
     scan, unroll, without = run(random_params(encoder_decoder.specs(cfg)), jax.random.key(1))
     np.testing.assert_allclose(scan, unroll, rtol=1e-4, atol=1e-4)
@@ -217,16 +219,16 @@ def test_the_shell_is_the_function():
     jax.tree.map(np.testing.assert_array_equal, *both(params))
 
 
-@pytest.mark.slow
 def test_a_fresh_t5_starts_at_scores_of_unit_size():
     from jaxformer.specs import init_params
 
     cfg = unscaled(norm="rms_norm", positions="t5", initializer="t5", tie_embeddings=False, width=64)
-    params = jax.jit(lambda rng: init_params(encoder_decoder.specs(cfg), rng))(jax.random.key(0))
-    found = {name: float(np.std(params["blocks"]["cross"][f"w_{name}"])) for name in ("query", "key", "out")}
+    specs = encoder_decoder.specs(cfg)
+    drawn = {"cross": specs["blocks"]["cross"], "tokens": specs["embedding"]["tokens"]}
+    params = init_params(drawn, jax.random.key(0))
+    found = {name: float(np.std(params["cross"][f"w_{name}"])) for name in ("query", "key", "out")}
     assert found == pytest.approx({"query": (64 * 16) ** -0.5, "key": 64**-0.5, "out": 64**-0.5}, rel=0.05)
-    assert float(np.std(params["embedding"]["tokens"])) == pytest.approx(1, rel=0.1)
-    assert np.isfinite(jax.jit(lambda p: logits(p, cfg))(params)).all()
+    assert float(np.std(params["tokens"])) == pytest.approx(1, rel=0.1)
 
 
 def test_groups_follow_the_config():

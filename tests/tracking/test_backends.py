@@ -25,8 +25,8 @@ from jaxformer.parallel.mesh import make_mesh
 from jaxformer.training import loop
 from tests.training.toy import batch_sources, make_config, make_model
 
-workdir, tracker, stop = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-config = make_config(tracking={"trackers": tracker, "run_name": "n"}, checkpoint={"save_every_steps": 3})
+workdir, trackers, stop = Path(sys.argv[1]), tuple(sys.argv[2].split(",")), int(sys.argv[3])
+config = make_config(tracking={"trackers": trackers, "run_name": "n"}, checkpoint={"save_every_steps": 3})
 if stop:
     loop._Run.asked = lambda self, step, saved: (step >= stop, False)
 mesh = make_mesh(config.mesh, jax.devices()[:1])

@@ -182,7 +182,7 @@ def wait_for(condition, process, seconds=120):
         time.sleep(0.005)
 
 
-KILLED = {"train": {"steps": 80, "eval_every_steps": 8}, "checkpoint": {"save_every_steps": 5, "keep": 3}}
+KILLED = {"train": {"steps": 200, "eval_every_steps": 8}, "checkpoint": {"save_every_steps": 5, "keep": 3}}
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +233,7 @@ def test_sigterm_saves_and_the_run_goes_on_where_it_stopped(tmp_path, undisturbe
     wait_for(lambda: steps_seen(tmp_path / "stopped") >= 6, process)
     process.terminate()
     (status, step, _), said = finish(process)
-    assert status == "interrupted" and 6 <= int(step) < 80
+    assert status == "interrupted" and 6 <= int(step) < 200
     assert f"stopped at step {step} by SIGTERM, saved; go on with: make resume" in said
     assert (tmp_path / "stopped" / "checkpoints" / step).is_dir()
     assert load(tmp_path / "stopped")[-1] == {"kind": "event", "step": int(step), "event": "interrupted", "spent": ANY}

@@ -29,6 +29,7 @@ from jaxformer.training.sweep import scheduler, stacked_program
 from jaxformer.training.sweep.run_files import finals, run_path, set_aside_damaged
 from jaxformer.training.sweep.trunks import Member, shape_of, shapes, trunks
 
+HERE = Path(__file__).parent
 MODEL = make_model(dropout=0.2)
 COMPILED: dict = {}
 
@@ -275,7 +276,7 @@ def test_two_of_one_name(tmp_path):
 
 SCRIPT = """
 import sys
-sys.path.insert(0, {here!r})
+sys.path[:0] = [{here!r}, {above!r}]
 from test_sweep import *
 members = [member(f"{{seed}}-{{steps}}", steps, optimizer=WSD, seed=seed) for seed in (0, 3) for steps in (6, 30, 60)]
 sources = SOURCES._replace(batches=functools.partial(batches_of, delay={delay}))
@@ -287,7 +288,7 @@ print("DONE", flush=True)
 
 
 def start(workdir, delay=0.0):
-    code = SCRIPT.format(here=str(Path(__file__).parent), workdir=str(workdir), delay=delay)
+    code = SCRIPT.format(here=str(HERE), above=str(HERE.parent), workdir=str(workdir), delay=delay)
     env = {**os.environ, "JAX_PLATFORMS": "cpu", **FEW_OPTIMIZATIONS}
     return subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
