@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
 from jaxformer import masks
@@ -28,6 +29,7 @@ from jaxformer.functional.sublayers import sublayers_of
 from jaxformer.models.attention_support import unsupported_by
 from jaxformer.models.backbone import DEFAULT_EXECUTION
 from jaxformer.models.families import family_of
+from jaxformer.models.lora import GROUP, lora_specs, with_adapters
 from jaxformer.models.tuning import tuned, without_gradients
 from jaxformer.specs import freeze as frozen_specs
 from jaxformer.specs import init_params, stack_specs
@@ -215,18 +217,19 @@ def make_model(
       loss_config: of the loss.
       execution: how it is computed.
       freeze: parameters that are not trained, as `optimizer.freeze`.
-      tune: which layers learn, and how fast; None: all alike.
+      tune: which layers learn, and how fast, or what is adapted (`models.lora`); None: all alike.
 
     Raises:
       ConfigError: an attention implementation that cannot do what this model asks of it; a name in `freeze` that no
-        parameter has.
+        parameter has; adapters that it cannot have.
     """
     implementation = execution.attention
     why = unsupported_by(implementation, config) if implementation in KERNELS else None
     if why is not None:
         raise ConfigError(f"config.execution.attention: {implementation} cannot do {why}; accepted here: {ANY}")
     family, shell = family_of(config), Transformer(config, execution, loss_config)
-    specs, frozen = family.specs(config), family.frozen(config)
+    tune = TuneConfig() if tune is None else tune
+    specs, frozen = lora_specs(family.specs(config), config, tune), family.frozen(config)
     try:
         specs = frozen_specs(specs, freeze)
     except KeyError as error:
@@ -235,21 +238,25 @@ def make_model(
             "inside one"
         ) from None
 
-    tune = TuneConfig() if tune is None else tune
     specs = tuned(specs, tune, config.num_layers)
+    adapters = {name: specs[name] for name in specs if name == GROUP}
 
     def init(rng: Array) -> Params:
-        return shell.init({"params": rng}, method=lambda module: module.tree)["params"]
+        of_family = shell.init({"params": rng}, method=lambda module: module.tree)["params"]
+        return {**of_family, **init_params(adapters, jax.random.fold_in(rng, 2))} if adapters else of_family
 
     def loss(params: Params, batch: Batch, rng: Array | None, frozen: Any = None) -> tuple[Sums, Sums]:
-        if tune.trained_layers is not None:
-            params = without_gradients(params, tune, config.num_layers)
+        if tune.trained_layers is not None or adapters:
+            params = without_gradients(with_adapters(params, tune), tune, config.num_layers)
             return family.loss(params, batch, config, loss_config, rng, execution, frozen)
         rngs = {} if rng is None else {"dropout": rng}
         out: Any = shell.apply({"params": params}, batch, frozen, rngs=rngs, method="loss")
         return out
 
     def predict(params: Params, batch: Batch, frozen: Any = None) -> tuple[Sums, dict[str, Array]]:
+        if adapters:
+            of_family: Any = family.predict
+            return of_family(with_adapters(params, tune), batch, config, loss_config, None, execution, frozen)
         found: Any = shell.apply({"params": params}, batch, frozen, method="predict")
         return found
 

@@ -12,6 +12,7 @@ RUN = Path(__file__).parent / "fixtures" / "last_version" / "run"
 
 @pytest.mark.parametrize(("case", "flags"), [
     ("export of another dtype", ["--out=x", "--dtype=int8"]),
+    ("export of adapters that a run has not", ["--out=x", "--adapter"]),
     ("export into a file", ["--out=text.txt"]),
     ("export into a folder with a model", ["--out=taken"]),
     ("export of what others have not", ["--out=x"]),

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from bad_input_cases import expected, place
+from bad_input_cases import TINY, expected, place
 
 __all__ = ["place"]
 
@@ -46,6 +46,7 @@ def test_examples(place, case):
 
 
 TASK = [BERT, "--config.data.objective=token_classification"]
+LORA = ["--config.tune.lora_rank=4", "--config.init_from=other"]
 FLAGS = {
     "task of a source without labels": [*TASK, "--config.data.source=markov"],
     "task of a family that has none": [
@@ -58,6 +59,10 @@ FLAGS = {
     "template without a place for what is said": [*TASK, "--config.data.labelled.template={role}"],
     "settings of labels without a task": ["--config.data.labelled.long=stop"],
     "early stopping at a metric of another task": [*TASK, "--config.tune.metric=pearson"],
+    "adapters beside random weights": ["--config.tune.lora_rank=4"],
+    "adapters with a scale and no rank": ["--config.tune.lora_alpha=4"],
+    "adapters under Muon": [*LORA, "--config.optimizer.name=muon"],
+    "adapters with another optimizer's state": [*LORA, "--config.init_optimizer=true"],
 }  # fmt: skip
 
 
@@ -65,6 +70,15 @@ FLAGS = {
 def test_settings_of_tasks(place, case):
     assert place.pretrain(*FLAGS[case]) == (2, expected()[case])
     assert not (place.folder / "run" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(("case", "flags"), [
+    ("adapters of a rank above the width", ["--config.tune.lora_rank=17"]),
+    ("adapters of a weight that is not there", ["--config.tune.lora_targets=gate,up"]),
+])  # fmt: skip
+def test_adapters(place, case, flags):
+    words = [str(place.config), *TINY, *LORA, "--topology=cpu:1", *flags]
+    assert place.run("plan", *words) == (2, expected()[case])
 
 
 @pytest.mark.slow

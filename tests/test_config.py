@@ -53,6 +53,22 @@ WRONG = [
     ({"tune": {"trained_layers": -1}}, "config.tune.trained_layers: -1; accepted: at least 0"),
     ({"tune": {"trained_layers": 5}}, "config.tune.trained_layers: 5; accepted: at most model.num_layers 4"),
     ({"tune": {"layer_decay": 0.0}}, "config.tune.layer_decay: 0.0; accepted: 0.01 to 1.0"),
+    ({"tune": {"lora_rank": -1}}, "config.tune.lora_rank: -1; accepted: at least 0"),
+    ({"tune": {"lora_rank": 4, "lora_alpha": 0.0}}, "config.tune.lora_alpha: 0.0; accepted: a finite number above 0"),
+    (
+        {"tune": {"lora_targets": ["up"]}},
+        "config.tune.lora_targets: ('up',); tune.lora_rank is 0, and nothing reads it; "
+        "accepted: with a rank of at least 1",
+    ),
+    (
+        {"tune": {"lora_rank": 4, "lora_targets": ["up", "up"]}},
+        "config.tune.lora_targets: ('up', 'up'); accepted: none, or at least one name, each once",
+    ),
+    (
+        {"tune": {"lora_rank": 4}},
+        "config.tune.lora_rank: 4; without init_from the weights that stay are random; "
+        "accepted: 0, or with config.init_from, a run's directory",
+    ),
     ({"distill": {"temperature": 0.0}}, "config.distill.temperature: 0.0; accepted: a finite number above 0.0"),
     *(
         (

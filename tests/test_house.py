@@ -19,7 +19,7 @@ PROGRAMS = sorted(
 # A file imports from lower floors, or from its own folder. A new file or folder needs a place here.
 FLOORS = {
     "errors": 0, "types": 0, "patterns": 0,
-    "specs": 1, "masks": 1, "storage": 1, "runtime/host_memory": 1, "runtime/console": 1,
+    "specs": 1, "masks": 1, "low_rank": 1, "storage": 1, "runtime/host_memory": 1, "runtime/console": 1,
     "parallel": 2, "records": 2,
     "config": 3, "kernels": 3,
     "functional": 4, "runtime": 4, "parallel/mesh": 4,
@@ -58,7 +58,7 @@ OWNERS = {
 }
 # What needs nothing but these two (and the standard library): all that `import jaxformer` reaches.
 PURE_ROOMS = {
-    "errors", "types", "specs", "patterns", "masks", "parallel", "records", "storage", "config", "kernels",
+    "errors", "types", "specs", "low_rank", "patterns", "masks", "parallel", "records", "storage", "config", "kernels",
     "functional", "models",
 }  # fmt: skip
 PURE_PACKAGES = {"jax", "numpy"}

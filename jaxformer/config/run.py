@@ -108,6 +108,7 @@ class Config(Section, name="", accepts={"seed": between(0, 2**31 - 1)}, paths=PA
             raise ConfigError(
                 f"config.tune.trained_layers: {layers}; accepted: at most model.num_layers {self.model.num_layers}"
             )
+        self._check_lora()
         known = OBJECTIVES[self.data.objective].metrics
         if self.tune.metric not in (None, *known):
             raise ConfigError(
@@ -130,6 +131,25 @@ class Config(Section, name="", accepts={"seed": between(0, 2**31 - 1)}, paths=PA
             raise ConfigError(
                 f"config.optimizer.warmup_steps: {self.optimizer.warmup_steps} is more than "
                 f"train.steps {self.train.steps}; accepted: at most {self.train.steps}"
+            )
+
+    def _check_lora(self):
+        """What stays has to be worth staying, and the update has to suit two factors of a product."""
+        rank = self.tune.lora_rank
+        if rank and self.init_from is None:
+            raise ConfigError(
+                f"config.tune.lora_rank: {rank}; without init_from the weights that stay are random; accepted: 0, or "
+                "with config.init_from, a run's directory"
+            )
+        if rank and self.init_optimizer:
+            raise ConfigError(
+                f"config.init_optimizer: True; with tune.lora_rank={rank} other parameters learn than did there; "
+                "accepted: false"
+            )
+        if rank and self.optimizer.name == "muon":
+            raise ConfigError(
+                f"config.optimizer.name: muon makes the update of a matrix orthogonal, and with tune.lora_rank={rank} "
+                "that is a product of two; accepted there: adamw, lion, adafactor"
             )
 
     def _check_teacher(self):

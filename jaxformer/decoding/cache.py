@@ -26,9 +26,10 @@ from jaxformer.functional.block import block_specs, init_cache, unstack
 from jaxformer.functional.layer import DecodeProgress
 from jaxformer.functional.layers import unembed
 from jaxformer.functional.sublayers import sublayers_of
+from jaxformer.low_rank import map_weights
 from jaxformer.models import gpt
 from jaxformer.models.families import family_of
-from jaxformer.specs import ParamSpec, is_spec
+from jaxformer.specs import ParamSpec
 from jaxformer.types import Array, Params
 
 
@@ -162,9 +163,7 @@ def prepare_decode_params(params: Params, cfg: ModelConfig, *, by_columns: bool 
         return Columns(leaf.reshape(inputs, -1).T, leaf.shape) if by_columns else leaf
 
     specs = block_specs(cfg)
-    blocks = [
-        jax.tree.map(stored, specs, block, is_leaf=is_spec) for block in unstack(params["blocks"], cfg.num_layers)
-    ]
+    blocks = [map_weights(stored, specs, block) for block in unstack(params["blocks"], cfg.num_layers)]
     return {**params, "blocks": blocks, "head": {"table": gpt.output_table(params).astype(cfg.dtype)}}
 
 

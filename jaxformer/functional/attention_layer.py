@@ -40,6 +40,8 @@ from jaxformer.patterns import MaskPattern
 from jaxformer.specs import ParamSpec, zeros
 from jaxformer.types import Array, Params
 
+PROJECTIONS = ("w_query", "w_key", "w_value", "w_out")  # weights that only `linear` multiplies by
+
 
 class LayerCache(NamedTuple):
     """One layer's keys and values, [B * G, S, K], each row's heads one after the other."""
@@ -177,8 +179,7 @@ def _heads(params: Params, name: str, x: Array) -> Array:
 
 def project_out(params: Params, out: Array, cfg: ModelConfig) -> Array:
     """What attention adds to the residual stream: [B, T, H, K] -> [B, T, D]."""
-    out = linear(out.reshape(*out.shape[:2], -1), params["w_out"].reshape(-1, cfg.width), params.get("b_out"))
-    return shard_residual(out)
+    return shard_residual(linear(out, params["w_out"], params.get("b_out"), num_inputs=2))
 
 
 def score_scale(cfg: ModelConfig) -> float:
@@ -282,4 +283,4 @@ def attend_to_cache(
     return attend_one(query, cache.key, cache.value, mask, bias, **options)
 
 
-SOFTMAX = Sublayer(specs, apply, cost, init_cache)
+SOFTMAX = Sublayer(specs, apply, cost, init_cache, low_rank=PROJECTIONS)

@@ -92,4 +92,6 @@ def _source_length(cfg: ModelConfig) -> int:
     return cfg.encoder.source_length
 
 
-CROSS = Sublayer(attention_layer.projection_specs, apply, cost, init_cache, per_source=True)
+CROSS = Sublayer(
+    attention_layer.projection_specs, apply, cost, init_cache, per_source=True, low_rank=attention_layer.PROJECTIONS
+)

@@ -37,4 +37,4 @@ def cost(cfg: ModelConfig, length: int, execution: Execution) -> Cost:
     return Cost(products=2 * d * f * matrices, last=2 * d * f, saved=f * (matrices - 1))
 
 
-DENSE = Sublayer(specs, apply, cost)
+DENSE = Sublayer(specs, apply, cost, low_rank=("w_up", "w_gate", "w_down"))

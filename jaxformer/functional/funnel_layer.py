@@ -98,4 +98,4 @@ def cost(cfg: ModelConfig, length: int, execution: Execution) -> Cost:
     )
 
 
-FUNNEL = Sublayer(specs, apply, cost)
+FUNNEL = Sublayer(specs, apply, cost, low_rank=(*attention_layer.PROJECTIONS, "w_position"))

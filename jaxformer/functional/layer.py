@@ -131,6 +131,8 @@ class Sublayer(NamedTuple):
         of a source are: its cache then has the rows of the sources, while `x` may have several rows for each.
       model_specs: ``cfg -> {name: ParamSpec}``: parameters that all layers share; `apply` finds them in
         ``context.of_model`` under the sublayer's name. None: there are none.
+      low_rank: names of those weights that it multiplies by with `layers.linear` or `layers.mlp` alone; so a
+        `low_rank.LowRank` may stand in their place.
     """
 
     specs: Callable[[ModelConfig], dict[str, ParamSpec]]
@@ -140,6 +142,7 @@ class Sublayer(NamedTuple):
     terms: tuple[str, ...] = ()
     per_source: bool = False
     model_specs: Callable[[ModelConfig], dict[str, ParamSpec]] | None = None
+    low_rank: tuple[str, ...] = ()
 
 
 def weight_init(

@@ -14,44 +14,66 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxformer.kernels import derivatives
 from jaxformer.kernels.matmul import add_bias, matmul, matmul_of
 from jaxformer.kernels.rematerialize import rematerialize
+from jaxformer.low_rank import LowRank
 from jaxformer.types import Array
 
 # Name of the result of `linear` for checkpoint policies, which cannot see the product inside a custom derivative.
 PRODUCT = "linear_product"
 
 
-def linear(x: Array, w: Array, b: Array | None = None) -> Array:
-    """x @ w + b over the last axis of `x`, in the dtype of `x`.
+def linear(x: Array, w: Array | LowRank, b: Array | None = None, num_inputs: int = 1) -> Array:
+    """x @ w + b over the last axis of `x`, or the last ones, in the dtype of `x`.
 
     Args:
       x: [..., D].
-      w: [D, ...]; its trailing axes become the trailing axes of the result (say [D, H, K]).
+      w: [D, ...]; its trailing axes become the trailing axes of the result (say [D, H, K]). A `LowRank` of such
+        arrays adds scale (x A) B, and its sum is never computed.
       b: shape of w's trailing axes, or None.
+      num_inputs: how many of w's leading axes are summed over, which are the last ones of x: 2 of [H, K, D].
 
     Returns:
-      [..., *w.shape[1:]] in the dtype of x.
+      [..., *w.shape[num_inputs:]] in the dtype of x.
 
     >>> linear(jnp.ones((2, 3)), jnp.ones((3, 4, 5))).shape
     (2, 4, 5)
     """
-    flat = _finished(matmul(x.reshape(-1, x.shape[-1]), w.reshape(w.shape[0], -1)), b)
-    return flat.reshape(*x.shape[:-1], *w.shape[1:])
+    whole = w.weight if isinstance(w, LowRank) else w
+    size = math.prod(whole.shape[:num_inputs])
+    flat = _finished(_product(x.reshape(-1, size), w, size), b)
+    return flat.reshape(*x.shape[: x.ndim - num_inputs], *whole.shape[num_inputs:])
 
 
-def linear_of(function: Callable[..., Array], inputs: tuple[Array, ...], w: Array, b: Array | None = None) -> Array:
+def _product(x: Array, w: Array | LowRank, size: int) -> Array:
+    """[N, D] and a weight whose leading axes have D entries in all."""
+    if not isinstance(w, LowRank):
+        return matmul(x, w.reshape(size, -1))
+    return matmul(x, w.weight.reshape(size, -1)) + _second_factor(matmul(x, w.a.reshape(size, -1)), w)
+
+
+def _second_factor(inner: Array, w: LowRank) -> Array:
+    """scale (x A) B of x A [N, R]."""
+    return matmul(checkpoint_name(inner, PRODUCT) * w.scale, w.b.reshape(inner.shape[1], math.prod(w.b.shape[1:])))
+
+
+def linear_of(
+    function: Callable[..., Array], inputs: tuple[Array, ...], w: Array | LowRank, b: Array | None = None
+) -> Array:
     """linear(function(*inputs), w, b) that keeps only the inputs for the backward pass, not the function's result.
 
     Args:
       function: elementwise.
       inputs: [..., D] each.
-      w: [D, F].
+      w: [D, F], or a `LowRank`.
       b: [F] or None.
 
     Returns:
       [..., F] in the dtype of the inputs.
     """
-    flat = _finished(matmul_of(function, inputs, w), b)
-    return flat.reshape(*inputs[0].shape[:-1], w.shape[1])
+    if isinstance(w, LowRank):
+        flat = matmul_of(function, inputs, w.weight) + _second_factor(matmul_of(function, inputs, w.a), w)
+    else:
+        flat = matmul_of(function, inputs, w)
+    return _finished(flat, b).reshape(*inputs[0].shape[:-1], flat.shape[1])
 
 
 def _finished(flat: Array, b: Array | None) -> Array:

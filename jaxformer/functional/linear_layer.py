@@ -12,7 +12,7 @@ from jaxformer import masks
 from jaxformer.config import Execution, ModelConfig
 from jaxformer.errors import ConfigError
 from jaxformer.functional import positions as pos
-from jaxformer.functional.attention_layer import project, project_out, projection_specs
+from jaxformer.functional.attention_layer import PROJECTIONS, project, project_out, projection_specs
 from jaxformer.functional.layer import Context, Cost, Sublayer
 from jaxformer.functional.linear_attention import ELU, FeatureMaps, attend, favor_maps, orthogonal_directions
 from jaxformer.functional.position_encodings import encoding_of
@@ -95,7 +95,7 @@ def _sublayer(
         sums = jnp.zeros((rows, groups, features(cfg), cfg.head_size + 1), wide)
         return FeatureSums(sums, jnp.zeros((rows, groups), wide), jnp.zeros(rows, bool))
 
-    return Sublayer(specs, apply, cost, init_cache)
+    return Sublayer(specs, apply, cost, init_cache, low_rank=PROJECTIONS)
 
 
 def _favor(params: Params, cfg: ModelConfig, context: Context) -> FeatureMaps:

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from jaxformer.config import Execution, ModelConfig
 from jaxformer.errors import ConfigError
-from jaxformer.functional.attention_layer import project_out, projection_specs
+from jaxformer.functional.attention_layer import PROJECTIONS, project_out, projection_specs
 from jaxformer.functional.layer import Context, Cost, Sublayer
 from jaxformer.functional.linear_layer import rotated
 from jaxformer.functional.linformer import linformer_attention
@@ -76,4 +76,4 @@ def cost(cfg: ModelConfig, length: int, execution: Execution) -> Cost:
     )
 
 
-LINFORMER = Sublayer(specs, apply, cost, model_specs=model_specs)
+LINFORMER = Sublayer(specs, apply, cost, model_specs=model_specs, low_rank=PROJECTIONS)

@@ -151,4 +151,7 @@ def init_cache(cfg: ModelConfig, rows: int, length: int, dtype: Any) -> Longform
     return LongformerCache(local, local if cfg.attention.global_tokens else LayerCache(*(x[:, :1] for x in local)))
 
 
-LONGFORMER = Sublayer(specs, apply, cost, init_cache)
+LONGFORMER = Sublayer(
+    specs, apply, cost, init_cache,
+    low_rank=(*attention_layer.PROJECTIONS, *(f"{GLOBAL}w_{name}" for name in ("query", "key", "value"))),
+)  # fmt: skip

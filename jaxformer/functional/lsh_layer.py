@@ -73,7 +73,7 @@ def apply(
             segments=None if mask is None else mask.query_segments, duplicates=kind.duplicates,
             dropout_rate=kind.dropout, rng=context.rng,
         )  # fmt: skip
-    out = linear(out.reshape(*out.shape[:2], -1), params["w_out"].reshape(-1, cfg.width), params.get("b_out"))
+    out = linear(out, params["w_out"], params.get("b_out"), num_inputs=2)
     return shard_residual(out), cache, {}
 
 
@@ -147,4 +147,4 @@ def _attend_to_cache(
     return jnp.where(alone, value.astype(wide), out).astype(value.dtype)
 
 
-LSH = Sublayer(specs, apply, cost, init_cache)
+LSH = Sublayer(specs, apply, cost, init_cache, low_rank=("w_query_key", "w_value", "w_out"))

@@ -111,4 +111,4 @@ def cost(cfg: ModelConfig, length: int, execution: Execution) -> Cost:
     return of_all._replace(scores=of_all.scores * keys_seen(cfg, length) / length, ring=(0, 0))
 
 
-SPARSE = Sublayer(attention_layer.specs, apply, cost, attention_layer.init_cache)
+SPARSE = Sublayer(attention_layer.specs, apply, cost, attention_layer.init_cache, low_rank=attention_layer.PROJECTIONS)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -73,9 +74,14 @@ def export_model(
 
 def check_folder(directory: str | Path) -> None:
     """Raises ConfigError: the folder holds a model already, or is a file."""
+    check_new(directory, ("*.safetensors*", "config.json"))
+
+
+def check_new(directory: str | Path, patterns: Sequence[str]) -> None:
+    """Raises ConfigError: the folder holds a file like one of these, or is a file."""
     folder = Path(directory)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder}: is not a directory")
-    taken = [each.name for pattern in ("*.safetensors*", "config.json") for each in folder.glob(pattern)]
+    taken = [each.name for pattern in patterns for each in folder.glob(pattern)]
     if taken:
         raise ConfigError(f"{folder}: holds {taken[0]}; accepted: a folder without a model")

@@ -67,14 +67,14 @@ VECTOR, TABLE, TRANSPOSED = "d -> d", "v d -> v d", "o i -> i o"
 class Fields:
     """config.json, read field by field; what is asked for once and differs is refused in one line."""
 
-    def __init__(self, found: Mapping[str, Any]):
-        self._found = found
+    def __init__(self, found: Mapping[str, Any], file: str = "config.json"):
+        self._found, self._file = found, file
 
     def number(self, name: str, default: Any = None) -> Any:
         """A number. Raises ConfigError: it is missing or none."""
         value = self._found.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f"config.json: {name}: {value!r} is not a number")
+            raise ConfigError(f"{self._file}: {name}: {value!r} is not a number")
         return value
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -90,5 +90,5 @@ class Fields:
         """
         value = self.get(name, accepted[0])
         if value not in accepted:
-            raise ConfigError(f"config.json: {name}: {value!r}; accepted: {', '.join(map(repr, accepted))}")
+            raise ConfigError(f"{self._file}: {name}: {value!r}; accepted: {', '.join(map(repr, accepted))}")
         return value

@@ -28,6 +28,44 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
+def open_tensors(folder: Path, name: str) -> dict[str, np.ndarray]:
+    """All tensors of one small file. Raises ConfigError: it is not there, or damaged, or the library is missing."""
+    if not (folder / name).is_file():
+        raise ConfigError(f"{folder}: has no {name}; accepted: safetensors files")
+    file = _open(folder / name)
+    return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+
+
+def save_tensors(folder: Path, name: str, tensors: dict[str, np.ndarray]) -> None:
+    """One file, in a folder that is made. Raises ConfigError: the library is missing, or it cannot be written."""
+    try:
+        from safetensors.numpy import save_file
+    except ImportError:
+        raise ConfigError("weights for others need the hf extra: pip install 'jaxformer[hf]'") from None
+    part = folder / f"{name}.part"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, part, {"format": "pt"})
+        os.replace(part, folder / name)
+    except Exception as error:  # the library has errors of its own for a full disk
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise ConfigError(f"{folder / name}: {' '.join(str(error).split())}") from None
+
+
+def _open(path: Path) -> Any:
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError:
+        raise ConfigError("weights of others need the hf extra: pip install 'jaxformer[hf]'") from None
+    try:
+        return safe_open(path, "np").__enter__()
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file, though {INDEX} names it") from None
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path}: is damaged, or no safetensors file ({' '.join(str(error).split())})") from None
+
+
 class TensorFolder:
     """The tensors of a folder, by name; each is read in slices, straight from its file.
 
@@ -45,13 +83,13 @@ class TensorFolder:
             for name in sorted(set(weights.values())):
                 if name != Path(name).name:
                     raise ConfigError(f"{folder / INDEX}: weight_map: {name!r}; accepted: names of files beside it")
-                self._files[name] = self._open(folder / name)
+                self._files[name] = _open(folder / name)
             self.names = {key: name for key, name in weights.items()}
             for key, name in weights.items():
                 if key not in self._files[name].keys():  # noqa: SIM118
                     raise ConfigError(f"{folder / name}: has no tensor {key}, which {INDEX} says it has")
         elif (folder / WHOLE).is_file():
-            self._files[WHOLE] = self._open(folder / WHOLE)
+            self._files[WHOLE] = _open(folder / WHOLE)
             self.names = dict.fromkeys(self._files[WHOLE].keys(), WHOLE)
         else:
             others = sorted(
@@ -72,18 +110,6 @@ class TensorFolder:
         """Of one tensor, as the format writes it: F32, BF16, ..."""
         return self[name].get_dtype()
 
-    def _open(self, path: Path) -> Any:
-        try:
-            from safetensors import SafetensorError, safe_open
-        except ImportError:
-            raise ConfigError("weights of others need the hf extra: pip install 'jaxformer[hf]'") from None
-        try:
-            return safe_open(path, "np").__enter__()
-        except FileNotFoundError:
-            raise ConfigError(f"{path}: no such file, though {INDEX} names it") from None
-        except (OSError, SafetensorError) as error:
-            raise ConfigError(f"{path}: is damaged, or no safetensors file ({' '.join(str(error).split())})") from None
-
 
 def write_tensors(
     folder: Path, names: Mapping[str, int], tensors: Iterator[tuple[str, np.ndarray]], shard_bytes: int = SHARD_BYTES
@@ -99,10 +125,6 @@ def write_tensors(
     Raises:
       ConfigError: the library is not installed, or the disk is full.
     """
-    try:
-        from safetensors.numpy import save_file
-    except ImportError:
-        raise ConfigError("weights for others need the hf extra: pip install 'jaxformer[hf]'") from None
     shards: list[list[str]] = [[]]
     filled = 0
     for name, size in names.items():
@@ -116,14 +138,7 @@ def write_tensors(
         file = WHOLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
         arrays = dict(next(tensors) for _ in shard)
         assert list(arrays) == shard
-        part = folder / f"{file}.part"
-        try:
-            save_file(arrays, part, {"format": "pt"})
-            os.replace(part, folder / file)
-        except Exception as error:  # the library has errors of its own for a full disk
-            with contextlib.suppress(OSError):
-                part.unlink()
-            raise ConfigError(f"{folder / file}: {' '.join(str(error).split())}") from None
+        save_tensors(folder, file, arrays)
         found |= dict.fromkeys(shard, file)
     if len(shards) > 1:
         index = {"metadata": {"total_size": sum(names.values())}, "weight_map": found}

@@ -17,9 +17,10 @@ the operations on a row's source are shared out.
 
 from typing import NamedTuple
 
-from jaxformer.config import DataConfig, ModelConfig
+from jaxformer.config import DataConfig, ModelConfig, TuneConfig
 from jaxformer.config.registry import OBJECTIVES
 from jaxformer.models.families import family_of
+from jaxformer.models.lora import adapter_flops, lora_specs
 from jaxformer.specs import count_by_group, count_non_embedding, count_params
 
 
@@ -103,9 +104,16 @@ def flops_per_token(
     return Flops(layers.projections, layers.attention, layers.mlp, head, float(layers.remat), layers.frozen)
 
 
-def training_flops(cfg: ModelConfig, data: DataConfig) -> float:
-    """Operations per token of a row, forward and backward; the head counts where the objective needs its logits."""
-    return flops_per_token(cfg, head_fraction=OBJECTIVES[data.objective].share(data)).training
+def training_flops(cfg: ModelConfig, data: DataConfig, tune: TuneConfig | None = None) -> float:
+    """Operations per token of a row, forward and backward; the head counts where the objective needs its logits.
+
+    With adapters (`tune.lora_rank`) the weights that stay have one product in the backward pass, not two.
+    """
+    found = flops_per_token(cfg, head_fraction=OBJECTIVES[data.objective].share(data))
+    if tune is None or not tune.lora_rank:
+        return found.training
+    still = found.projections + found.mlp + (found.head if cfg.head is None else 0)
+    return found.training - still + 3 * adapter_flops(lora_specs(family_of(cfg).specs(cfg), cfg, tune))
 
 
 def six_n(cfg: ModelConfig) -> float:

@@ -7,6 +7,7 @@ import jax
 
 from jaxformer.config import TuneConfig
 from jaxformer.functional.block import unstack
+from jaxformer.models.lora import GROUP
 from jaxformer.specs import ParamSpec, is_spec
 from jaxformer.types import Params
 
@@ -24,7 +25,7 @@ def tuned(specs: dict[str, Any], tune: TuneConfig, num_layers: int) -> dict[str,
       tune: the settings.
       num_layers: L.
     """
-    if tune == TuneConfig(metric=tune.metric):
+    if tune.trained_layers is None and tune.layer_decay == 1:
         return specs
     trained = num_layers if tune.trained_layers is None else tune.trained_layers
     rates = tuple(
@@ -39,10 +40,14 @@ def tuned(specs: dict[str, Any], tune: TuneConfig, num_layers: int) -> dict[str,
         return replace(spec, rate=rates, trained=bool(trained) and spec.trained)
 
     changes = {**dict.fromkeys(BELOW, below), "blocks": block}
-    return {
-        name: jax.tree.map(changes[name], group, is_leaf=is_spec) if name in changes else group
-        for name, group in specs.items()
-    }
+
+    def changed(groups: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: jax.tree.map(changes[name], group, is_leaf=is_spec) if name in changes else group
+            for name, group in groups.items()
+        }
+
+    return {name: changed(group) if name == GROUP else group for name, group in changed(specs).items()}
 
 
 def without_gradients(params: Params, tune: TuneConfig, num_layers: int) -> Params:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from jaxformer.specs import is_spec
+from jaxformer.low_rank import map_weights
 from jaxformer.types import Array
 
 # THE rule table of parameters: logical axis -> the mesh axes that shard it. None: never sharded.
@@ -96,11 +96,7 @@ def constrain_params(params: Any, specs: Any) -> Any:
     """Parameters, and so their gradients, sharded by RULES: inside a loop over layers XLA would otherwise sum a layer's
     whole gradient on every device, although each needs only its shard. `specs` is a tree like `params`; only the types
     of its mappings may differ."""
-    if not mesh_axes():
-        return params
-    leaves, structure = jax.tree.flatten(params)
-    axes = [spec.axes for spec in jax.tree.leaves(specs, is_leaf=is_spec)]
-    return jax.tree.unflatten(structure, [_constrain_matrix(x, a) for x, a in zip(leaves, axes, strict=True)])
+    return map_weights(lambda spec, x: _constrain_matrix(x, spec.axes), specs, params) if mesh_axes() else params
 
 
 def _constrain_matrix(x: Array, axes: tuple[str | None, ...]) -> Array:

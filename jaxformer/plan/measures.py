@@ -48,7 +48,7 @@ def describe(step: CompiledStep, topology: Topology) -> Plan:
     limit = topology.chip.memory
     sizes = {name: int(size) for name, size in step.mesh.shape.items()}
     tokens = config.train.global_batch_size * config.model.context_length
-    model_flops = training_flops(config.model, config.data) * tokens
+    model_flops = training_flops(config.model, config.data, config.tune) * tokens
     plan: Plan = {
         "topology": topology.name,
         "devices": len(topology.devices),

@@ -108,7 +108,7 @@ def _evaluated(
 ) -> dict[str, Any]:
     held_out = texts.held_out_of(config, text, host_rows(config.train.global_batch_size, devices))
     held_out = tasks.scored(held_out, config, text)
-    model = make_model(config.model, config.loss, fallback_to_auto(config.execution))
+    model = make_model(config.model, config.loss, fallback_to_auto(config.execution), tune=config.tune.of_weights)
     params, step = params_of(workdir, laid_out(model.specs, devices))
     frozen = None if model.frozen is None else params_of(workdir, laid_out(model.frozen, devices), step, "frozen")[0]
     with jax.set_mesh(devices):

@@ -74,7 +74,7 @@ def import_run(
         except OSError as error:
             raise ConfigError(f"--workdir: {workdir} cannot be written ({error.strerror})") from None
         saved = Checkpoints(out / "checkpoints", CheckpointConfig(), said["fingerprint"])
-        saved.save(0, _state(found.params))
+        saved.save(0, fresh_state(found.params))
         saved.close()
         manifest.write(out / manifest.FILE_NAME, said)  # last: until then there is no run
     size = f"{count_parameters(config.model).total:,} parameters, {text.vocab_size} tokens"
@@ -128,7 +128,7 @@ def _next_config(config: Config, workdir: str) -> str:
     return as_file(replace(config, workdir=f"{workdir}_tuned", init_from=where, optimizer=rule), about)
 
 
-def _state(params: Any) -> TrainState:
+def fresh_state(params: Any) -> TrainState:
     """Weights without an optimizer's state."""
     zero = jnp.zeros((), jnp.int32)
     return TrainState(zero, params, (), None, jax.random.key_data(jax.random.key(0)), zero, zero)

@@ -60,7 +60,7 @@ def predict(workdir: str | Path, files: tuple[str, ...], *, mesh: str | None = N
     split = split_of(examples, tokenizer)
     shape: Any = {"rows": config.train.global_batch_size, "context_length": config.model.context_length}
     batches = eval_batches(split, tokenizer, config.data, **shape)
-    model = make_model(config.model, config.loss, fallback_to_auto(config.execution))
+    model = make_model(config.model, config.loss, fallback_to_auto(config.execution), tune=config.tune.of_weights)
     params, _ = params_of(workdir, laid_out(model.specs, devices))
     with jax.set_mesh(devices):
         step = compile_eval(model, devices)

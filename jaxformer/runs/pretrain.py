@@ -25,6 +25,7 @@ from jaxformer.models import own_kinds
 from jaxformer.models.attention_support import check_available, check_mesh
 from jaxformer.models.distillation import teacher_flops
 from jaxformer.models.flops import six_n, training_flops
+from jaxformer.models.lora import with_adapters
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import check_batch, check_context, host_rows, make_mesh, param_shardings
 from jaxformer.runs import changes, distilling, manifest, memory_check, messages, tasks, texts, warm_start
@@ -50,7 +51,8 @@ class Run(NamedTuple):
 
     Attributes:
       config: as in its manifest; attention "auto" where the kernel it names is not here.
-      params: of the newest valid checkpoint (the moving average where there is one).
+      params: of the newest valid checkpoint (the moving average where there is one); a `LowRank` for every weight that
+        has an adapter, see `models.lora`.
       tokenizer: the run's own.
       step: updates made.
     """
@@ -108,7 +110,7 @@ def _pretrain(parsed: Parsed, stack: ExitStack) -> loop.Result:
     written = coordination.raise_together(write, "the manifest")
     fingerprint, also = coordination.broadcast_from_0(written, "the manifest")
     coordination.raise_together(lambda: manifest.check_shared(config), "the manifest")
-    flops = training_flops(config.model, config.data)
+    flops = training_flops(config.model, config.data, config.tune)
     if teacher is not None:
         flops += teacher_flops(teacher, config.data)
     messages.print_overview(config, corpus, batches, mesh, parsed.overrides, flops, log)
@@ -225,8 +227,9 @@ def open_run(workdir: str | Path, mesh: str | None = None) -> Run:
     devices = mesh_of(workdir, mesh)
     if mesh is not None:
         jax.set_mesh(devices)
-    params, step = params_of(workdir, laid_out(make_model(config.model, config.loss).specs, devices))
-    return Run(config, params, tokenizer, step)
+    specs = make_model(config.model, config.loss, tune=config.tune.of_weights).specs
+    params, step = params_of(workdir, laid_out(specs, devices))
+    return Run(config, with_adapters(params, config.tune), tokenizer, step)
 
 
 def tokenizer_of(workdir: str | Path) -> Tokenizer:

@@ -3,6 +3,7 @@
 A parameter of the same name and shape is taken as it is. Where the vocabulary or the tokenizer is another one, the rows
 of tokens that both have are taken; of a learned table of positions, the rows that both have. Whatever else is new, such
 as a head, begins as in any run. Every other difference of shapes is refused.
+The adapters of the other run, if it has some, become part of its weights first.
 """
 
 import functools
@@ -15,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxformer.config import Config, diff, to_dict
+from jaxformer.config import Config, TuneConfig, diff, to_dict
 from jaxformer.config.text import LANGUAGES
 from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.errors import ConfigError
+from jaxformer.models.lora import GROUP, merge_lora, with_adapters
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import param_shardings, replicated
 from jaxformer.runs import manifest
@@ -28,7 +30,7 @@ from jaxformer.training.checkpoint.layout import items_of, leaf_name, list_steps
 from jaxformer.training.checkpoint.manager import restore_params
 from jaxformer.training.optim import make_optimizer
 from jaxformer.training.state import TrainState, abstract_state, state_shapes
-from jaxformer.types import Model
+from jaxformer.types import Model, Params
 
 ROWS = ("vocab", "positions")  # axes whose entries stand for tokens and positions, and may be more or fewer
 ROLES = ("separator_id", "pad_id", "cls_id", "sep_id", "mask_id", "unk_id")
@@ -41,6 +43,7 @@ class WarmStart(NamedTuple):
       source: the other run's directory.
       specs: of its parameters.
       rows: [V] int64, for each token of this run its id in the other, or -1; None: the same tokenizer and size.
+      tune: its adapters, which become part of the weights.
       trained: ``mesh -> its state as shapes and shardings``, if the optimizer's state is taken as well; else None.
       unused: what the config says of a tokenizer and is not done; "" for nothing.
     """
@@ -48,6 +51,7 @@ class WarmStart(NamedTuple):
     source: str
     specs: Any
     rows: np.ndarray | None
+    tune: TuneConfig
     trained: Callable[[Mesh], TrainState] | None
     unused: str = ""
 
@@ -99,15 +103,15 @@ def plan(config: Config, model: Model, tokenizer: Tokenizer) -> WarmStart | None
     theirs, old = _config_of(config.init_from), Tokenizer.load(config.init_from)
     if not list_steps(f"{config.init_from}/checkpoints"):
         raise ConfigError(f"config.init_from: {config.init_from} has no checkpoint; accepted: a run that saved one")
-    specs = make_model(theirs.model, theirs.loss).specs
+    specs = make_model(theirs.model, theirs.loss, tune=theirs.tune.of_weights).specs
     same = old.fingerprint == tokenizer.fingerprint and theirs.model.vocab_size == config.model.vocab_size
     rows = None if same else shared_rows(old, tokenizer, config)
     kept = theirs.data.tokenizer_file is None and old.fingerprint == tokenizer.fingerprint
     wanted = [each.data.tokenizer + f" of {each.data.tokenizer_vocab}" * (each.data.tokenizer == "bpe")
               for each in (theirs, config)]  # fmt: skip
     unused = f"data.tokenizer {wanted[1]}" if kept and len(set(wanted)) == 2 else ""
-    found = WarmStart(config.init_from, specs, rows, None, unused)
-    mine, others = _flat(model.specs), _flat(specs)
+    found = WarmStart(config.init_from, specs, rows, theirs.tune, None, unused)
+    mine, others = _weights(model.specs), _weights(specs)
     if not mine.keys() & others.keys():
         raise ConfigError(
             f"config.init_from: {config.init_from} holds a {theirs.model.family} without a parameter of this model"
@@ -123,8 +127,9 @@ def plan(config: Config, model: Model, tokenizer: Tokenizer) -> WarmStart | None
             f"config.init_optimizer: True; {config.init_from} was imported, without a state of an optimizer; accepted: "
             "false"
         )
-    if config.init_optimizer and (mine.keys() != others.keys() or found.rows is not None):
-        odd = ", ".join(sorted(mine.keys() ^ others.keys())[:3]) or "the tokenizer"
+    both = mine.keys() ^ _flat(specs).keys()
+    if config.init_optimizer and (both or found.rows is not None):
+        odd = ", ".join(sorted(both)[:3]) or "the tokenizer"
         raise ConfigError(
             f"config.init_optimizer: True; {config.init_from} is of another model ({odd}); accepted: false"
         )
@@ -174,7 +179,7 @@ def starter(
 ) -> Callable[[TrainState], TrainState]:
     """A function that gives the state of step 0 the weights of the other run, and says which."""
 
-    mine, others = _flat(model.specs), _flat(found.specs)
+    mine, others = _weights(model.specs), _weights(found.specs)
     shardings = _flat(param_shardings(model.specs, mesh))
     fingerprint, also = manifest.fingerprints(found.source)
 
@@ -189,7 +194,7 @@ def starter(
 
     def start(state: TrainState) -> TrainState:
         values, step = read(None, jax.tree_util.tree_map_with_path(abstract, found.specs, is_leaf=is_spec))
-        theirs = _flat(values)
+        theirs = _flat(_merged(values, found.tune, shardings))
 
         def merged(path: Any, spec: ParamSpec, fresh: Any) -> Any:
             if leaf_name(path) not in theirs:
@@ -212,8 +217,11 @@ def starter(
             kept = state_of({**items_of(other), "state": rest}, other).opt_state
             state = state._replace(opt_state=(kept[0], *state.opt_state[1:]))
         anew = sorted(mine.keys() - others.keys())
+        old = len(mine) - len(anew)
+        anew += [GROUP] * (GROUP in model.specs)
         log(
-            f"init_from: {len(mine) - len(anew)} of {len(mine)} parameters are those of {found.source} at step {step}"
+            f"init_from: {old} of {len(mine)} parameters are those of {found.source} at step {step}"
+            + (", its adapters merged" if GROUP in found.specs else "")
             + (f"; begin anew: {', '.join(anew)}" if anew else "")
             + ("" if found.rows is None else f"; of {len(found.rows)} tokens it has {int((found.rows >= 0).sum())}")
         )
@@ -225,6 +233,18 @@ def starter(
         return state
 
     return start
+
+
+def _merged(values: Params, tune: TuneConfig, shardings: dict[str, Any]) -> Params:
+    """Plain parameters of a run, laid out as those of this one that have their names; adapters are part of them."""
+    if GROUP not in values:
+        return values
+
+    def laid_out(path: Any, leaf: Any) -> Any:
+        return jax.device_put(leaf, shardings.get(leaf_name(path)))
+
+    merged: Params = jax.tree_util.tree_map_with_path(laid_out, jax.jit(merge_lora)(with_adapters(values, tune)))
+    return merged
 
 
 def _abstract(tree: Any) -> Any:
@@ -240,6 +260,11 @@ def _rows_of(fresh: Any, old: Any, index: Any, axis: int) -> Any:
     index = jnp.asarray(index)
     known = jnp.expand_dims(index >= 0, [i for i in range(fresh.ndim) if i != axis])
     return jnp.where(known, jnp.take(old, jnp.maximum(index, 0), axis=axis, mode="clip"), fresh)
+
+
+def _weights(specs: Any) -> dict[str, Any]:
+    """`_flat` without the adapters, which are the run's own."""
+    return _flat({name: group for name, group in specs.items() if name != GROUP})
 
 
 def _flat(tree: Any) -> dict[str, Any]:
