@@ -19,6 +19,12 @@ def test_flags(place, case):
     assert not (place.folder / "run" / "manifest.json").exists()
 
 
+def test_a_study_of_students(place):
+    case = "study of scaling with a teacher"
+    found = place.run("scaling", f"--config={place.config}", *TINY, "--config.distill.teacher=a", "--stage=plan")
+    assert found == (2, expected()[case])
+
+
 RUNS = {
     "teacher of another family": ["--config.model.family=bert", "--config.data.objective=masked"],
     "teacher that reads less": ["--config.model.context_length=32"],

@@ -50,6 +50,8 @@ def main() -> int:
 
         a_device_for_each_core()
         assert isinstance(parsed.config, StudyConfig)
+        if (teacher := parsed.config.distill.teacher) is not None:
+            raise ConfigError(f"config.distill.teacher: {teacher}; accepted in a study of scaling: none")
         opened = scaling_study.open_study(parsed.config, verify=options.verify)
         check_memory(opened.config)
         if stage == "plan":

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from jaxformer.config import Config, ModelConfig
 from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.errors import ConfigError
-from jaxformer.models.distillation import distilled, initial_layers
+from jaxformer.models.distilled_model import distilled, initial_layers
 from jaxformer.models.families import FAMILIES, family_of
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import param_shardings

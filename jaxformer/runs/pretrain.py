@@ -23,7 +23,7 @@ from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.errors import ConfigError, ProgramError
 from jaxformer.models import own_kinds
 from jaxformer.models.attention_support import check_available, check_mesh
-from jaxformer.models.distillation import teacher_flops
+from jaxformer.models.distilled_model import teacher_flops
 from jaxformer.models.flops import six_n, training_flops
 from jaxformer.models.lora import with_adapters
 from jaxformer.modules import make_model

@@ -110,11 +110,6 @@ class StudyConfig(Config):
 
     ladder: LadderConfig = field(default_factory=lambda: LadderConfig(tokens=(1_000_000,)))
 
-    def _check(self):
-        super()._check()
-        if self.distill.teacher is not None:
-            raise ConfigError(f"config.distill.teacher: {self.distill.teacher}; accepted in a study of scaling: none")
-
 
 class Cell(NamedTuple):
     """A size trained for some tokens.

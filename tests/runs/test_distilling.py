@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from devices import one_device
 
-from jaxformer.models.distillation import initial_layers
+from jaxformer.models.distilled_model import initial_layers
 from jaxformer.models.flops import flops_per_token, training_flops
 from jaxformer.runs import evaluation, pretrain
 from jaxformer.runs.command_line import parse_config, parser
