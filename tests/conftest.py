@@ -59,6 +59,8 @@ QUICK = {
     "test_meshes.py",
     "test_peers.py",
     "test_peers_encoder_decoder.py",
+    "test_peers_lm_eval.py",
+    "test_continuations.py",
 }
 
 
