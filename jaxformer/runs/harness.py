@@ -1,7 +1,7 @@
 """A model as lm-eval, EleutherAI's evaluation harness, asks it: log-probabilities and greedy continuations of text.
 
-Contexts and continuations are taken apart by the harness's own rules (`TemplateLM`), so that numbers are comparable with
-those of its other backends. Each text is tokenised once, all of a task at once.
+Contexts and continuations are taken apart by the harness's own rules (`TemplateLM`), so that numbers are comparable
+with those of its other backends. Each text is tokenised once, all of a task at once.
 """
 
 import sys
