@@ -6,8 +6,8 @@ else. So ``module.apply({"params": p}, x)`` equals ``apply(p, x)`` bit for bit.
 >>> import jax, jax.numpy as jnp
 >>> from jaxformer.config import ModelConfig
 >>> shell = GPT(ModelConfig(num_layers=1, width=32, context_length=16, vocab_size=64))
->>> variables = shell.init(jax.random.key(0), jnp.zeros((1, 16), int))
->>> shell.apply(variables, jnp.zeros((2, 16), int)).shape
+>>> variables = jax.eval_shape(shell.init, jax.random.key(0), jnp.zeros((1, 16), int))
+>>> jax.eval_shape(shell.apply, variables, jnp.zeros((2, 16), int)).shape
 (2, 16, 64)
 """
 

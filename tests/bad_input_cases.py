@@ -9,7 +9,9 @@ import importlib
 import re
 from pathlib import Path
 
+import jax
 import pytest
+from quick_runs import one_device
 
 from jaxformer.runtime.program import program
 
@@ -63,9 +65,19 @@ class Place:
         return self.run("pretrain", *base, *flags)
 
 
+class Nothing:
+    """A capsys for a Place whose output nobody reads."""
+
+    def readouterr(self):
+        return type("Captured", (), {"err": "", "out": ""})
+
+
 @pytest.fixture
-def place(tmp_path, monkeypatch, capsys):
-    """A Place of the test's own."""
+def place(tmp_path, monkeypatch, capsys, request):
+    """A Place of the test's own; what is slow trains, which should compile quickly."""
+    if request.node.get_closest_marker("slow"):
+        one_device(monkeypatch)
+        jax.config.update("jax_disable_most_optimizations", True)  # until conftest.py sets it again, after the test
     return Place(tmp_path, monkeypatch, capsys)
 
 

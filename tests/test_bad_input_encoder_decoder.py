@@ -1,7 +1,8 @@
 """Bad encoders, sources and files to translate, provoked as a user would meet them; the lines stand in bad_input.md."""
 
 import pytest
-from bad_input_cases import Place, expected, place
+from bad_input_cases import Nothing, Place, expected, place
+from quick_runs import quickly
 
 __all__ = ["place"]
 
@@ -65,12 +66,7 @@ def test_attention_without_heads(place, monkeypatch):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """A folder with finished runs, `pairs` of an encoder-decoder and `text` of a GPT."""
-    with pytest.MonkeyPatch.context() as patch:
-
-        class Nothing:
-            def readouterr(self):
-                return type("Captured", (), {"err": "", "out": ""})
-
+    with quickly() as patch:
         first = Place(tmp_path_factory.mktemp("made"), patch, Nothing())
         (first.folder / "pairs.tsv").write_text("source\ttarget\n" + "ab\tba\nbc\tcb\n" * 60)
         flags = [

@@ -1,7 +1,8 @@
 """What a new user gets wrong in the first week."""
 
 import pytest
-from bad_input_cases import Place, expected, place
+from bad_input_cases import Nothing, Place, expected, place
+from quick_runs import quickly
 from token_folders import tokens_of, write_files
 
 __all__ = ["place"]
@@ -10,12 +11,7 @@ __all__ = ["place"]
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A finished run of a tokenizer that knows few characters."""
-    with pytest.MonkeyPatch.context() as patch:
-
-        class Nothing:
-            def readouterr(self):
-                return type("Captured", (), {"err": "", "out": ""})
-
+    with quickly() as patch:
         made = Place(tmp_path_factory.mktemp("run"), patch, Nothing())
         assert made.pretrain("--config.data.tokenizer=chars", "--config.train.steps=2") == (0, "")
     return made.folder / "run"

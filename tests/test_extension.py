@@ -6,6 +6,7 @@ The files are in tests/extensions; CONTRIBUTING.md says how to write one. Nothin
 import functools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from quick_runs import one_device
 
 from jaxformer import AttentionConfig, Context, Execution, LossConfig, block, decoding, from_mapping, masks
 from jaxformer.config import MeshConfig, PositionsConfig, load, registry
@@ -77,8 +79,20 @@ def test_they_are_short():
     assert len(lines) == 4 and max(lines.values()) < 60
 
 
-def check_stranger(workdir):
-    """A run of a kind that is not here is one line, which says what is needed."""
+def made(cfg):
+    """Parameters of a GPT."""
+    return jax.jit(lambda key: init_params(gpt.specs(cfg), key))(jax.random.key(0))
+
+
+def drawn(shape, size=20):
+    return np.random.default_rng(0).integers(0, size, shape).astype(np.int32)
+
+
+def test_a_run_of_a_kind_that_is_not_here_is_one_line(tmp_path, monkeypatch):
+    """Which says what is needed."""
+    workdir, began = tmp_path / "run", pretrain.loop.Result("interrupted", 0, None, None, 0.0)
+    monkeypatch.setattr(pretrain.loop, "train", lambda *_, **__: began)
+    pretrain.pretrain(parsed("gated_conv", tmp_path))
     AttentionConfig.registered.pop("gated_conv")
     with pytest.raises(
         ConfigError, match=r"'gated_conv' is not one of softmax, alignment, [a-z_, ]+$"
@@ -109,12 +123,13 @@ def check_frozen(asked, state):
 
 
 # "optimized": the frozen positions are compared bit for bit with those that a program of another shape makes.
-MARKS = {name: [pytest.mark.slow] for name in ("replaced", "learned_alibi", "reservoir")}
-MARKS["reservoir"].append(pytest.mark.optimized)
+MARKS = {"reservoir": pytest.mark.optimized}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(n, marks=MARKS.get(n, ())) for n in FILES])
-def test_a_run_trains_goes_on_and_is_evaluated(name, tmp_path, capsys):
+def test_a_run_trains_goes_on_and_is_evaluated(name, tmp_path, monkeypatch):
+    one_device(monkeypatch)
     asked = parsed(name, tmp_path)
     first = pretrain.pretrain(asked)
     assert first.step == 6 and np.isfinite(first.evaluation["loss"])
@@ -124,8 +139,16 @@ def test_a_run_trains_goes_on_and_is_evaluated(name, tmp_path, capsys):
     assert (first.state.frozen is not None) == (name == "reservoir")
     if name == "reservoir":
         check_frozen(asked, first.state)
-    if name == "gated_conv":
-        check_stranger(tmp_path / "run")
+    last = tmp_path / "run" / "checkpoints" / "6"
+    whole = leaves(last)
+    shutil.rmtree(last)
+    pretrain.pretrain(asked)  # goes on from the one before
+    assert leaves(last) == whole
+
+
+def leaves(step):
+    """Checksums of all arrays of a checkpoint."""
+    return json.loads((step / "meta" / "metadata").read_text())["leaves"]
 
 
 @pytest.mark.parametrize("name", [n if n == "gated_conv" else pytest.param(n, marks=pytest.mark.slow) for n in FILES])
@@ -150,20 +173,33 @@ def test_operations_of_the_mixer_are_those_that_xla_counts():
     assert counted == pytest.approx(flops_per_token(cfg).training, rel=0.02)
 
 
+def check_decoding(cfg, params, tokens, lengths, steps):
+    """Prefill and then a step for each token give the logits of the full forward pass."""
+    size = tokens.shape[1]
+
+    @jax.jit
+    def begin(params):
+        hidden, cache = decoding.prefill(params, tokens, jnp.asarray(lengths), cfg, size)
+        return gpt.apply(params, tokens, cfg), decoding.logits(params, hidden), cache
+
+    @jax.jit
+    def add(params, token, cache):
+        hidden, cache = decoding.step(params, token, cfg, cache)
+        return decoding.logits(params, hidden), cache
+
+    full, got, cache = begin(params)
+    rows = np.arange(len(tokens))
+    for step in range(steps):
+        np.testing.assert_allclose(got, np.asarray(full)[rows, lengths + step - 1], rtol=1e-4, atol=1e-5)
+        got, cache = add(params, tokens[rows, lengths + step], cache)
+
+
 def test_decoding_with_its_cache_is_the_full_forward_pass():
     load(str(FILES["gated_conv"]))
     cfg = from_mapping({"model": {"attention": "gated_conv", "positions": "none", "width": 32, "vocab_size": 20}}).model
-    params = init_params(gpt.specs(cfg), jax.random.key(0))
-    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 20, (3, 12)))
-    full = jax.jit(lambda params: gpt.apply(params, tokens, cfg))(params)
-    lengths = jnp.array([5, 1, 3])  # also shorter than what the convolution reaches
-    hidden, cache = jax.jit(decoding.prefill, static_argnums=(3, 4))(params, tokens, lengths, cfg, 12)
-    add = jax.jit(decoding.step, static_argnums=2)
-    for step in range(7):
-        got = decoding.logits(params, hidden)
-        wanted = full[jnp.arange(3), lengths + step - 1]
-        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
-        hidden, cache = add(params, tokens[jnp.arange(3), lengths + step], cfg, cache)
+    params = made(cfg)
+    # lengths also shorter than what the convolution reaches
+    check_decoding(cfg, params, drawn((3, 12)), np.array([5, 1, 3]), steps=7)
     out = decoding.generate(params, [[1, 2, 3], [4]], cfg, rng=jax.random.key(1), max_new_tokens=5)
     assert out.lengths.tolist() == [5, 5]
 
@@ -171,11 +207,12 @@ def test_decoding_with_its_cache_is_the_full_forward_pass():
 def test_the_mixer_sees_no_other_document():
     load(str(FILES["gated_conv"]))
     cfg = from_mapping({"model": {"attention": "gated_conv", "positions": "none", "width": 32, "vocab_size": 20}}).model
-    params = init_params(gpt.specs(cfg), jax.random.key(0))
-    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 20, (1, 10)))
-    segments = jnp.array([[1, 1, 1, 2, 2, 2, 2, 2, 2, 2]])
-    one = gpt.apply(params, tokens, cfg, segments=segments)
-    other = gpt.apply(params, tokens.at[:, :3].add(1) % 20, cfg, segments=segments)
+    params, tokens = made(cfg), drawn((1, 10))
+    segments = np.array([[1, 1, 1, 2, 2, 2, 2, 2, 2, 2]])
+    apply = jax.jit(lambda tokens: gpt.apply(params, tokens, cfg, segments=segments))
+    changed = tokens.copy()
+    changed[:, :3] = (changed[:, :3] + 1) % 20
+    one, other = np.asarray(apply(tokens)), np.asarray(apply(changed))
     np.testing.assert_array_equal(one[:, 3:], other[:, 3:])
     assert not np.array_equal(one[:, :3], other[:, :3])
 
@@ -190,7 +227,7 @@ def learned(**more):
 def test_positions_with_parameters_in_every_layer():
     """With the slopes of ALiBi they are ALiBi, in every implementation and on a mesh that shards rows; they learn."""
     cfg = learned()
-    params = init_params(gpt.specs(cfg), jax.random.key(0))
+    params = made(cfg)
     slopes = params["blocks"]["attention"]["positions"]["slopes"]
     alibi = learned(positions="alibi")
     assert slopes.shape == (2, 4) and count_parameters(cfg).total == count_parameters(alibi).total + 8
@@ -220,18 +257,10 @@ def test_positions_with_parameters_in_every_layer():
 
 def test_decoding_with_positions_of_every_layer():
     cfg = learned()
-    params = init_params(gpt.specs(cfg), jax.random.key(0))
+    params = made(cfg)
     slopes = params["blocks"]["attention"]["positions"]["slopes"]
-    params["blocks"]["attention"]["positions"]["slopes"] = slopes * jnp.array([[0.5], [3.0]])
-    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 20, (2, 12)))
-    full, lengths = gpt.apply(params, tokens, cfg), jnp.array([5, 2])
-    hidden, cache = jax.jit(decoding.prefill, static_argnums=(3, 4))(params, tokens, lengths, cfg, 12)
-    for step in range(6):
-        wanted = full[jnp.arange(2), lengths + step - 1]
-        np.testing.assert_allclose(decoding.logits(params, hidden), wanted, rtol=1e-4, atol=1e-5)
-        hidden, cache = jax.jit(decoding.step, static_argnums=2)(
-            params, tokens[jnp.arange(2), lengths + step], cfg, cache
-        )
+    params["blocks"]["attention"]["positions"]["slopes"] = np.asarray(slopes) * np.float32([[0.5], [3.0]])
+    check_decoding(cfg, params, drawn((2, 12)), np.array([5, 2]), steps=6)
 
 
 def test_positions_that_no_kernel_can_do_and_those_without_functions():
@@ -324,8 +353,9 @@ def test_terms_of_a_sublayer_are_a_part_of_the_objective(layers):
 
 def program(name, *arguments, **options):
     command = [sys.executable, "-m", f"experiments.{name}", *arguments]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
     return subprocess.Popen(command, cwd=FOLDER.parents[1], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                            env=os.environ | {"JAX_PLATFORMS": "cpu"}, **options)  # fmt: skip
+                            env=environment, **options)  # fmt: skip
 
 
 def ended(process, seconds):
@@ -335,18 +365,12 @@ def ended(process, seconds):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FILES)
-def test_killed_and_started_again_it_ends_with_the_same_bits(name, tmp_path):
-    more = [
-        "--config.train.steps=400",
-        "--config.train.eval_every_steps=400",
-        "--config.checkpoint.save_every_steps=20",
-    ]
-
-    def leaves(folder):
-        return json.loads((folder / "run/checkpoints/400/meta/metadata").read_text())["leaves"]
-
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
+def test_killed_and_started_again_it_ends_with_the_same_bits(tmp_path):
+    """With the programs; what the other files bring goes on in the test of their runs above."""
+    name, more = "gated_conv", [f"--config.{field}" for field in (
+        "train.steps=200", "train.eval_every_steps=200", "checkpoint.save_every_steps=20",
+    )]  # fmt: skip
+    whole, cut, last = tmp_path / "whole", tmp_path / "cut", "run/checkpoints/200"
     for folder in (whole, cut):
         folder.mkdir()
     assert ended(program("pretrain", *words(name, whole), *more), 300) == 0
@@ -356,11 +380,10 @@ def test_killed_and_started_again_it_ends_with_the_same_bits(name, tmp_path):
         time.sleep(0.01)
     killed.send_signal(signal.SIGKILL)
     ended(killed, 30)
-    assert not (cut / "run/checkpoints/400").exists()
+    assert not (cut / last).exists()
     assert ended(program("pretrain", *words(name, cut), *more), 300) == 0
-    assert leaves(cut) == leaves(whole)
-    if name == "gated_conv":
-        flags = [f"--workdir={cut / 'run'}", f"--config={FILES[name]}"]
-        text, _ = (made := program("generate", *flags, "--prompt=!", "--max-new-tokens=8")).communicate()
-        assert made.returncode == 0 and text.startswith("!")
-        assert ended(program("evaluate", *flags, "--json", f"--cache-dir={cut / 'cache'}"), 120) == 0
+    assert leaves(cut / last) == leaves(whole / last)
+    flags = [f"--workdir={cut / 'run'}", f"--config={FILES[name]}"]
+    text, _ = (made := program("generate", *flags, "--prompt=!", "--max-new-tokens=8")).communicate()
+    assert made.returncode == 0 and text.startswith("!")
+    assert ended(program("evaluate", *flags, "--json", f"--cache-dir={cut / 'cache'}"), 120) == 0

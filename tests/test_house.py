@@ -86,10 +86,15 @@ def room(file):
 
 
 @functools.cache
+def parsed(file):
+    return ast.parse((ROOT / file).read_text(encoding="utf-8"))
+
+
+@functools.cache
 def imports(file):
     """Dotted names of all modules a file imports, inside functions too; `from a import b` gives a and a.b."""
     found = set()
-    for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(file)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -98,6 +103,7 @@ def imports(file):
     return found
 
 
+@functools.cache
 def files_seen(file):
     """Files of jaxformer that a file imports; `from jaxformer import x` is no import of jaxformer/__init__.py."""
     found, names = set(), imports(file)
@@ -158,7 +164,7 @@ def test_files_and_public_classes_have_a_name_each():
     classes = [
         node.name
         for file in FILES
-        for node in ast.parse((ROOT / file).read_text(encoding="utf-8")).body
+        for node in parsed(file).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     ]
     assert [name for name in sorted(set(classes)) if classes.count(name) > 1] == []
@@ -209,7 +215,7 @@ SILENT = {"jaxformer/decoding/request.py": ["token_ids"], "jaxformer/training/ch
 
 
 def public_definitions(file):
-    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    tree = parsed(file)
     yield Path(file).name, tree
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_") and not is_overload(node):

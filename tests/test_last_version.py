@@ -93,7 +93,7 @@ TODAY = {
         "execution": {"steps_per_dispatch": 10, "attention": "chunked"},
     },
 }  # fmt: skip
-RUN = [name for name in TODAY if name != "sentences"]
+RUN = ["gpt_tiny", "rotary"]  # a file and a command line; of the others the config is compared, and decides the rest
 
 
 def old_flags(name):
@@ -143,12 +143,12 @@ SHORT = [
     "--config.model.width=48", "--config.model.context_length=32", "--config.optimizer.warmup_steps=5",
     "--config.train.steps=20", "--config.train.eval_every_steps=20", "--config.train.eval_rows=24",
 ]  # fmt: skip
-EXTRA = {"gpt_tiny": SHORT, "bert_tiny": SHORT}
+EXTRA = {"gpt_tiny": SHORT}
 
 
-def pretrain(flags, workdir, devices=1):
-    """Runs the program on that many CPU devices to its end; what it printed."""
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
+def pretrain(flags, workdir):
+    """Runs the program on one CPU device to its end; what it printed."""
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
     command = [sys.executable, "-m", "experiments.pretrain", *flags, f"--config.workdir={workdir}"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -171,10 +171,9 @@ def arrays(workdir):
 @pytest.mark.parametrize("name", RUN)
 def test_both_spellings_train_to_the_same_bits(name, tmp_path):
     """20 steps; every array of the last checkpoint has the same shape, dtype and checksum."""
-    devices = 8 if name == "mesh" else 1
     flags = {"old": old_flags(name), "today": todays_flags(name, tmp_path)}
-    said = {how: pretrain([*flags[how], *EXTRA.get(name, [])], tmp_path / how, devices) for how in flags}
-    assert all(re.search(rf"on {devices} x cpu, into", text) for text in said.values())
+    said = {how: pretrain([*flags[how], *EXTRA.get(name, [])], tmp_path / how) for how in flags}
+    assert all("on 1 x cpu, into" in text for text in said.values())
     old, today = (arrays(tmp_path / how) for how in flags)
     assert any(path.startswith("params.") for path in old) and old == today
 

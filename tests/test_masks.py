@@ -120,15 +120,18 @@ def test_an_empty_slot_is_never_seen_even_without_another_condition():
     "rows, columns", [(slice(0, 3), slice(0, 3)), (slice(4, 7), slice(2, 7)), (slice(2, 3), slice(0, 7))]
 )
 def test_crop_is_a_slice_of_the_whole(rows, columns):
-    for names in [c for n in (1, 2, 5) for c in itertools.combinations(KINDS, n)]:
+    """Of every two kinds, and of all with every shape of an array of pairs."""
+    shapes = (None, DENSE, DENSE[:, :1, :1], DENSE[0, 0], DENSE[0, 0, :, :1], DENSE[0, 0, 0])
+    combined = [c for n in (1, 2, 5) for c in itertools.combinations(KINDS, n)]
+    cases = [*zip(combined, itertools.cycle(shapes), strict=False), *((tuple(KINDS), shape) for shape in shapes)]
+    for names, allowed in cases:
         mask = masks.Mask()
         for name in names:
             mask = mask & KINDS[name][0]()
-        for allowed in (None, DENSE, DENSE[:, :1, :1], DENSE[0, 0], DENSE[0, 0, :, :1], DENSE[0, 0, 0]):
-            whole = mask if allowed is None else mask & masks.dense(allowed)
-            part = masks.crop(whole, T, S, rows, columns)
-            got = full(part, rows.stop - rows.start, columns.stop - columns.start)
-            np.testing.assert_array_equal(got, full(whole)[:, :, rows, columns], err_msg=str(names))
+        whole = mask if allowed is None else mask & masks.dense(allowed)
+        part = masks.crop(whole, T, S, rows, columns)
+        got = full(part, rows.stop - rows.start, columns.stop - columns.start)
+        np.testing.assert_array_equal(got, full(whole)[:, :, rows, columns], err_msg=str(names))
 
 
 def test_crop_of_a_mask_with_an_index():

@@ -14,13 +14,12 @@ from jaxformer.training.optim import make_optimizer
 from jaxformer.training.step import compile_steps, device_put_batch, gradients, with_sequence_parallelism
 from jaxformer.types import Batch
 
-ROWS, LENGTH, SOURCE, VOCAB, STEPS = 8, 32, 48, 64, 20
-# data, fsdp, tensor, context
+ROWS, LENGTH, SOURCE, VOCAB, STEPS = 8, 32, 48, 64, 10
+# data, fsdp, tensor, context: each alone, and every two of them together
 SHAPES = [
-    (8, 1, 1, 1), (1, 8, 1, 1), (1, 1, 8, 1), (2, 2, 2, 1), (1, 1, 1, 8), (2, 1, 1, 4), (1, 4, 1, 2), (1, 1, 2, 4),
-    (1, 2, 2, 2), (2, 1, 2, 2), (1, 2, 1, 4),
+    (8, 1, 1, 1), (1, 8, 1, 1), (1, 1, 8, 1), (1, 1, 1, 8), (2, 2, 2, 1), (1, 2, 2, 2), (2, 1, 2, 2), (1, 2, 1, 4),
 ]  # fmt: skip
-WITH_GRADIENT = [(2, 2, 2, 1), (1, 1, 1, 8), (1, 1, 2, 4), (1, 2, 2, 2)]
+WITH_GRADIENT = [(2, 2, 2, 1), (1, 1, 1, 8), (1, 2, 2, 2)]
 FAMILIES = {
     "gpt": {"norm": "rms_norm", "activation": "swiglu", "num_kv_heads": 2, "use_bias": False, "qk_norm": True},
     "gpt_window": {"window": 7, "positions": "alibi"},
@@ -75,7 +74,7 @@ def with_source(batch, rng):
 
 @functools.cache
 def found(family, shape, with_gradient=True, **mesh_options):
-    """Losses of 20 steps, and the gradient at the start."""
+    """Losses of some steps, and the gradient at the start."""
     cfg = config(family, shape, **mesh_options)
     mesh = make_mesh(cfg.mesh, jax.devices()[: int(np.prod(shape))])
     model = make_model(cfg.model, LossConfig())
@@ -111,10 +110,10 @@ def test_curves_and_gradients_agree(shape):
 @pytest.mark.parametrize("shape", [(1, 1, 1, 8), (1, 2, 2, 2)])
 @pytest.mark.parametrize("family", ["gpt_window", "bert", "encoder_decoder"])
 def test_so_do_other_models(family, shape):
-    agree(family, shape)
+    agree(family, shape, with_gradient=shape == (1, 2, 2, 2))
 
 
 @pytest.mark.slow
 def test_norms_may_be_split_over_the_tensor_axis():
-    agree("gpt", (1, 2, 4, 1), sequence_parallel=True)
+    agree("gpt", (1, 2, 4, 1), with_gradient=False, sequence_parallel=True)
     agree("gpt", (1, 1, 4, 2), sequence_parallel=True)

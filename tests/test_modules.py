@@ -77,8 +77,13 @@ SHELLS = {
 
 @functools.cache
 def params_of(name):
-    shell, _, arguments, _ = SHELLS[name]
-    return jax.jit(lambda rng: shell.init(rng, *arguments))(jax.random.key(0))["params"]
+    shell, _, _, _ = SHELLS[name]
+    return shell.init(jax.random.key(0), method=lambda shell: shell.tree)["params"]  # as its call begins
+
+
+@functools.cache
+def from_specs(name):
+    return init_params(SHELLS[name][1], jax.random.key(0))
 
 
 class _Key(nn.Module):
@@ -93,6 +98,14 @@ def same(a, b):
         np.testing.assert_array_equal(x, y)
 
 
+def same_program(one, other, *arguments):
+    """What XLA is given to compile, constants included, is the same to the letter."""
+    for function in (one, other):
+        function.__name__ = "function"
+    one, other = (jax.jit(function).lower(*arguments).as_text() for function in (one, other))
+    assert one == other and "stablehlo.dot_general" in one
+
+
 def test_every_shell_is_here():
     shells = {n for n, m in vars(modules).items() if isinstance(m, type) and issubclass(m, nn.Module)}
     assert shells - {"Shell", "Transformer"} == set(SHELLS)  # the two bases of the others
@@ -101,19 +114,22 @@ def test_every_shell_is_here():
 @pytest.mark.parametrize("name", SHELLS)
 def test_a_shell_is_its_function_bit_for_bit(name):
     shell, _, arguments, function = SHELLS[name]
-    params = params_of(name)
-    got = jax.jit(lambda p, *a: shell.apply({"params": p}, *a))(params, *arguments)
-    same(got, jax.jit(lambda p, *a: function(p, None, *a))(params, *arguments))
+    params = abstract_params(SHELLS[name][1])
+    same_program(lambda p, *a: shell.apply({"params": p}, *a), lambda p, *a: function(p, None, *a), params, *arguments)
 
 
 @pytest.mark.parametrize("name", ["GPT", *(pytest.param(name, marks=pytest.mark.slow) for name in ("BERT", "Block"))])
 def test_with_dropout_too(name):
     shell, _, arguments, function = SHELLS[name]
-    params, rng = params_of(name), jax.random.key(5)
-    got = jax.jit(lambda p, r, *a: shell.apply({"params": p}, *a, rngs={"dropout": r}))(params, rng, *arguments)
     key = _Key().apply({}, rngs={"dropout": jax.random.key(5)})
-    same(got, jax.jit(lambda p, r, *a: function(p, r, *a))(params, key, *arguments))
-    plain = jax.jit(lambda p, *a: shell.apply({"params": p}, *a))(params, *arguments)
+
+    @jax.jit
+    def both(params, rng, key, *arguments):
+        found = shell.apply({"params": params}, *arguments, rngs={"dropout": rng})
+        return found, function(params, key, *arguments), shell.apply({"params": params}, *arguments)
+
+    got, wanted, plain = both(params_of(name), jax.random.key(5), key, *arguments)
+    same(got, wanted)
     assert not np.allclose(got, plain, atol=1e-3)
 
 
@@ -160,7 +176,7 @@ def values(params):
 @pytest.mark.parametrize("name", SHELLS)
 def test_parameters_have_the_names_and_shapes_written_by_hand(name):
     """Those of a shell's init, and those that its specs give to `init_params`."""
-    for params in (params_of(name), init_params(SHELLS[name][1], jax.random.key(0))):
+    for params in (params_of(name), from_specs(name)):
         assert jax.tree.map(jnp.shape, dict(params)) == BY_HAND[name]
         assert {x.dtype for x in jax.tree.leaves(params)} == {np.dtype(np.float32)}
         if name in COUNTS:
@@ -170,7 +186,7 @@ def test_parameters_have_the_names_and_shapes_written_by_hand(name):
 @pytest.mark.parametrize("name", SHELLS)
 def test_every_parameter_begins_with_values_of_its_own(name):
     """Matrices and tables are drawn, no two of them, and no two layers, alike; scales are 1, biases 0."""
-    for params in (params_of(name), init_params(SHELLS[name][1], jax.random.key(0))):
+    for params in (params_of(name), from_specs(name)):
         drawn = {}
         for path, x in values(params).items():
             last = path.split(".")[-1]
@@ -189,18 +205,23 @@ def test_every_parameter_begins_with_values_of_its_own(name):
     "cfg, family", [(CFG, gpt), pytest.param(BERT_CFG, bert, marks=pytest.mark.slow)], ids=["gpt", "bert"]
 )
 def test_the_model_training_receives_runs_through_the_shell(cfg, family):
-    loss_cfg = LossConfig(z_loss=1e-3)
+    cfg, loss_cfg = replace(cfg, num_layers=1), LossConfig(z_loss=1e-3)
     model = modules.make_model(cfg, loss_cfg)
-    params = jax.jit(model.init)(jax.random.key(1))
-    assert jax.tree.structure(params) == jax.tree.structure(abstract_params(model.specs))
-    got = jax.jit(lambda p: model.loss(p, BATCH, None))(params)
-    same(got, jax.jit(lambda p: family.loss(p, BATCH, cfg, loss_cfg))(params))
-    objective, _ = got
+    abstract = jax.eval_shape(model.init, jax.random.key(1))
+    assert jax.tree.structure(abstract) == jax.tree.structure(abstract_params(model.specs))
+    same_program(lambda p: model.loss(p, BATCH, None), lambda p: family.loss(p, BATCH, cfg, loss_cfg), abstract)
+
+    @jax.jit
+    def losses(params, rng):
+        return model.loss(params, BATCH, None)[0], model.loss(params, BATCH, rng)[0]["loss"][0]
+
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda each: rng.normal(0, 0.3, each.shape).astype(each.dtype), abstract)
+    objective, dropped = losses(params, jax.random.key(2))
     assert {k: float(v) for k, v in model.weights(BATCH).items() if k in objective} == {
         k: float(v[1]) for k, v in objective.items()
     }
-    dropped = jax.jit(lambda p, r: model.loss(p, BATCH, r))(params, jax.random.key(2))
-    assert float(dropped[0]["loss"][0]) != float(objective["loss"][0])
+    assert float(dropped) != float(objective["loss"][0])
 
 
 def test_an_nnx_user_wraps_a_shell():
@@ -218,19 +239,19 @@ def test_parts_obey_the_config(cls):
     cfg = ModelConfig(
         num_layers=2, width=16, context_length=16, vocab_size=20, positions=Alibi(), attention=Softmax(4, window=3)
     )
-    x = jax.random.normal(jax.random.key(0), (2, 16, 16))
-    shell = cls(cfg)
-    variables = shell.init(jax.random.key(1), x)
-    apply = jax.jit(shell.apply)
-    out, later = apply(variables, x), apply(variables, x.at[:, 9:].add(1.0))
+    x = np.random.default_rng(0).normal(size=(2, 16, 16)).astype(np.float32)
+    later, before = x.copy(), x.copy()
+    later[:, 9:] += 1
+    before[:, :2] += 1
+    shell, plain = cls(cfg), cls(replace(cfg, positions=NoPositions()))
+    run = jax.jit(lambda variables, rows: (shell.apply(variables, rows), plain.apply(variables, x)))
+    variables = shell.init(jax.random.key(1), method=lambda shell: shell.tree)
+    rows, without = map(np.asarray, run(variables, np.concatenate([x, later, before])))
+    out, later, before = np.split(rows, 3)
     np.testing.assert_array_equal(out[:, :9], later[:, :9])
-    before = apply(variables, x.at[:, :2].add(1.0))
     reach = 2 * (2 if cls is Stack else 1)
     np.testing.assert_array_equal(out[:, 2 + reach :], before[:, 2 + reach :])
-    without = jax.jit(cls(replace(cfg, positions=NoPositions())).apply)(variables, x)
     assert np.abs(out - without).max() > 1e-4
-    everybody = jax.jit(lambda v, x: shell.apply(v, x, masks.Mask()))(variables, x)
-    assert np.abs(out - everybody).max() > 1e-4
 
 
 def test_a_part_does_not_own_a_table_of_the_whole_model():

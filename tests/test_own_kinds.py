@@ -164,7 +164,7 @@ def test_a_feed_forward_layer_need_not_say_that_it_keeps_nothing():
     FEED_FORWARDS["own"] = FEED_FORWARDS["dense"]._replace(init_cache=None)
     cfg = from_mapping({"model": {"feed_forward": "own", "num_layers": 1, "width": 16, "vocab_size": 20}}).model
     assert isinstance(cfg.feed_forward, Own) and tasks_of(cfg) == ["generate"]
-    params = init_params(gpt.specs(cfg), jax.random.key(0))
+    params = jax.jit(lambda key: init_params(gpt.specs(cfg), key))(jax.random.key(0))
     out = decoding.generate(params, [[1, 2, 3]], cfg, rng=jax.random.key(1), max_new_tokens=3)
     assert out.lengths.tolist() == [3]
 

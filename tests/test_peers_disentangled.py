@@ -115,7 +115,7 @@ def states(params, cfg, layers=stack):
     """Ours in float64, which no config has: what `backbone.run` does."""
     e = params["embedding"]
     x = layer_norm(e["tokens"][TOKENS], **params["embedding_norm"], epsilon=1e-7)
-    mask, execution = segments(jnp.asarray(REAL)), Execution(attention="xla")
+    mask, execution = segments(jnp.asarray(REAL)), Execution(attention="xla", layers="scan")
     context = Context(mask, shared=shared_positions(e, cfg), execution=execution)
     return layers(params["blocks"], x, cfg, [context])[0]
 
@@ -168,7 +168,7 @@ def test_the_states_and_gradients_of_transformers(name):
         # v1's norm is float32 there.
         compare(theirs, parameters, lambda p: states(p, cfg), params, kind, 2e-6 if name == "v1" else 1e-10)
     rounded = jax.tree.map(lambda x: jnp.asarray(np.asarray(x), jnp.float32), params)
-    x = bert.hidden(rounded, jnp.asarray(TOKENS), cfg, segments=jnp.asarray(REAL))
+    x = jax.jit(lambda p: bert.hidden(p, jnp.asarray(TOKENS), cfg, segments=jnp.asarray(REAL)))(rounded)
     wanted = theirs().detach().numpy()
     np.testing.assert_allclose(np.asarray(x)[REAL == 1], wanted[REAL == 1], atol=2e-5)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flat_config import model_config
 
-from jaxformer.config import Learned, ModelConfig
+from jaxformer.config import Execution, Learned, ModelConfig
 from jaxformer.decoding import beam_search
 from jaxformer.interchange.hf_bart import BART as HF_BART
 from jaxformer.interchange.hf_t5 import T5
@@ -39,7 +39,7 @@ def make(**fields):
     return model_config(Exact, **{**made, "family": "encoder_decoder", "encoder": encoder, **fields})
 
 
-def shaken(model, double):
+def shaken(model, double=True):
     """A model, every parameter moved away from its initial value, so that none is forgotten."""
     import torch
 
@@ -50,8 +50,8 @@ def shaken(model, double):
     return (model.double() if double else model).eval()
 
 
-def compare(model, logits_of, params_of, cfg, double, tolerance):
-    """Logits and the gradients of all parameters.
+def compare(model, logits_of, params_of, cfg, double=True):
+    """Logits and the gradients of all parameters, in float64; in float32, tests/interchange compares T5 and BART.
 
     Args:
       logits_of: () -> torch's logits.
@@ -59,26 +59,25 @@ def compare(model, logits_of, params_of, cfg, double, tolerance):
     """
     import torch
 
+    tolerance = 1e-10 if double else 1e-5
     out = logits_of()
     (out * torch.tensor(WEIGHTS).to(out.dtype)).sum().backward()
     weights = {name: p.detach().numpy() for name, p in model.named_parameters()}
     gradients = {name: p.grad.numpy() for name, p in model.named_parameters()}
-    jax.clear_caches()  # of the other precision
     with jax.enable_x64(double):
         cfg = dataclasses.replace(cfg, dtype="float64" if double else "float32")
-        params = jax.tree.map(jnp.asarray, params_of(weights))
+        params = params_of(weights)
         shapes = jax.tree.map(lambda a: a.shape, abstract_params(encoder_decoder.specs(cfg)))
         assert jax.tree.map(np.shape, params) == shapes
 
-        @jax.jit
         def ours(params):
             logits = encoder_decoder.apply(
                 params, TARGET, cfg, segments=jnp.ones((B, T), jnp.int32), source_tokens=SOURCE,
-                source_segments=jnp.array(THERE, jnp.int32),
+                source_segments=jnp.array(THERE, jnp.int32), execution=Execution(layers="scan"),
             )  # fmt: skip
             return jnp.sum(logits * WEIGHTS), logits
 
-        (_, logits), found = jax.value_and_grad(ours, has_aux=True)(params)
+        found, logits = jax.jit(jax.grad(ours, has_aux=True))(params)
     logits_of_torch = out.detach().numpy()
     close = {"rtol": tolerance, "atol": tolerance * np.abs(logits_of_torch).max()}
     np.testing.assert_allclose(logits, logits_of_torch, **close)
@@ -89,9 +88,6 @@ def compare(model, logits_of, params_of, cfg, double, tolerance):
 
 def stacked(layers, get):
     return jax.tree.map(lambda *each: np.stack(each), *[get(layer) for layer in range(layers)])
-
-
-PRECISIONS = pytest.mark.parametrize("double, tolerance", [(False, 1e-5), (True, 1e-10)], ids=["float32", "float64"])
 
 
 def lifted(w, cfg, foreign):
@@ -114,10 +110,9 @@ def t5_config(old, width):
     return dataclasses.replace(cfg, attention=dataclasses.replace(cfg.attention, scale=1.0))
 
 
-@PRECISIONS
 @pytest.mark.parametrize("version", ["v1.0", "v1.1"])
-def test_t5(version, double, tolerance, monkeypatch):
-    """transformers computes norms and softmax in float32 whatever the model's precision; for float64 that is undone."""
+def test_t5(version, monkeypatch):
+    """transformers computes norms and softmax in float32 whatever the model's precision; that is undone."""
     import torch
     from transformers import T5Config, T5ForConditionalGeneration
     from transformers.models.t5.modeling_t5 import T5LayerNorm
@@ -125,10 +120,8 @@ def test_t5(version, double, tolerance, monkeypatch):
     def norm(self, x):
         return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
 
-    if double:
-        monkeypatch.setattr(T5LayerNorm, "forward", norm)
-        monkeypatch.setattr(torch.Tensor, "float", lambda self: self)
-
+    monkeypatch.setattr(T5LayerNorm, "forward", norm)
+    monkeypatch.setattr(torch.Tensor, "float", lambda self: self)
     old, width = version == "v1.0", 6  # heads narrower than D / H
     model = T5ForConditionalGeneration(T5Config(
         vocab_size=V, d_model=D, d_kv=width, d_ff=F, num_layers=E, num_decoder_layers=L, num_heads=H, dropout_rate=0.0,
@@ -136,13 +129,13 @@ def test_t5(version, double, tolerance, monkeypatch):
     ))  # fmt: skip
     if not old:  # transformers 5 ties these as well
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
-    model = shaken(model, double)
+    model = shaken(model)
 
     cfg = t5_config(old, width)
     inputs = {"input_ids": torch.tensor(SOURCE), "attention_mask": torch.tensor(THERE)}
     compare(
         model, lambda: model(**inputs, decoder_input_ids=torch.tensor(TARGET)).logits,
-        lambda w: lifted(w, cfg, T5), cfg, double, tolerance,
+        lambda w: lifted(w, cfg, T5), cfg,
     )  # fmt: skip
 
 
@@ -185,8 +178,7 @@ def bart_params(w):
     return lifted({name.removeprefix("model."): array for name, array in w.items()}, BART, HF_BART)
 
 
-@PRECISIONS
-def test_bart(double, tolerance):
+def test_bart():
     import torch
     from transformers import BartConfig, BartForConditionalGeneration
 
@@ -194,13 +186,10 @@ def test_bart(double, tolerance):
         vocab_size=V, d_model=D, encoder_layers=E, decoder_layers=L, encoder_attention_heads=H,
         decoder_attention_heads=H, encoder_ffn_dim=F, decoder_ffn_dim=F, max_position_embeddings=S, dropout=0.0,
         pad_token_id=0, attention_dropout=0.0, activation_function="gelu",
-    )), double)  # fmt: skip
+    )))  # fmt: skip
 
     inputs = {"input_ids": torch.tensor(SOURCE), "attention_mask": torch.tensor(THERE)}
-    compare(
-        model, lambda: model(**inputs, decoder_input_ids=torch.tensor(TARGET)).logits, bart_params, BART, double,
-        tolerance,
-    )  # fmt: skip
+    compare(model, lambda: model(**inputs, decoder_input_ids=torch.tensor(TARGET)).logits, bart_params, BART)
 
 
 def test_marian():
@@ -237,12 +226,11 @@ def test_marian():
     inputs = {"input_ids": torch.tensor(SOURCE), "attention_mask": torch.tensor(THERE)}
     for parameter in (model.model.encoder.embed_positions.weight, model.model.decoder.embed_positions.weight):
         parameter.grad = torch.zeros_like(parameter)
-    compare(model, lambda: model(**inputs, decoder_input_ids=torch.tensor(TARGET)).logits, params_of, cfg, False, 1e-5)
+    compare(model, lambda: model(**inputs, decoder_input_ids=torch.tensor(TARGET)).logits, params_of, cfg, double=False)
 
 
-@PRECISIONS
 @pytest.mark.parametrize("block", ["post_norm", "pre_norm"])
-def test_torch(block, double, tolerance):
+def test_torch(block):
     """torch.nn's layers, without the final norms that nn.Transformer adds to post-norm layers too; learned positions
     are given to it as part of the embeddings."""
     import torch
@@ -272,7 +260,7 @@ def test_torch(block, double, tolerance):
             )  # fmt: skip
             return x @ self.table.weight.T
 
-    model = shaken(Whole(), double)
+    model = shaken(Whole())
 
     def params_of(w):
         def norm(name):
@@ -307,17 +295,17 @@ def test_torch(block, double, tolerance):
             encoder["final_norm"], made["final_norm"] = norm("whole.encoder.norm"), norm("whole.decoder.norm")
         return made | {"encoder": encoder}
 
-    compare(model, model, params_of, make(block=block, activation="relu"), double, tolerance)
+    compare(model, model, params_of, make(block=block, activation="relu"))
 
 
 @pytest.mark.parametrize("kind", ["t5", "bart"])
 def test_beam_search_finds_what_transformers_finds(kind):
-    """25 random models each, at a length penalty of 0, where both rank by the same scores, and to the very end."""
+    """Random models, at a length penalty of 0, where both rank by the same scores, and to the very end."""
     import torch
     from transformers import BartConfig, BartForConditionalGeneration, T5Config, T5ForConditionalGeneration
 
-    same, beams, new = 0, 4, 8
-    for seed in range(25):
+    same, beams, new, models = 0, 4, 8, 10
+    for seed in range(models):
         torch.manual_seed(seed)
         tokens = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
         if kind == "t5":
@@ -355,4 +343,4 @@ def test_beam_search_finds_what_transformers_finds(kind):
         ours = [row[:n].tolist() for row, n in zip(found.tokens[0], found.lengths[0], strict=True)]
         np.testing.assert_allclose(found.scores[0], theirs.sequences_scores.numpy(), rtol=1e-4, atol=1e-4)
         same += ours == ends
-    assert same >= 24  # two hypotheses may score alike
+    assert same >= models - 1  # two hypotheses may score alike

@@ -95,15 +95,15 @@ def test_logits():
         wanted = model(
             input_ids=torch.tensor(source), decoder_input_ids=torch.tensor(target), use_cache=False
         ).logits.numpy()
-    found = encoder_decoder.apply(params_of(model), target, CFG, source_tokens=source)
+    found = jax.jit(lambda p: encoder_decoder.apply(p, target, CFG, source_tokens=source))(params_of(model))
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
 
 
 def test_beam_search():
     import torch
 
-    same, beams, new = 0, 4, 8
-    for seed in range(10):
+    same, beams, new, models = 0, 4, 8, 6
+    for seed in range(models):
         model = made(seed)
         source = np.random.default_rng(seed).integers(3, V, (1, S))
         with torch.no_grad():
@@ -121,4 +121,4 @@ def test_beam_search():
         ours = [row[:n].tolist() for row, n in zip(found.tokens[0], found.lengths[0], strict=True)]
         np.testing.assert_allclose(found.scores[0], theirs.sequences_scores.numpy(), rtol=1e-4, atol=1e-4)
         same += ours == ends
-    assert same >= 9  # two hypotheses may score alike
+    assert same >= models - 1  # two hypotheses may score alike

@@ -53,9 +53,13 @@ def ours(cfg, params, task, outputs, layer, targets, weights, **inputs):
     batch = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32 if x.dtype.kind == "f" else jnp.int32), batch)
     family = family_of(cfg)
     assert family.specs(cfg).keys() == params.keys()
-    logits = jax.jit(lambda p: family.apply(p, batch.tokens, cfg, segments=batch.segments))(params)
-    objective, _ = jax.jit(lambda p: family.loss(p, batch, cfg, LossConfig()))(params)
-    total, weight = objective["loss"]
+
+    @jax.jit
+    def both(params):
+        objective, _ = family.loss(params, batch, cfg, LossConfig())
+        return family.apply(params, batch.tokens, cfg, segments=batch.segments), objective["loss"]
+
+    logits, (total, weight) = both(params)
     return logits, total / weight
 
 

@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from jaxformer.config import Choice, Config, from_mapping, load
+from jaxformer.config import AttentionConfig, Choice, Config, from_mapping, load, registry
 from jaxformer.config.denoising import READ_BY_OBJECTIVE
 from jaxformer.config.fields import field_types, is_section, options
 from jaxformer.config.loading import shipped
 from jaxformer.config.named import Named
 from jaxformer.config.reference import as_file, help_text, reference
 from jaxformer.errors import ConfigError
+from jaxformer.functional.sublayers import MIXERS
 from jaxformer.runs.command_line import parse_config, parser
 from jaxformer.scaling.ladder import StudyConfig
+from jaxformer.tracking.trackers import TRACKERS
 
 # Kind -> what else a config with it says.
 NEEDED_BY_KIND = {
@@ -100,27 +102,43 @@ def test_print_config_prints_what_the_command_line_says(tmp_path, monkeypatch, c
     )
 
 
-def test_a_printed_config_brings_what_its_file_brought():
+@pytest.fixture
+def printed(capsys):
+    """What --print-config prints of a file; what the file brings is taken back at the end."""
+    tables = (MIXERS, AttentionConfig.registered, TRACKERS, registry.TRACKERS)
+    before = [set(table) for table in tables]
+
+    def of(file):
+        with pytest.raises(SystemExit):
+            parse_config(parser("", "pretrain"), [str(file), "--print-config"])
+        return capsys.readouterr().out
+
+    yield of
+    for table, names in zip(tables, before, strict=True):
+        for name in set(table) - names:
+            dict.pop(table, name)
+
+
+def test_a_printed_config_brings_what_its_file_brought(printed):
     file = Path(__file__).parent / "extensions" / "gated_conv.py"
-    words = [sys.executable, "-m", "jaxformer", "pretrain", str(file), "--print-config"]
-    printed = subprocess.run(words, cwd=file.parents[2], capture_output=True, text=True, check=True).stdout
-    assert f"load({str(file)!r})" in printed
+    assert f"load({str(file)!r})" in printed(file)
 
 
-def test_a_printed_config_brings_a_tracker_of_its_file(tmp_path):
+def test_a_printed_config_brings_a_tracker_of_its_file(printed, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
         "from jaxformer.tracking.tracker import TrackerKind\nfrom jaxformer.tracking.trackers import TRACKERS\n"
         "TRACKERS['mine'] = TrackerKind(print)\n"
         "def get_config():\n    return {'tracking': {'trackers': ('mine',)}}\n"
     )
-    words = [sys.executable, "-m", "jaxformer", "pretrain", "--print-config"]
-    for name in ("printed.py", "again.py"):  # the second is printed by the first, which loads the file
-        done = subprocess.run([*words, str(file)], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert f"load({str(file)!r})" in done.stdout and "'trackers': ['mine']" in done.stdout
-        file = tmp_path / name
-        file.write_text(done.stdout)
+    first = printed(file)
+    (tmp_path / "printed.py").write_text(first)
+    # Printed once more where nothing has been brought yet.
+    words = [sys.executable, "-m", "jaxformer", "pretrain", "--print-config", str(tmp_path / "printed.py")]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for each, out in ((file, first), (tmp_path / "printed.py", done.stdout)):
+        assert f"load({str(each)!r})" in out and "'trackers': ['mine']" in out
 
 
 def test_help_names_every_field(monkeypatch, capsys):

@@ -28,7 +28,7 @@ from jaxformer.training.optim import make_optimizer
 from jaxformer.training.step import compile_steps
 
 pytestmark = pytest.mark.slow
-ROWS, LENGTH, STEPS = 8, 32, 6
+ROWS, LENGTH, STEPS = 8, 32, 4
 MODELS = {
     "sequence_classification": {"norm": "rms_norm", "activation": "swiglu", "use_bias": False},
     "extractive_qa": {"family": "bert", "block": "post_norm"},

@@ -78,9 +78,11 @@ def disentangled_bias(
 
     >>> import jax
     >>> from jaxformer import attention
-    >>> q, k, v, table = (jax.random.normal(jax.random.key(i), (2, 6, 4, 8)) for i in range(4))
-    >>> bias = disentangled_bias(q, k, table[0], table[1], scale=24 ** -0.5)
-    >>> attention(q, k, v, bias=bias, scale=24 ** -0.5).shape
+    >>> def attend(q, k, v, position_key, position_query):
+    ...     bias = disentangled_bias(q, k, position_key, position_query, scale=24**-0.5)
+    ...     return attention(q, k, v, bias=bias, scale=24**-0.5)
+    >>> x, table = jnp.ones((2, 6, 4, 8)), jnp.ones((6, 4, 8))
+    >>> jax.jit(attend)(x, x, x, table, table).shape
     (2, 6, 4, 8)
     """
     if position_key is None and position_query is None:

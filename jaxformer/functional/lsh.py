@@ -123,7 +123,7 @@ def lsh_attention(
 
     >>> x = jax.random.normal(jax.random.key(0), (1, 16, 2, 4))
     >>> rotations = random_rotations(jax.random.key(1), heads=2, width=4, rounds=3, buckets=4)
-    >>> lsh_attention(x, x, rotations, chunk=8, causal=True).shape
+    >>> jax.jit(lambda x: lsh_attention(x, x, rotations, chunk=8, causal=True))(x).shape
     (1, 16, 2, 4)
     """
     _check(query_key, value, rotations, chunk, segments)

@@ -3,9 +3,8 @@
 Where a document begins, the state is set to zero: no token sees another document, exactly.
 
 >>> import jax
->>> keys = jax.random.split(jax.random.key(0), 3)
->>> x, w_input, w_hidden = (jax.random.normal(k, s) for k, s in zip(keys, [(2, 5, 3), (3, 16), (4, 16)]))
->>> out, state = lstm(x, w_input, w_hidden, jnp.zeros(16))
+>>> x, w_input, w_hidden, bias = (jnp.ones(shape) for shape in [(2, 5, 3), (3, 16), (4, 16), 16])
+>>> out, state = jax.jit(lstm)(x, w_input, w_hidden, bias)
 >>> out.shape, state.hidden.shape, state.cell.dtype
 ((2, 5, 4), (2, 4), dtype('float32'))
 """

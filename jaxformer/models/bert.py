@@ -4,10 +4,9 @@ Source: Devlin et al. 2019, sections 3 and A.2. A norm follows the summed embedd
 `ModelConfig` says, post-norm in the paper.
 
 >>> import jax
->>> from jaxformer.specs import init_params
+>>> from jaxformer.specs import abstract_params
 >>> cfg = ModelConfig(family="bert", block="post_norm", num_layers=2, width=32, context_length=16, vocab_size=64)
->>> params = init_params(specs(cfg), jax.random.key(0))
->>> apply(params, jnp.zeros((1, 16), int), cfg).shape
+>>> jax.eval_shape(lambda p: apply(p, jnp.zeros((1, 16), int), cfg), abstract_params(specs(cfg))).shape
 (1, 16, 64)
 """
 

@@ -13,11 +13,11 @@ T5's own dropout after the final norms and inside the feed-forward layer is left
 Source: Vaswani et al. 2017, section 3; Raffel et al. 2020, section 2.1; Shazeer 2020; Lewis et al. 2020, section 2.1.
 
 >>> import jax
->>> from jaxformer.specs import init_params
->>> cfg = ModelConfig(family="encoder_decoder", encoder={"source_length": 24}, width=32, context_length=16,
-...                   vocab_size=64)
->>> params = init_params(specs(cfg), jax.random.key(0))
->>> apply(params, jnp.zeros((1, 16), int), cfg, source_tokens=jnp.zeros((1, 24), int)).shape
+>>> from jaxformer.specs import abstract_params
+>>> cfg = ModelConfig(family="encoder_decoder", encoder={"source_length": 24}, num_layers=1, width=32,
+...                   context_length=16, vocab_size=64)
+>>> params, targets, sources = abstract_params(specs(cfg)), jnp.zeros((1, 16), int), jnp.zeros((1, 24), int)
+>>> jax.eval_shape(lambda p: apply(p, targets, cfg, source_tokens=sources), params).shape
 (1, 16, 64)
 """
 

@@ -8,10 +8,10 @@ Source: Dai et al. 2020, section 2.
 
 >>> import jax
 >>> from jaxformer.config import FunnelAttention, NoPositions
->>> from jaxformer.specs import init_params
+>>> from jaxformer.specs import abstract_params
 >>> cfg = ModelConfig(family="funnel", attention=FunnelAttention(), positions=NoPositions(), block="post_norm",
 ...                   num_layers=5, width=32, context_length=16, vocab_size=64)
->>> params = init_params(specs(cfg), jax.random.key(0))
+>>> params = abstract_params(specs(cfg))
 >>> jax.eval_shape(lambda p, tokens: apply(p, tokens, cfg), params, jnp.zeros((1, 16), int)).shape
 (1, 16, 64)
 """

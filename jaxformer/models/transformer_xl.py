@@ -10,10 +10,10 @@ Source: Dai et al. 2019, "Transformer-XL", section 3.2.
 
 >>> import jax
 >>> from jaxformer.config import ModelConfig, Relative
->>> from jaxformer.specs import init_params
+>>> from jaxformer.specs import abstract_params
 >>> cfg = ModelConfig("transformer_xl", 1, 32, 16, 64, memory=8, positions=Relative())
->>> params = init_params(specs(cfg), jax.random.key(0))
->>> apply(params, jnp.zeros((1, 16), int), cfg, memory_tokens=jnp.ones((1, 8), int)).shape
+>>> params, tokens, before = abstract_params(specs(cfg)), jnp.zeros((1, 16), int), jnp.ones((1, 8), int)
+>>> jax.eval_shape(lambda p: apply(p, tokens, cfg, memory_tokens=before), params).shape
 (1, 16, 64)
 """
 

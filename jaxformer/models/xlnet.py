@@ -9,11 +9,10 @@ Source: Yang et al. 2019, "XLNet", sections 2.2 to 2.4.
 
 >>> import jax
 >>> from jaxformer.config import from_mapping
->>> from jaxformer.specs import init_params
+>>> from jaxformer.specs import abstract_params
 >>> model = {"family": "xlnet", "positions": "relative", "num_layers": 1, "width": 32, "vocab_size": 64}
 >>> cfg = from_mapping({"model": model, "data": {"objective": "permutation"}}).model
->>> params = init_params(specs(cfg), jax.random.key(0))
->>> apply(params, jnp.zeros((1, 16), int), cfg).shape
+>>> jax.eval_shape(lambda p: apply(p, jnp.zeros((1, 16), int), cfg), abstract_params(specs(cfg))).shape
 (1, 16, 64)
 """
 

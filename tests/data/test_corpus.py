@@ -17,7 +17,7 @@ from jaxformer.data import build_cache, corpus, ingest
 from jaxformer.data.corpus import open_corpus
 from jaxformer.errors import ConfigError
 
-TEXT = "".join(f"line {i}: the quick brown fox jumps over the lazy dog\n" for i in range(3000))
+TEXT = "".join(f"line {i}: the quick brown fox jumps over the lazy dog\n" for i in range(500))
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from jaxformer.data.sources import Input
 from jaxformer.errors import ConfigError
 from jaxformer.storage import json_checksum
 
-TEXT = "".join(f"line {i}: the quick brown fox jumps over the lazy dog\n" for i in range(3000))
+TEXT = "".join(f"line {i}: the quick brown fox jumps over the lazy dog\n" for i in range(500))
 
 
 @pytest.fixture
@@ -233,7 +233,7 @@ def append(path: Path, text: str) -> None:
 CHANGES = {
     "appended": lambda path: append(path, "and more\n"),
     "appended after its end": lambda path: append(path, "x" * (3 << 20)),
-    "one character": lambda path: path.write_text(TEXT.replace("line 2999", "line 2998")),
+    "one character": lambda path: path.write_text(TEXT.replace("line 499", "line 498")),
     "cut": lambda path: os.truncate(path, 1000),
     "emptied": lambda path: os.truncate(path, 0),
     "replaced": lambda path: (path.unlink(), path.write_text(TEXT.upper())),

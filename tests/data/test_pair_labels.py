@@ -43,7 +43,7 @@ def rows_of(split, batches):
     return Rows(*(np.concatenate(x).astype(np.int64) for x in zip(*parts, strict=True))), unlabelled / rows
 
 
-def train(split, vocabulary, length, seeds, steps, rows=64):
+def train(split, vocabulary, length, seeds, steps, rows):
     for seed in seeds:
         batches = Batches(split, vocabulary, PAIRS, rows=rows, context_length=length, seed=seed)
         yield from (batches[step] for step in range(steps))
@@ -130,7 +130,7 @@ def tree(x, y, depth):
 def test_nothing_but_a_and_b_together_predicts_the_label(make_split, vocabulary, low, high, length):
     lengths = np.random.default_rng(low).integers(low, high + 1, 40_000 // high)
     split = make_split(lengths.tolist())
-    rows, unlabelled = rows_of(split, train(split, vocabulary, length, range(30), 8))
+    rows, unlabelled = rows_of(split, train(split, vocabulary, length, range(30), 1, rows=512))
     assert unlabelled < 0.2 and len(rows.label) > 12_000
     no_better_than_chance(rows.label == 0, "always 'follows'")
     no_better_than_chance(rows.label == 1, "always 'random'")
@@ -164,7 +164,8 @@ CORPORA = {
 
 def alike(cells, label):
     """Chi-square of two samples over the cells that 20 rows or more are in, against its mean and deviation."""
-    _, cell = np.unique(cells, axis=0, return_inverse=True)
+    number = np.ravel_multi_index(cells.T, cells.max(axis=0) + 1)
+    _, cell = np.unique(number, return_inverse=True)
     counts = np.stack([np.bincount(cell.ravel()[label == value], minlength=cell.max() + 1) for value in (0, 1)])
     counts = counts[:, counts.sum(axis=0) >= 20]
     expected = counts.sum(axis=1, keepdims=True) * counts.sum(axis=0) / counts.sum()
@@ -178,7 +179,7 @@ def alike(cells, label):
 def test_a_with_its_length_and_b_with_its_place_are_alike_under_both_labels(make_split, vocabulary, corpus):
     """Of a split so small that each span is met often, also where one document is most of the text."""
     split = make_split(CORPORA[corpus])
-    rows, unlabelled = rows_of(split, train(split, vocabulary, 32, range(10), 150))
+    rows, unlabelled = rows_of(split, train(split, vocabulary, 32, range(10), 10, rows=960))
     assert 0 < unlabelled < 0.9
     assert set(rows.label) == {0, 1}
     no_better_than_chance(rows.label == 0, "always 'follows'")
@@ -199,8 +200,8 @@ def test_rows_without_a_label_are_those_whose_second_stretch_is_of_the_same_docu
     """Of five documents alike it is one in five; of many, hardly any."""
     for documents, expected in ((5, 0.2), (2, 0.5), (400, 1 / 400)):
         split = make_split([60] * documents)
-        _, unlabelled = rows_of(split, train(split, vocabulary, 32, range(10), 50))
-        n = 10 * 50 * 64
+        _, unlabelled = rows_of(split, train(split, vocabulary, 32, range(10), 5, rows=640))
+        n = 10 * 5 * 640
         assert abs(unlabelled - expected) < 5 * np.sqrt(expected * (1 - expected) / n), documents
 
 

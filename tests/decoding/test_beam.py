@@ -2,7 +2,6 @@
 
 import itertools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,16 +16,18 @@ PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3], [2]]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
-def test_one_beam_is_greedy_choice(length_penalty):
-    greedy = generate(PARAMS, PROMPTS, CFG, sampling=Sampling(temperature=0), max_new_tokens=12)
-    stop = [greedy.tokens[0, :2].tolist()]
-    greedy = generate(PARAMS, PROMPTS, CFG, sampling=Sampling(temperature=0), max_new_tokens=12, stop=stop)
-    one = beam_search(PARAMS, PROMPTS, CFG, beams=1, length_penalty=length_penalty, max_new_tokens=12, stop=stop)
-    np.testing.assert_array_equal(one.tokens[:, 0], greedy.tokens)
-    np.testing.assert_array_equal(one.lengths[:, 0], greedy.lengths)
-    np.testing.assert_array_equal(one.stopped[:, 0], greedy.stopped)
-    np.testing.assert_allclose(one.log_probs[:, 0], greedy.log_probs.sum(axis=1), rtol=1e-4)
+def test_one_beam_is_greedy_choice():
+    def chosen(stop):
+        return generate(PARAMS, PROMPTS, CFG, sampling=Sampling(temperature=0), max_new_tokens=12, stop=stop)
+
+    stop = [chosen([[0] * 8]).tokens[0, :2].tolist()]  # programs are those of stop sequences of up to 8 tokens
+    greedy = chosen(stop)
+    for length_penalty in (0.0, 1.0):
+        one = beam_search(PARAMS, PROMPTS, CFG, beams=1, length_penalty=length_penalty, max_new_tokens=12, stop=stop)
+        np.testing.assert_array_equal(one.tokens[:, 0], greedy.tokens)
+        np.testing.assert_array_equal(one.lengths[:, 0], greedy.lengths)
+        np.testing.assert_array_equal(one.stopped[:, 0], greedy.stopped)
+        np.testing.assert_allclose(one.log_probs[:, 0], greedy.log_probs.sum(axis=1), rtol=1e-4)
     assert greedy.stopped[0] and not greedy.stopped.all()
 
 
@@ -44,25 +45,25 @@ def every_continuation(params, prompt, cfg, new_tokens, stop, apply=gpt_apply):
     return found
 
 
-@pytest.mark.parametrize("length_penalty", [0.0, 0.8])
-def test_as_many_beams_as_continuations_find_the_best_ones_in_order(length_penalty):
+def test_as_many_beams_as_continuations_find_the_best_ones_in_order():
     cfg = config(vocab_size=4, positions="alibi", context_length=8, num_layers=1)
     params = params_of(cfg, seed=3)
     prompt, new_tokens, stop = [1, 2], 3, 3
     found = every_continuation(params, prompt, cfg, new_tokens, stop)
-    score = {tokens: nats / ((5 + len(tokens)) / 6) ** length_penalty for tokens, nats in found.items()}
-    expected = sorted(score, key=score.get, reverse=True)
-    out = beam_search(
-        params, [prompt], cfg, beams=64, length_penalty=length_penalty, max_new_tokens=new_tokens, stop=[stop]
-    )
-    got = [tuple(t[:n].tolist()) for t, n in zip(out.tokens[0], out.lengths[0], strict=True)]
-    real = np.isfinite(out.scores[0])
-    assert real.sum() == len(expected) < 64  # beams beyond the last continuation have probability 0
-    assert [got[i] for i in np.nonzero(real)[0]] == expected
-    np.testing.assert_allclose(out.scores[0][real], [score[t] for t in expected], rtol=1e-4)
-    np.testing.assert_allclose(out.log_probs[0][real], [found[t] for t in expected], rtol=1e-4)
-    assert [t[-1] == stop for t in expected] == out.stopped[0][real].tolist()
-    np.testing.assert_allclose(np.exp(out.log_probs[0].astype(np.float64)).sum(), 1, rtol=1e-5)
+    for length_penalty in (0.0, 0.8):
+        score = {tokens: nats / ((5 + len(tokens)) / 6) ** length_penalty for tokens, nats in found.items()}
+        expected = sorted(score, key=score.get, reverse=True)
+        out = beam_search(
+            params, [prompt], cfg, beams=64, length_penalty=length_penalty, max_new_tokens=new_tokens, stop=[stop]
+        )
+        got = [tuple(t[:n].tolist()) for t, n in zip(out.tokens[0], out.lengths[0], strict=True)]
+        real = np.isfinite(out.scores[0])
+        assert real.sum() == len(expected) < 64  # beams beyond the last continuation have probability 0
+        assert [got[i] for i in np.nonzero(real)[0]] == expected
+        np.testing.assert_allclose(out.scores[0][real], [score[t] for t in expected], rtol=1e-4)
+        np.testing.assert_allclose(out.log_probs[0][real], [found[t] for t in expected], rtol=1e-4)
+        assert [t[-1] == stop for t in expected] == out.stopped[0][real].tolist()
+        np.testing.assert_allclose(np.exp(out.log_probs[0].astype(np.float64)).sum(), 1, rtol=1e-5)
 
 
 def test_places_without_a_continuation_are_empty():
@@ -89,7 +90,8 @@ def test_each_row_is_searched_as_if_alone_and_beams_report_the_models_probabilit
         ):
             whole = np.zeros((1, 16), int)
             whole[0, : len(prompt) + length] = [*prompt, *tokens[:length]]
-            nats = np.asarray(jax.nn.log_softmax(gpt_apply(PARAMS, whole, CFG)[0]))
+            nats = np.asarray(gpt_apply(PARAMS, whole, CFG)[0], np.float64)
+            nats -= np.log(np.exp(nats).sum(-1, keepdims=True))
             expected = sum(float(nats[len(prompt) - 1 + i, tokens[i]]) for i in range(length))
             assert log_prob == pytest.approx(expected, rel=1e-4)
             assert (tokens[length:] == -1).all()

@@ -14,6 +14,7 @@ from jaxformer.data.decoding_text import decoding_text
 from jaxformer.data.tokenizers import train
 from jaxformer.decoding import Sampling, beam_search, cache, generate
 from jaxformer.errors import ConfigError
+from jaxformer.models import gpt
 from jaxformer.programs import generate as program
 from jaxformer.runs.pretrain import Run
 
@@ -31,22 +32,29 @@ def test_each_step_is_the_full_pass_with_that_prefix(positions, window):
         tokens = np.random.default_rng(0).integers(0, cfg.vocab_size, (3, TOTAL))
         lengths = np.array(list(map(len, PROMPTS)))
         prefix = jnp.asarray(np.arange(TOTAL) < lengths[:, None])
-        full = jax.jit(lambda p, t: gpt_apply(p, t, cfg, prefix=prefix))(params, tokens)
-        causal = gpt_apply(params, tokens, cfg)
-        fill = jax.jit(cache.prefill, static_argnames=("cfg", "length", "prefix_lm"))
-        hidden, kept = fill(params, tokens[:, :6], lengths, cfg, length=TOTAL, prefix_lm=True)
-        step = jax.jit(cache.step, static_argnums=2)
-        for number in range(4):
-            at = np.arange(3), lengths + number
-            found = cache.logits(params, hidden)
-            np.testing.assert_allclose(found, full[at[0], at[1] - 1], rtol=1e-9, atol=1e-9)
-            hidden, kept = step(params, tokens[at], cfg, kept)
+        rows, at = np.arange(3), lengths + np.arange(4)[:, None]
+
+        @jax.jit
+        def all_of(params):
+            """Logits of the full passes with the prefix and without, and of each step."""
+            hidden, kept = cache.prefill(params, tokens[:, :6], lengths, cfg, length=TOTAL, prefix_lm=True)
+
+            def add(kept, fed):
+                hidden, kept = cache.step(params, fed, cfg, kept)
+                return kept, cache.logits(params, hidden)
+
+            _, later = jax.lax.scan(add, kept, jnp.asarray(tokens[rows, at[:-1]]))
+            steps = jnp.concatenate([cache.logits(params, hidden)[None], later])
+            return gpt.apply(params, tokens, cfg, prefix=prefix), gpt.apply(params, tokens, cfg), steps
+
+        full, causal, steps = map(np.asarray, all_of(params))
+        np.testing.assert_allclose(steps, full[rows, at - 1], rtol=1e-9, atol=1e-9)
         assert np.abs(full[0, 5] - causal[0, 5]).max() > 1e-2  # the prefix matters
         np.testing.assert_allclose(full[2], causal[2], rtol=1e-9, atol=1e-9)  # of one token it does not
 
 
 def test_answers_are_those_of_the_model_that_was_trained():
-    cfg = config(positions="rotary")
+    cfg = config(positions="rotary", num_layers=1)
     params, options = params_of(cfg), {"max_new_tokens": 4}
     greedy = generate(params, PROMPTS, cfg, sampling=Sampling(temperature=0), prefix_lm=True, **options)
     beam = beam_search(params, PROMPTS, cfg, beams=1, prefix_lm=True, **options)

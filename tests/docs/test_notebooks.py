@@ -1,12 +1,11 @@
 """The notebooks in docs/ run from top to bottom, and what is stored of their outputs is of one such run."""
 
 import json
-import os
-import sys
 
 import pytest
 
 from tests.docs.pages import ROOT
+from tests.forks import QUICK
 
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
@@ -17,17 +16,14 @@ def code(notebook):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_runs(path, tmp_path, monkeypatch):
+def test_it_runs(path, reader, tmp_path, monkeypatch):
     import nbformat
     from nbclient import NotebookClient
 
-    command = tmp_path / "bin" / "jaxformer"
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m jaxformer "$@"\n')
-    command.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{command.parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    for name in ("PATH", "PYTHONPATH", "JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES"):
+        monkeypatch.setenv(name, reader[name])
+    if path.stem == "attention":  # a few numbers through many programs
+        monkeypatch.setenv(QUICK, "1")
     notebook = nbformat.read(path, 4)
     stored = [[output.output_type for output in cell.outputs] for cell in code(notebook)]
     folder = tmp_path / "empty"

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import re
-import shlex
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -18,6 +17,7 @@ from jaxformer.errors import ConfigError
 from jaxformer.runs.command_line import parse_config, parser
 from jaxformer.scaling.ladder import StudyConfig
 from tests.docs.pages import ROOT, blocks
+from tests.forks import QUICK
 
 PAGES = {path.stem: path for path in sorted((ROOT / "docs").glob("*.md"))}
 RUN = {name for name, path in PAGES.items() if any(block.language in ("python", "sh") for block in blocks(path))}
@@ -33,21 +33,17 @@ def test_pages_with_code_are_there():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(RUN))
-def test_its_code_runs(name, tmp_path):
+def test_its_code_runs(name, reader, tmp_path):
+    """Pages and their commands are forks of one process: a third of the time went into imports."""
     if find_spec(NEEDS.get(name, "jax")) is None:
         pytest.skip(f"needs {NEEDS[name]}")
-    folder, commands = tmp_path / "empty", tmp_path / "bin"
-    folder.mkdir()
-    commands.mkdir()
-    # The command of this checkout and this Python, whatever else is installed.
-    shim = commands / "jaxformer"
-    shim.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m jaxformer "$@"\n', encoding="utf-8")
-    shim.chmod(0o755)
-    own = {"PATH": f"{commands}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    if name == "functions":  # a few numbers through many programs: nearly all of its time is the compiler's
-        own["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-    words = [sys.executable, "-m", "tests.docs.pages", str(PAGES[name])]
-    done = subprocess.run(words, cwd=folder, env=os.environ | own, capture_output=True, text=True)
+    own, code = {}, "".join(block.text for block in blocks(PAGES[name]) if block.language in ("python", "sh"))
+    if not re.search(
+        r"(gpt|bert)_tiny|benchmark", code
+    ):  # a few numbers through many programs: most of its time is XLA's
+        own[QUICK] = "1"
+    words = ["forked", "tests.docs.pages", str(PAGES[name])]
+    done = subprocess.run(words, cwd=tmp_path, env=reader | own, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     if name == "config":  # what it prints is the same everywhere
         (printed,) = [block.text for block in blocks(PAGES[name]) if block.language == "text"]

@@ -66,16 +66,16 @@ def test_samples_continue_the_prompt_and_repeat_with_the_seed(play):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [[], ["--num-samples=2"], ["--beam=2", "--num-samples=2"], ["--stop=e"]], ids=str)
+@pytest.mark.parametrize("flags", [[], ["--beam=2", "--num-samples=2"], ["--num-samples=2", "--stop=e"]], ids=str)
 def test_several_prompts_are_continued_as_each_alone(play, flags):
     """Only the last of them was."""
-    run, prompts = run_of(positions="rotary"), ("ab", "abc de", "")
+    run, prompts = run_of(positions="rotary"), ("abc de", "")
     flags = ["--max-new-tokens=6", *flags]
     each = [play(generate, run, f"--prompt={prompt}", *flags)[1] for prompt in prompts]
     code, out, err = play(generate, run, *(f"--prompt={prompt}" for prompt in prompts), *flags)
     alone = [re.sub(r"^--- \d of 2\n", "", text) for one in each for text in re.split(r"(?m)^(?=--- \d of 2$)", one)]
     alone = [text for text in alone if text]
-    assert (code, err) == (0, "") and len(alone) in (3, 6)
+    assert (code, err) == (0, "") and len(alone) in (2, 4)
     assert out == "".join(f"--- {i} of {len(alone)}\n{text}" for i, text in enumerate(alone, 1))
 
 
@@ -171,7 +171,7 @@ def test_masks_are_filled_with_what_the_model_says(play, pairs):
     inside = [a, b, CHARS.mask_id, d, CHARS.mask_id]
     # As in training: pairs are [CLS] A [SEP], other rows begin with the separator.
     row = [CHARS.cls_id, *inside, CHARS.sep_id] if pairs else [CHARS.separator_id, *inside]
-    logits = np.array(bert.apply(run.params, np.array([row]), run.config.model)[0])
+    logits = np.array(jax.jit(bert.apply, static_argnums=2)(run.params, np.array([row]), run.config.model)[0])
     logits[:, CHARS.special_ids] = logits[:, CHARS.vocab_size :] = -np.inf
     for line, position in zip(lines[1:], (3, 5), strict=True):
         chances = np.exp(logits[position] - logits[position].max())

@@ -65,12 +65,14 @@ def test_the_weights_are_those_that_the_model_attends_with():
     (weights,) = reading.attention_weights(params, pairs, cfg)
     assert weights.shape == (2, 7, 7) and 0 <= reading.misaligned(weights, pairs) <= 1
     np.testing.assert_allclose(weights.sum(axis=-1), 1, rtol=1e-5)
-    states = encoder_decoder.encode(params, pairs.source_ids, jnp.full(2, 7), cfg).states
+    encode = jax.jit(encoder_decoder.encode, static_argnums=3)
+    states = encode(params, pairs.source_ids, jnp.full(2, 7), cfg).states
     x = embedding.embed(params["embedding"], pairs.target_ids, jnp.arange(7), cfg)
     cross = jax.tree.map(lambda a: a[0], params["blocks"]["cross"])
     value = attention_layer.project(cross, x, states, cfg)[2]
     read = attention_layer.project_out(cross, jnp.einsum("BTS,BSHK->BTHK", weights, value), cfg)
-    hidden = encoder_decoder.hidden(params, pairs.target_ids, cfg, source_tokens=pairs.source_ids)
+    whole = jax.jit(encoder_decoder.hidden, static_argnums=2)
+    hidden = whole(params, pairs.target_ids, cfg, source_tokens=pairs.source_ids)
     np.testing.assert_allclose(norm(params["final_norm"], x + read, cfg), hidden, rtol=1e-4, atol=1e-5)
 
 

@@ -84,25 +84,20 @@ AXES = {
     "soft_cap": [None, 1.5],
     "dropout": [0.0, 0.4],
 }  # fmt: skip
-# What meets the blocked path, thinned out to be fast; the slow test has all pairs there too.
-BLOCKED = AXES | {
-    "mask": ["causal", "causal_window", "causal_window_segments_padding", "causal_array"],
-    "bias": ["none", "array", "alibi"],
-    "groups": [2],
-}
 
 
 def pairwise(axes=AXES, strength=2):
     """Combinations in which every pair (or so many) of options of different axes occurs."""
-
-    def parts(case):
-        return set(itertools.combinations(enumerate(case), strength))
-
-    product = list(itertools.product(*axes.values()))
-    missing, chosen = set().union(*map(parts, product)), []
+    product, bits = list(itertools.product(*axes.values())), {}
+    parts = [  # of each combination, as the bits of a number
+        sum(1 << bits.setdefault(part, len(bits)) for part in itertools.combinations(enumerate(case), strength))
+        for case in product
+    ]
+    missing, chosen = (1 << len(bits)) - 1, []
     while missing:
-        chosen.append(max(product, key=lambda case: len(parts(case) & missing)))
-        missing -= parts(chosen[-1])
+        number = max(range(len(product)), key=lambda n: (parts[n] & missing).bit_count())
+        chosen.append(product[number])
+        missing &= ~parts[number]
     return chosen
 
 

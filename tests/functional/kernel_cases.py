@@ -1,5 +1,7 @@
 """Masks, arrays and the laws that every platform's attention kernel is held to."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,29 +40,46 @@ def arrays(groups, dtype=jnp.float32):
     return [jnp.array(rng.normal(size=(B, T, heads, K)), dtype) for heads in (H, groups, groups)]
 
 
+@functools.cache
+def exact_gradients(soft_cap):
+    """Compiled once for all masks: float64 gradients by query, key and value, where `allowed` says who sees whom."""
+
+    def gradients(q, k, v, allowed, weights):
+        def run(*x):
+            return attention(*x, masks.dense(allowed), soft_cap=soft_cap, implementation="xla")
+
+        return jax.vjp(run, q, k, v)[1](weights)
+
+    return jax.jit(gradients)
+
+
 def check(implementation, mask, rules, groups, soft_cap=None):
     """Value and gradients against float64, and exactly zero gradients of some queries wherever they may not see."""
     allowed = np.broadcast_to(reference.allowed(T, T, **rules), (B, H, T, T))
     q, k, v = arrays(groups)
     queries = np.array([0, 1, 2, 127, 128, T - 1])
     weights = np.random.default_rng(1).normal(size=(B, T, H, K)) + 2
+    of_one = np.zeros((len(queries), *weights.shape))  # the weights of one query alone
+    for own, t in zip(of_one, queries, strict=True):
+        own[:, t] = weights[:, t]
 
-    def run(q, k, v, implementation):
-        return attention(q, k, v, mask, soft_cap=soft_cap, implementation=implementation)
+    @jax.jit
+    def run(q, k, v, cotangents):
+        out, backward = jax.vjp(
+            lambda *x: attention(*x, mask, soft_cap=soft_cap, implementation=implementation), q, k, v
+        )
+        return out, jax.lax.map(backward, cotangents)
 
-    out, backward = jax.vjp(lambda *x: run(*x, implementation), q, k, v)
+    out, grads = jax.device_get(run(q, k, v, jnp.asarray(np.stack([weights, *of_one]), jnp.float32)))
     nothing = ~allowed.any(axis=-1)
-    assert (np.moveaxis(np.asarray(out), 2, 1)[nothing] == 0).all()
-    expected = reference.attention(*(np.asarray(x, np.float64) for x in (q, k, v)), allowed=allowed, soft_cap=soft_cap)
-    np.testing.assert_allclose(out, expected, atol=2e-5)
+    assert (np.moveaxis(out, 2, 1)[nothing] == 0).all()
+    wide = [np.asarray(x, np.float64) for x in (q, k, v)]
+    np.testing.assert_allclose(out, reference.attention(*wide, allowed=allowed, soft_cap=soft_cap), atol=2e-5)
     with jax.enable_x64(True):
-        wide = [jnp.array(np.asarray(x), jnp.float64) for x in (q, k, v)]
-        exact = jax.vjp(lambda *x: run(*x, "xla"), *wide)[1](jnp.array(weights))
-    for found, right in zip(backward(jnp.array(weights, jnp.float32)), exact, strict=True):
-        np.testing.assert_allclose(found, right, atol=2e-5 * np.abs(right).max())
+        exact = jax.device_get(exact_gradients(soft_cap)(*wide, allowed, weights))
+    for found, right in zip(grads, exact, strict=True):
+        np.testing.assert_allclose(found[0], right, atol=2e-5 * np.abs(right).max())
     seen = allowed.reshape(B, groups, H // groups, T, T).any(axis=2)
-    for t in queries:
-        only = jnp.zeros((B, T, H, K)).at[:, t].set(jnp.array(weights[:, t], jnp.float32))
-        _, d_key, d_value = (np.asarray(x) for x in backward(only))
+    for t, d_key, d_value in zip(queries, grads[1][1:], grads[2][1:], strict=True):
         hidden = ~np.moveaxis(seen[:, :, t], 1, 2)
         assert (d_key[hidden] == 0).all() and (d_value[hidden] == 0).all(), f"query {t} leaks"

@@ -16,7 +16,7 @@ from jaxformer.masks import segments as in_segments
 from jaxformer.models import encoder_decoder as model
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import make_mesh
-from jaxformer.specs import init_params
+from jaxformer.specs import init_params, is_spec
 from jaxformer.types import Batch
 
 B, T, S, D, V = 2, 5, 7, 8, 20
@@ -26,12 +26,15 @@ KINDS = {
     "luong": {"cell": "lstm", "decoder": "luong", "score": "general"},
     "luong fed": {"cell": "lstm", "decoder": "luong", "score": "dot", "input_feeding": True},
     "luong concat gru": {"decoder": "luong", "score": "concat"},
-    "local-m": {"cell": "lstm", "decoder": "luong", "score": "dot", "local": "monotonic", "local_width": 1},
-    "local-p": {"cell": "lstm", "decoder": "luong", "score": "dot", "local": "predicted", "local_width": 2},
+    "local-m": {"cell": "lstm", "decoder": "luong", "score": "general", "local": "monotonic", "local_width": 1},
+    "local-p": {"decoder": "luong", "score": "concat", "local": "predicted", "local_width": 2},
     "no attention": {"score": "none"},
     "no attention lstm": {"cell": "lstm", "decoder": "luong", "score": "none"},
 }
 FAST = {"bahdanau", "luong fed"}
+# Each cell, decoder, score, window and way of feeding is among these; all of the above are held against plain loops.
+COVERING = ["bahdanau", "luong fed", "local-m", "local-p", "no attention lstm"]
+SOME = pytest.mark.parametrize("name", COVERING)
 EACH = pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in KINDS])
 
 
@@ -43,8 +46,9 @@ def config(name, **more):
 
 
 def draw(tree, seed=0):
+    """Numbers in the place of specs or arrays."""
     rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda x: jnp.asarray(0.5 * rng.normal(size=x.shape)), tree)
+    return jax.tree.map(lambda x: jnp.asarray(0.5 * rng.normal(size=x.shape)), tree, is_leaf=is_spec)
 
 
 @pytest.fixture
@@ -120,9 +124,10 @@ def by_hand(p, x, source, kind):
 @EACH
 def test_a_decoder_is_the_plain_loop(name, in_float64):
     cfg = config(name)
-    params = draw(init_params(aligned_recurrent.specs(cfg), jax.random.key(0)))
-    x, source = draw(jnp.zeros((B, T, D)), 1), draw(jnp.zeros((B, S, D)), 2)
-    out, _, weights = aligned_decoder.decode(params, x, cfg, Context(source=source))
+    params = draw(aligned_recurrent.specs(cfg))
+    x, source = draw(np.zeros((B, T, D)), 1), draw(np.zeros((B, S, D)), 2)
+    run = jax.jit(lambda params, x, source: aligned_decoder.decode(params, x, cfg, Context(source=source)))
+    out, _, weights = run(params, x, source)
     for row in range(B):
         wanted, wanted_weights = by_hand(params, np.asarray(x[row]), np.asarray(source[row]), cfg.attention)
         np.testing.assert_allclose(out[row], wanted, atol=1e-12)
@@ -137,24 +142,33 @@ SOURCES = np.array([[1, 1, 1, 2, 2, 2, 2], [1, 1, 2, 2, 2, 2, 3]])  # 3: padding
 
 
 @pytest.mark.slow
-@EACH
+@SOME
 def test_packed_pairs_are_those_alone_and_see_no_other(name, in_float64):
     cfg = config(name)
-    params = draw(init_params(aligned_recurrent.specs(cfg), jax.random.key(0)))
-    x, source = draw(jnp.zeros((B, T, D)), 1), draw(jnp.zeros((B, S, D)), 2)
+    params = draw(aligned_recurrent.specs(cfg))
+    x, source = draw(np.zeros((B, T, D)), 1), draw(np.zeros((B, S, D)), 2)
 
+    @jax.jit
     def packed(x, source):
-        context = Context(mask=in_segments(jnp.asarray(TARGETS)), source=source,
-                          source_mask=in_segments(jnp.asarray(TARGETS), jnp.asarray(SOURCES)))  # fmt: skip
-        return aligned_decoder.decode(params, x, cfg, context)[0]
+        mask, source_mask = in_segments(jnp.asarray(TARGETS)), in_segments(jnp.asarray(TARGETS), jnp.asarray(SOURCES))
 
-    out = packed(x, source)
+        def run(x, source):
+            context = Context(mask=mask, source=source, source_mask=source_mask)
+            out = aligned_decoder.decode(params, x, cfg, context)[0]
+            return jnp.sum(out, -1), out
+
+        grads, out = jax.jacrev(run, (0, 1), has_aux=True)(x, source)
+        return out, grads
+
+    @jax.jit
+    def alone(x, source):
+        return aligned_decoder.decode(params, x, cfg, Context(source=source))[0]
+
+    out, (to_x, to_source) = packed(x, source)  # the gradients: [B, T, B, T or S, D]
     for row, segment in itertools.product(range(B), (1, 2)):
         mine, read = TARGETS[row] == segment, SOURCES[row] == segment
-        context = Context(source=source[row : row + 1, read])
-        alone, _, _ = aligned_decoder.decode(params, x[row : row + 1, mine], cfg, context)
-        np.testing.assert_allclose(out[row, mine], alone[0], atol=1e-13)
-    to_x, to_source = jax.jacrev(lambda *a: jnp.sum(packed(*a), -1), (0, 1))(x, source)  # [B, T, B, T or S, D]
+        wanted = alone(x[row : row + 1, mine], source[row : row + 1, read])
+        np.testing.assert_allclose(out[row, mine], wanted[0], atol=1e-13)
     for row in range(B):
         for found, theirs in ((to_x, TARGETS), (to_source, SOURCES)):
             assert not np.asarray(found[row, :, 1 - row]).any()
@@ -164,26 +178,25 @@ def test_packed_pairs_are_those_alone_and_see_no_other(name, in_float64):
 
 
 @pytest.mark.slow
-@EACH
+@SOME
 def test_decoding_is_the_full_forward_pass(name):
     """The whole model: prompts of different lengths, sources of different lengths, one token at a time."""
     cfg = config(name, num_layers=2 if name == "bahdanau" else 1)
-    params = draw(init_params(model.specs(cfg), jax.random.key(0)))
+    params = draw(model.specs(cfg))
     rng = np.random.default_rng(0)
     tokens, sources = jnp.asarray(rng.integers(0, V, (3, T))), jnp.asarray(rng.integers(0, V, (3, S)))
-    sizes, lengths = jnp.array([7, 3, 5]), jnp.array([2, 1, 3])
-    full = [
-        model.apply(params, tokens[row : row + 1], cfg, source_tokens=sources[row : row + 1, : sizes[row]])[0]
-        for row in range(3)
-    ]
+    sizes, lengths = np.array([S, 3, S]), np.array([2, 1, 3])
+    run = jax.jit(lambda params, tokens, sources: model.apply(params, tokens, cfg, source_tokens=sources))
+    full = np.zeros((3, T, V))
+    for size in (S, 3):
+        full[sizes == size] = run(params, tokens[sizes == size], sources[sizes == size, :size])
     fill = jax.jit(decoding.prefill, static_argnums=(3, 4))
-    hidden, cache = fill(params, tokens, lengths, cfg, T, source=(sources, sizes))
-    add = jax.jit(decoding.step, static_argnums=2)
+    hidden, cache = fill(params, tokens, jnp.asarray(lengths), cfg, T, source=(sources, jnp.asarray(sizes)))
+    add, logits = jax.jit(decoding.step, static_argnums=2), jax.jit(decoding.logits)
     for step in range(2):
-        got = decoding.logits(params, hidden)
-        wanted = jnp.stack([full[row][lengths[row] + step - 1] for row in range(3)])
-        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
-        hidden, cache = add(params, tokens[jnp.arange(3), lengths + step], cfg, cache)
+        at = np.arange(3), lengths + step
+        np.testing.assert_allclose(logits(params, hidden), full[at[0], at[1] - 1], rtol=1e-4, atol=1e-5)
+        hidden, cache = add(params, tokens[at], cfg, cache)
 
 
 def batch_of(rows=8):
@@ -195,10 +208,10 @@ def batch_of(rows=8):
 
 
 @pytest.mark.slow
-@EACH
+@pytest.mark.parametrize("name", COVERING[:-1])
 def test_the_same_on_eight_devices_and_every_parameter_learns(name):
     cfg = config(name)
-    params, batch = draw(init_params(model.specs(cfg), jax.random.key(0))), batch_of()
+    params, batch = draw(model.specs(cfg)), batch_of()
     loss_of = make_model(cfg, LossConfig()).loss
     step = jax.jit(jax.value_and_grad(lambda params: loss_of(params, batch, None)[0]["loss"][0]))
     loss, grads = step(params)
@@ -214,14 +227,14 @@ def test_the_same_on_eight_devices_and_every_parameter_learns(name):
 def test_beams_of_all_widths_find_the_best():
     """As wide as everything there is, beam search is exhaustive search."""
     cfg = config("bahdanau", vocab_size=4)
-    params = draw(init_params(model.specs(cfg), jax.random.key(0)))
+    params = draw(model.specs(cfg))
     source = [[1, 2, 3, 1]]
     found = decoding.beam_search(params, [[0]], cfg, beams=64, max_new_tokens=3, sources=source)
-    scored = {}
-    for tokens in itertools.product(range(4), repeat=3):
-        row = jnp.asarray([[0, *tokens]])
-        logits = jax.nn.log_softmax(model.apply(params, row, cfg, source_tokens=jnp.asarray(source))[0])
-        scored[tokens] = float(sum(logits[i, token] for i, token in enumerate(tokens)))
+    every = list(itertools.product(range(4), repeat=3))
+    rows = jnp.asarray([[0, *tokens] for tokens in every])
+    run = jax.jit(lambda *x: jax.nn.log_softmax(model.apply(params, x[0], cfg, source_tokens=x[1])))
+    logits = np.asarray(run(rows, jnp.asarray(source * len(every))))
+    scored = {tokens: logits[n, range(3), tokens].sum() for n, tokens in enumerate(every)}
     best = max(scored, key=scored.get)
     assert np.asarray(found.tokens)[0, 0, :3].tolist() == list(best)
 

@@ -10,45 +10,44 @@ from attention_cases import BATCH, HEADS, LONG, SHORT, WIDTH, bias_cases, mask_c
 
 from jaxformer import masks
 from jaxformer.functional.attention import attention
-from jaxformer.kernels.attention import xla
+from jaxformer.kernels.attention import tiles, xla
 
 
-def rows_of(length):
-    """The queries whose gradients are looked at: all, or those around the seams of the blocks."""
-    block = xla.QUERY_BLOCK
-    return np.arange(length) if length < 20 else np.array([0, 7, block - 1, block, block + 1, length - 1])
-
-
-def check_laws_and_reference(length, mask, bias, groups, soft_cap, dropout, implementation="xla"):
+def check_laws_and_reference(mask, bias, groups, soft_cap, dropout, implementation="xla"):
     """In float64: the value against the reference, and exactly zero gradients wherever attending is not allowed."""
+    length = SHORT
     described, allowed = mask_cases(length)[mask]
     added, added_reference = bias_cases(length)[bias]
     allowed = np.broadcast_to(allowed, (BATCH, HEADS, length, length))
-    rows = rows_of(length)
+
+    @jax.jit
+    def run(query, key, value, cotangents):
+        def attend(*arrays, rate=dropout):
+            options = {"soft_cap": soft_cap, "dropout_rate": rate, "rng": jax.random.key(1) if rate else None}
+            return attention(*arrays, described, bias=added, implementation=implementation, **options)
+
+        out, backward = jax.vjp(attend, query, key, value)
+        plain = attend(query, key, value, rate=0.0) if dropout else out
+        return out, plain, *jax.vmap(backward)(cotangents)
+
     with jax.enable_x64(True):
         arrays = cases.inputs(length, groups, jnp.float64)
-
-        def attend(query, key, value, rate=dropout):
-            options = {"soft_cap": soft_cap, "dropout_rate": rate, "rng": jax.random.key(1) if rate else None}
-            return attention(query, key, value, described, bias=added, implementation=implementation, **options)
-
-        out, backward = jax.vjp(attend, *arrays)
-        plain = attend(*arrays, rate=0.0)
-        cotangents = np.zeros((len(rows), *out.shape))
-        cotangents[np.arange(len(rows)), :, rows] = np.random.default_rng(5).normal(size=(BATCH, HEADS, WIDTH)) + 3
-        d_query, d_key, d_value = (np.asarray(d) for d in jax.vmap(backward)(jnp.array(cotangents)))
+        cotangents = np.zeros((length, BATCH, length, HEADS, WIDTH))  # each of one query alone
+        every = np.arange(length)
+        cotangents[every, :, every] = np.random.default_rng(5).normal(size=(BATCH, HEADS, WIDTH)) + 3
+        out, plain, d_query, d_key, d_value = map(np.asarray, run(*arrays, cotangents))
 
     assert all(np.isfinite(x).all() for x in (out, d_query, d_key, d_value))
     nothing = ~allowed.any(axis=-1)  # [B, H, T]: queries that see no key
-    assert (np.moveaxis(np.asarray(out), 2, 1)[nothing] == 0).all()
+    assert (np.moveaxis(out, 2, 1)[nothing] == 0).all()
     by_group = allowed.reshape(BATCH, groups, HEADS // groups, length, length).any(axis=2)
-    for number, t in enumerate(rows):
-        others = np.delete(d_query[number], t, axis=1)
+    for t in every:
+        others = np.delete(d_query[t], t, axis=1)
         assert (others == 0).all(), "a query's output depends on another query"
         seen = np.moveaxis(by_group[:, :, t], 1, 2)  # [B, S, G]
-        assert (d_key[number][~seen] == 0).all() and (d_value[number][~seen] == 0).all(), f"query {t} leaks"
+        assert (d_key[t][~seen] == 0).all() and (d_value[t][~seen] == 0).all(), f"query {t} leaks"
         if not dropout:
-            assert (d_value[number][seen] != 0).any(axis=-1).all(), f"query {t} does not see all it may"
+            assert (d_value[t][seen] != 0).any(axis=-1).all(), f"query {t} does not see all it may"
     query, key, value = (np.asarray(x) for x in arrays)
     options = {"allowed": allowed, "bias": added_reference, "soft_cap": soft_cap}
     # 1e-6: ALiBi's slopes are float32 numbers, all else is float64.
@@ -56,26 +55,42 @@ def check_laws_and_reference(length, mask, bias, groups, soft_cap, dropout, impl
     np.testing.assert_allclose(plain, reference.attention(query, key, value, **options), atol=tolerance)
 
 
-@pytest.mark.parametrize("case", cases.pairwise(), ids=lambda case: "-".join(map(str, case)))
+# Of each way that a mask goes through the kernels one: none, causal or not, with a window, of all heads or of each.
+WAYS = ("none", "causal", "causal_window_segments_padding", "prefix_padding", "array", "causal_array")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=() if case[0] in WAYS or case[1] == "t5" else pytest.mark.slow)
+        for case in cases.pairwise()
+    ],
+    ids=lambda case: "-".join(map(str, case)),
+)
 def test_laws_and_reference(case):
-    check_laws_and_reference(SHORT, *case)
+    check_laws_and_reference(*case)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", cases.pairwise(cases.BLOCKED), ids=lambda case: "-".join(map(str, case)))
-def test_laws_and_reference_in_blocks(case):
-    check_laws_and_reference(LONG, *case)
+@pytest.mark.parametrize(
+    "implementation, mask",
+    [("xla", mask) for mask in WAYS] + [("chunked", mask) for mask in cases.AXES["mask"]],  # splash: test_splash.py
+)
+def test_laws_and_reference_of_every_three_options_in_blocks(implementation, mask, monkeypatch):
+    """Every three options together with masks that go different ways, every two with the others."""
+    for module in (xla, tiles):
+        monkeypatch.setattr(module, "QUERY_BLOCK", 4)  # two whole blocks and a part of one
+    monkeypatch.setattr(tiles, "KEY_BLOCK", 5)  # its halves: test_chunked.py
+    covered = cases.pairwise(cases.AXES | {"mask": WAYS}, strength=3) if mask in WAYS else cases.pairwise()
+    for case in covered:
+        if case[0] == mask:
+            check_laws_and_reference(*case, implementation)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mask", cases.AXES["mask"])
-@pytest.mark.parametrize("implementation", ["xla", "chunked"])  # splash: test_splash.py
-def test_laws_and_reference_of_every_three_options(implementation, mask):
-    """Every three options together in short rows, every two in rows of several blocks."""
-    for length, strength in ((SHORT, 3), (LONG, 2)):
-        for case in cases.pairwise(strength=strength):
-            if case[0] == mask:
-                check_laws_and_reference(length, *case, implementation)
+def rows_of(length):
+    """All queries, or those around the seams of the blocks."""
+    block = xla.QUERY_BLOCK
+    return np.arange(length) if length < 20 else np.array([0, 7, block - 1, block, block + 1, length - 1])
 
 
 @pytest.mark.optimized

@@ -16,7 +16,7 @@ from jaxformer.functional import block as blocks
 from jaxformer.functional import positions as pos
 from jaxformer.functional.layer import Context, DecodeProgress
 from jaxformer.functional.position_encodings import rotation
-from jaxformer.specs import abstract_params, init_params, is_spec, stack_specs
+from jaxformer.specs import abstract_params, is_spec, stack_specs
 
 B, T, L = 2, 6, 2
 USUAL = Execution()
@@ -82,11 +82,10 @@ def test_with_qk_norm_the_size_of_the_query_and_key_weights_does_not_matter():
     grown["attention"]["w_key"] = params["attention"]["w_key"] * 3
     with jax.enable_x64(True):
         context = Context(masks.causal(), rotation(cfg, jnp.arange(T)))
-        outs = [
-            blocks.block(jax.tree.map(jnp.array, p), jnp.array(x), c, context)[0]
-            for c in (cfg, changed(cfg, qk_norm=False))
-            for p in (params, grown)
-        ]
+        outs = []
+        for each in (cfg, changed(cfg, qk_norm=False)):
+            run = jax.jit(lambda p, x, each=each: blocks.block(p, x, each, context)[0])
+            outs += [np.asarray(run(p, x)) for p in (params, grown)]
     np.testing.assert_allclose(outs[0], outs[1], rtol=1e-10)
     assert np.abs(outs[2] - outs[3]).max() > 0.1  # the ruler measures
 
@@ -118,13 +117,11 @@ def reference_run(dropout):
         ("scan", "none", 0.0),
         ("scan", "dots", 0.3),
         ("scan", "full", 0.0),
-        ("unroll", "dots", 0.0),
         ("unroll", "full", 0.3),
         ("scan", "attention", 0.0),
         pytest.param("unroll", "attention", 0.3, marks=pytest.mark.slow),
+        pytest.param("unroll", "dots", 0.0, marks=pytest.mark.slow),
         pytest.param("scan", "none", 0.3, marks=pytest.mark.slow),
-        pytest.param("scan", "full", 0.3, marks=pytest.mark.slow),
-        pytest.param("unroll", "dots", 0.3, marks=pytest.mark.slow),
     ],
 )
 def test_scan_and_remat_change_neither_values_nor_gradients(layers, remat, dropout):
@@ -146,31 +143,42 @@ def test_a_list_of_blocks_is_the_stack_of_them():
     np.testing.assert_allclose(out, wanted, rtol=1e-12)
 
 
-@pytest.mark.parametrize("remat", ["none", "full"])
-def test_unrolled_layers_are_traced_once_and_are_a_loop_over_blocks(remat):
-    cfg, execution, seen = change(dropout=0.3), Execution(remat=remat), []
+def gradients_and_traces(function):
+    """Of function(params, x, bias, rng), a sum's gradients, and how often the bias was asked for."""
+    seen = []
 
     def bias(query, key):
         seen.append(1)
         return -0.1 * jnp.abs(query[:, None] - key[None])
 
-    def loop(params, x, rng):
-        for number, layer in enumerate(blocks.unstack(params, L)):
-            context = Context(masks.causal(), bias=bias, rng=jax.random.fold_in(rng, number))
-            x, _, _ = blocks.block(layer, x, cfg, context)
-        return jnp.sum(jnp.sin(x))
-
-    def stack(params, x, rng):
-        out, _, _ = blocks.stack(params, x, cfg, Context(masks.causal(), bias=bias, rng=rng, execution=execution))
-        return jnp.sum(jnp.sin(out))
+    def total(params, x, rng):
+        return jnp.sum(jnp.sin(function(params, x, bias, rng)))
 
     with jax.enable_x64(True):
         params, x = jax.tree.map(jnp.array, reference_run(0.0)[:2])
-        wanted = jax.jit(jax.grad(loop, (0, 1)))(params, x, jax.random.key(1))
-        each = len(seen) // L
-        seen.clear()
-        found = jax.jit(jax.grad(stack, (0, 1)))(params, x, jax.random.key(1))
-        assert len(seen) == each
+        return jax.jit(jax.grad(total, (0, 1)))(params, x, jax.random.key(1)), len(seen)
+
+
+@functools.cache
+def of_a_loop_over_blocks(cfg):
+    def loop(params, x, bias, rng):
+        for number, layer in enumerate(blocks.unstack(params, L)):
+            context = Context(masks.causal(), bias=bias, rng=jax.random.fold_in(rng, number))
+            x, _, _ = blocks.block(layer, x, cfg, context)
+        return x
+
+    return gradients_and_traces(loop)
+
+
+@pytest.mark.parametrize("remat", ["none", pytest.param("full", marks=pytest.mark.slow)])
+def test_unrolled_layers_are_traced_once_and_are_a_loop_over_blocks(remat):
+    cfg, execution = change(dropout=0.3), Execution(remat=remat)
+
+    def stack(params, x, bias, rng):
+        return blocks.stack(params, x, cfg, Context(masks.causal(), bias=bias, rng=rng, execution=execution))[0]
+
+    (wanted, of_all), (found, of_one) = of_a_loop_over_blocks(cfg), gradients_and_traces(stack)
+    assert of_one == of_all // L
     for a, b in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)
 
@@ -186,15 +194,18 @@ def test_dropout_drops_and_differs_by_rng():
         )
 
 
-@pytest.mark.parametrize("field", ["dropout", "attention_dropout"])
 @pytest.mark.parametrize("arrangement", ["pre_norm", "post_norm", "parallel"])
-def test_each_kind_of_dropout_acts_by_itself(arrangement, field):
+def test_each_kind_of_dropout_acts_by_itself(arrangement):
     plain = change(block=arrangement)
-    cfg = changed(plain, **{field: 0.5})
-    params = jax.tree.map(lambda a: jnp.array(a, jnp.float32), random_params(blocks.block_specs(cfg)))
-    x = jnp.array(random_x(cfg), jnp.float32)
-    outs = [blocks.block(params, x, c, Context(rng=jax.random.key(0)))[0] for c in (plain, cfg)]
-    assert not np.allclose(*outs, atol=0.01)
+    params, x = random_params(blocks.block_specs(plain)), random_x(plain)
+
+    @jax.jit
+    def run(params, x):
+        kinds = plain, changed(plain, dropout=0.5), changed(plain, attention_dropout=0.5)
+        return [blocks.block(params, x, cfg, Context(rng=jax.random.key(0)))[0] for cfg in kinds]
+
+    out, *dropped = run(params, x)
+    assert not any(np.allclose(out, x, atol=0.01) for x in dropped)
 
 
 def kept_for_backward(cfg, x, execution):
@@ -209,8 +220,15 @@ def kept_for_backward(cfg, x, execution):
     return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(backward, params, x)) if leaf.shape not in shapes)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("layers", ["scan", "unroll"])
+@pytest.mark.parametrize(
+    "layers, dtype",
+    [
+        ("scan", "bfloat16"),
+        ("unroll", "float32"),
+        pytest.param("scan", "float32", marks=pytest.mark.slow),
+        pytest.param("unroll", "bfloat16", marks=pytest.mark.slow),
+    ],
+)
 def test_remat_keeps_what_it_says(layers, dtype):
     rows, length, width = 8, 64, 32
 
@@ -242,6 +260,7 @@ def test_full_remat_computes_again():
     assert dots("full") >= dots("none") + 6 * L  # all but the last product of a block, which nothing needs again
 
 
+@pytest.mark.slow
 def test_remat_of_all_but_attention_has_no_second_loop_over_keys():
     def loops(remat):
         params = abstract_params(stack_specs(blocks.block_specs(CFG), L))
@@ -265,10 +284,14 @@ def test_rotation_belongs_to_rotary_configs():
 
 def test_the_cache_is_the_keys_and_values_heads_first():
     cfg = change(num_kv_heads=2)
-    params = jax.tree.map(lambda a: jnp.array(a, jnp.float32), random_params(blocks.block_specs(cfg)))["attention"]
-    x = jnp.array(random_x(cfg), jnp.float32)
-    empty, progress = attention_layer.init_cache(cfg, B, T, jnp.float32), DecodeProgress(jnp.full(B, T))
-    _, cache, _ = attention_layer.apply(params, x, cfg, Context(masks.causal(), cache=empty, progress=progress))
+    params, x = random_params(blocks.block_specs(cfg))["attention"], random_x(cfg)
+
+    @jax.jit
+    def cache_of(params, x):
+        empty, progress = attention_layer.init_cache(cfg, B, T, jnp.float32), DecodeProgress(jnp.full(B, T))
+        return attention_layer.apply(params, x, cfg, Context(masks.causal(), cache=empty, progress=progress))[1]
+
+    cache = cache_of(params, x)
     wanted = np.einsum("btd,dgk->bgtk", x, params["w_key"]) + np.asarray(params["b_key"])[None, :, None]
     np.testing.assert_allclose(cache.key, wanted.reshape(B * 2, T, 4), rtol=1e-4, atol=1e-5)
     assert cache.value.shape == (B * 2, T, 4)
@@ -283,7 +306,7 @@ def test_only_layer_norm_with_biases_has_a_bias(use_bias, norm):
 
 def test_bfloat16_blocks_keep_float32_parameters_and_gradients():
     cfg = change(dtype="bfloat16")
-    params = init_params(stack_specs(blocks.block_specs(cfg), L), jax.random.key(0))
+    params = jax.tree.map(np.float32, random_params(stack_specs(blocks.block_specs(cfg), L)))
     out, (d_params, d_x) = run_stack(cfg, params, jnp.array(random_x(cfg), jnp.bfloat16))
     assert out.dtype == d_x.dtype == jnp.bfloat16
     assert all(g.dtype == jnp.float32 and np.isfinite(g).all() for g in jax.tree.leaves(d_params))

@@ -51,18 +51,16 @@ def test_places_that_the_mask_numbers_itself(as_xla):
     q, k, v = arrays(H)
     index = jnp.arange(T)[::-1]
     mask = masks.Mask(causal=True, query_index=index, key_index=index)
-    np.testing.assert_allclose(
-        attention(q, k, v, mask, implementation="cudnn"), attention(q, k, v, mask, implementation="xla"), atol=1e-5
-    )
-    few = masks.causal()
-    np.testing.assert_allclose(
-        attention(q[:, :8], k, v, few, implementation="cudnn"), attention(q[:, :8], k, v, few), atol=1e-5
-    )
+    run = jax.jit(attention, static_argnames="implementation")
+    for few, asked in ((q, mask), (q[:, :8], masks.causal())):
+        found, right = (run(few, k, v, asked, implementation=name) for name in ("cudnn", "xla"))
+        np.testing.assert_allclose(found, right, atol=1e-5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("groups", [2, 1])
-@pytest.mark.parametrize("name", ["causal_window_segments", "causal_dense", "none"])
+@pytest.mark.parametrize(
+    "name, groups", [("causal_window_segments", 2), ("causal_window_segments", 1), ("causal_dense", 2), ("none", 1)]
+)
 def test_on_a_mesh_every_device_does_its_own_rows_and_heads(name, groups, as_xla):
     mask, _ = ALL[name]
     q, k, v = arrays(groups)
@@ -70,7 +68,7 @@ def test_on_a_mesh_every_device_does_its_own_rows_and_heads(name, groups, as_xla
     def grads(q, k, v, mask):
         return jax.grad(lambda *x: jnp.sum(jnp.cos(attention(*x, mask, implementation="cudnn"))), (0, 1, 2))(q, k, v)
 
-    alone = grads(q, k, v, mask)
+    alone = jax.jit(grads)(q, k, v, mask)
     with jax.set_mesh(make_mesh(MeshConfig(2, 1, 4), jax.devices())):
         found = jax.jit(grads)(q, k, v, mask)
     for a, b in zip(found, alone, strict=True):

@@ -5,6 +5,7 @@ import functools
 import itertools
 import types
 
+import attention_cases as cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,6 +45,7 @@ def documents(length):
     return np.stack([np.arange(length) * 5 // length, np.arange(length) // 30 + 3 * (np.arange(length) > length - 9)])
 
 
+@functools.cache
 def mask_cases(length):
     """name -> (mask, the reference's rules)."""
     packed, prefix = documents(length).astype(np.int32), np.array([length // 2, 0])
@@ -73,7 +75,7 @@ def alibi(table, heads=H):
     return distance_bias.linear(functools.partial(positions.alibi, num_heads=heads), positions.alibi_slopes(heads))
 
 
-def t5(bidirectional, table):
+def t5(bidirectional, table, heads=H):
     steps = positions.t5_steps(bidirectional)
     return distance_bias.stepwise(functools.partial(positions.t5_bias, bidirectional=bidirectional), table, *steps)
 
@@ -91,57 +93,73 @@ def arrays(groups, dtype=jnp.float32, length=T, keys=T, heads=H, width=K):
     ]
 
 
-def everything(run, q, k, v, g, table):
-    """Output of run(q, k, v, table), and its gradients."""
+@functools.partial(jax.jit, static_argnums=0)
+def everything(run, *given):
+    """Output of run(q, k, v, table), and its gradients; `given`: those four, the output's gradient before the table."""
+    q, k, v, g, table = given
     out, back = jax.vjp(run, q, k, v, table)
     return out, *back(g)
 
 
-def exact(allowed, bias, soft_cap, keep, q, k, v, table):
-    """Attention in float64, written out, so that its gradients are JAX's own."""
-    scale = q.shape[-1] ** -0.5
-    k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
-    scores = jnp.einsum("bthk,bshk->bhts", q, k) * scale
-    scores = scores if soft_cap is None else soft_cap * jnp.tanh(scores / soft_cap)
-    if bias is not None:
-        scores = scores + bias(table)(jnp.arange(q.shape[1]), jnp.arange(k.shape[1]))[None].astype(scores.dtype)
-    top = jax.lax.stop_gradient(jnp.max(jnp.where(allowed, scores, -1e9), axis=-1, keepdims=True))
-    weights = jnp.where(allowed, jnp.exp(jnp.where(allowed, scores - top, 0)), 0)
-    total = weights.sum(-1, keepdims=True)
-    weights = weights / jnp.where(total == 0, 1, total) * keep
-    return jnp.einsum("bhts,bshk->bthk", weights, v)
+@jax.jit
+def attended(mask, q, k, v, g):
+    """Output, and the gradients of the three; one program for all masks that have the same arrays."""
+    out, back = jax.vjp(lambda *x: attention(*x, mask, implementation="flash_gpu"), q, k, v)
+    return out, *back(g)
 
 
-def kept_of_all(rng, heads, length, keys):
-    """[B, H, T, S]: the factor of each weight."""
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def exact(bias, soft_cap, allowed, keep, q, k, v, g, table):
+    """Attention of as many heads of keys in float64, written out, so that its gradients are JAX's own; and those."""
+
+    def run(q, k, v, table):
+        scores = jnp.einsum("bthk,bshk->bhts", q, k) * q.shape[-1] ** -0.5
+        scores = scores if soft_cap is None else soft_cap * jnp.tanh(scores / soft_cap)
+        if bias != "none":
+            made = BIASES[bias](table, q.shape[2])
+            scores = scores + made(jnp.arange(q.shape[1]), jnp.arange(k.shape[1]))[None].astype(scores.dtype)
+        top = jax.lax.stop_gradient(jnp.max(jnp.where(allowed, scores, -1e9), axis=-1, keepdims=True))
+        weights = jnp.where(allowed, jnp.exp(jnp.where(allowed, scores - top, 0)), 0)
+        total = weights.sum(-1, keepdims=True)
+        weights = weights / jnp.where(total == 0, 1, total) * keep
+        return jnp.einsum("bhts,bshk->bthk", weights, v)
+
+    out, back = jax.vjp(run, q, k, v, table)
+    return out, *back(g)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def kept_of_all(rng, number, shape):
+    """[number, T, S]: which weights of each row and head are kept."""
     seed = jax.random.bits(rng, (2,), jnp.uint32)
-    each = [
-        kept((seed[0], seed[1]), jnp.uint32(n), *(jnp.arange(m, dtype=jnp.uint32) for m in (length, keys)), RATE)
-        for n in range(B * heads)
-    ]
-    return np.stack(each).reshape(B, heads, length, keys) / (1 - RATE)
+    at = [jnp.arange(n, dtype=jnp.uint32) for n in shape]
+    return jax.vmap(lambda n: kept((seed[0], seed[1]), n, *at, RATE))(jnp.arange(number, dtype=jnp.uint32))
 
 
 def check(
-    mask, rules, *, groups=2, bias=None, soft_cap=None, dropout=False, dtype=jnp.float32, tolerance=2e-5, **shape
+    mask, rules, *, groups=2, bias="none", soft_cap=None, dropout=False, dtype=jnp.float32, tolerance=2e-5, **shape
 ):
     """Output and gradients against float64; exactly zero output and gradients where nothing is seen."""
     given = arrays(groups, dtype, **shape)
     length, keys, heads = given[0].shape[1], given[1].shape[1], given[0].shape[2]
     allowed = np.broadcast_to(reference.allowed(length, keys, **rules), (B, heads, length, keys))
-    rng, again = jax.random.key(5), jax.random.key(5)
-    options = {"soft_cap": soft_cap, "dropout_rate": RATE if dropout else 0.0, "rng": rng if dropout else None}
+    options = {"soft_cap": soft_cap, "dropout_rate": RATE if dropout else 0.0, "implementation": "flash_gpu"}
 
     def run(q, k, v, table):
-        made = None if bias is None else bias(table)
-        return attention(q, k, v, mask, bias=made, implementation="flash_gpu", **options)
+        made = None if bias == "none" else BIASES[bias](table)
+        return attention(q, k, v, mask, bias=made, rng=jax.random.key(5) if dropout else None, **options)
 
-    found = jax.jit(functools.partial(everything, run))(*given)
-    keep = kept_of_all(again, heads, length, keys) if dropout else 1.0
+    found = everything(run, *given)
+    keep = np.ones(allowed.shape)
+    if dropout:
+        drawn = kept_of_all(jax.random.key(5), B * heads, (length, keys))
+        keep = np.reshape(drawn, allowed.shape) / (1 - RATE)
     with jax.enable_x64(True):
-        wide = [jnp.asarray(np.asarray(x.astype(jnp.float32)), jnp.float64) for x in given]
-        right = everything(functools.partial(exact, allowed, bias, soft_cap, keep), *wide)
-    for one, other in zip(found, right, strict=True):
+        q, k, v, g, table = (np.asarray(x).astype(np.float64) for x in given)
+        k, v = (np.repeat(x, heads // groups, axis=2) for x in (k, v))
+        out, d_query, *of_keys, d_table = map(np.asarray, exact(bias, soft_cap, allowed, keep, q, k, v, g, table))
+    of_keys = [x.reshape(B, keys, groups, heads // groups, -1).sum(3) for x in of_keys]
+    for one, other in zip(found, (out, d_query, *of_keys, d_table), strict=True):
         assert one.shape == other.shape
         scale = max(1.0, float(np.abs(other).max()))
         np.testing.assert_allclose(np.asarray(one, np.float64), other, atol=tolerance * scale)
@@ -152,41 +170,46 @@ def check(
 
 
 def test_everything_at_once():
-    check(*mask_cases(T)["causal_segments"], bias=BIASES["alibi"], soft_cap=2.0, dropout=True)
+    check(*mask_cases(T)["causal_segments"], bias="alibi", soft_cap=2.0, dropout=True)
 
 
-CASES = list(itertools.product(mask_cases(T), BIASES, (4, 2, 1), (None, 2.0), (False, True)))
+# Every two options of different kinds meet, of masks and biases those for which the kernels are different programs.
+AXES = {
+    "mask": ["none", "causal", "causal_window", "causal_segments", "window_segments_padding", "prefix_padding"],
+    "bias": ["none", "alibi", "t5_both"],
+    "groups": [4, 2, 1],
+    "soft_cap": [None, 2.0],
+    "dropout": [False, True],
+}
+OTHERS = [
+    ("window", "t5", 2, None, True), ("segments", "none", 1, 2.0, False), ("segments_in_any_order", "t5", 4, 2.0, True),
+    ("causal_padding", "alibi", 2, None, True), ("prefix", "t5", 1, 2.0, False), ("causal", "t5", 2, None, False),
+]  # fmt: skip
 
 
-def pairs(case):
-    return set(itertools.combinations(enumerate(case), 2))
-
-
-def pairwise():
-    """Cases in which every two options of different kinds meet."""
-    missing, chosen = set().union(*map(pairs, CASES)), []
-    while missing:
-        chosen.append(max(CASES, key=lambda case: len(pairs(case) & missing)))
-        missing -= pairs(chosen[-1])
-    return chosen
+def test_every_mask_and_bias_is_among_the_cases():
+    of_both = zip(*(case[:2] for case in cases.pairwise(AXES) + OTHERS), strict=True)
+    assert [set(names) for names in of_both] == [set(mask_cases(T)), set(BIASES)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, bias, groups, soft_cap, dropout", pairwise())
+@pytest.mark.parametrize("name, bias, groups, soft_cap, dropout", cases.pairwise(AXES) + OTHERS)
 def test_every_option_with_every_other(name, bias, groups, soft_cap, dropout):
-    check(*mask_cases(T)[name], bias=BIASES[bias], groups=groups, soft_cap=soft_cap, dropout=dropout)
+    check(*mask_cases(T)[name], bias=bias, groups=groups, soft_cap=soft_cap, dropout=dropout)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "shape",
     [
-        {"length": 1, "keys": 1}, {"length": 5, "keys": 90}, {"length": 90, "keys": 5}, {"length": 64, "keys": 64},
-        {"width": 32}, {"width": 80}, {"width": 128}, {"width": 256}, {"width": 1}, {"heads": 6, "groups": 2},
+        {"length": 1, "keys": 1}, {"length": 5, "keys": 90, "width": 1}, {"length": 90, "keys": 5, "width": 256},
+        {"length": 64, "keys": 64, "width": 32}, {"heads": 6, "groups": 2, "width": 80},
     ],
     ids=str,
 )  # fmt: skip
 def test_shapes(shape):
+    """Rows that blocks divide and do not, down to one token; widths that are filled up to a power of two, and are one;
+    a number of heads that is none."""
     length, keys = shape.get("length", T), shape.get("keys", T)
     mask, rules = (masks.causal(), {"causal": True})
     if length == keys:
@@ -225,20 +248,16 @@ def test_what_is_hidden_has_no_influence(garbage):
     signs = jnp.where(jnp.arange(K) % 2 == 0, 1.0, -1.0) if np.isfinite(garbage) else 1.0
     spoiled = [jnp.where(other, garbage * signs, x) for x in (k, v)]
 
-    def run(mask, q, k, v, table):
-        return attention(q, k, v, mask, implementation="flash_gpu")
-
-    packed = functools.partial(run, masks.causal() & masks.segments(segments))
-    clean, dirty = (everything(packed, q, *x, g, jnp.zeros(())) for x in ((k, v), spoiled))
+    packed = masks.causal() & masks.segments(segments)
+    clean, dirty = (attended(packed, q, *x, g) for x in ((k, v), spoiled))
     elsewhere = np.asarray(segments) != 2
     for one, two in zip(clean[:2], dirty[:2], strict=True):
         assert (np.asarray(one)[elsewhere] == np.asarray(two)[elsewhere]).all()
     if not np.isfinite(garbage):
-        assert np.isnan(np.asarray(dirty[0])[~elsewhere]).any(axis=(-1, -2)).all(), "those who see it do not say so"
-        values = attention(q, k, spoiled[1], masks.causal() & masks.segments(segments), implementation="flash_gpu")
-        assert np.isnan(np.asarray(values)[~elsewhere]).any(axis=(-1, -2)).all()
-    padded = functools.partial(run, masks.causal() & masks.padding(jnp.asarray(elsewhere)))
-    clean, dirty = (everything(padded, q, *x, g, jnp.zeros(())) for x in ((k, v), spoiled))
+        for values in (dirty[0], attended(packed, q, k, spoiled[1], g)[0]):
+            assert np.isnan(np.asarray(values)[~elsewhere]).any(axis=(-1, -2)).all(), "those who see it do not say so"
+    padded = masks.causal() & masks.padding(jnp.asarray(elsewhere))
+    clean, dirty = (attended(padded, q, *x, g) for x in ((k, v), spoiled))
     for one, two in zip(clean, dirty, strict=True):
         assert (np.asarray(one) == np.asarray(two)).all()
     assert all((np.asarray(grad)[~elsewhere] == 0).all() for grad in dirty[2:4])
@@ -250,37 +269,36 @@ def test_the_gradient_of_one_query_reaches_what_it_sees_and_nothing_else():
     segments = documents(T)
     seen = np.broadcast_to(reference.allowed(T, T, causal=True, segments=segments), (B, 1, T, T))[:, 0]
     mask = masks.causal() & masks.segments(jnp.array(segments))
-    back = jax.jit(jax.vjp(lambda *x: attention(*x, mask, implementation="flash_gpu"), q, k, v)[1])
     for t in (0, 15, 16, 31, 40, T - 1):
-        _, d_key, d_value = (np.asarray(x) for x in back(jnp.zeros_like(g).at[:, t].set(g[:, t])))
+        alone = np.where(np.arange(T)[:, None, None] == t, g, 0)
+        _, _, d_key, d_value = map(np.asarray, attended(mask, q, k, v, alone))
         for grad in (d_key, d_value):
             assert (grad[~seen[:, t]] == 0).all(), f"query {t} leaks"
         assert (d_value[seen[:, t]] != 0).all()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("groups", [4, 2, 1])
-def test_on_a_mesh_every_device_does_its_own_rows_and_heads(groups):
+@pytest.mark.parametrize("groups, bias", [(4, "t5"), (2, "alibi"), (1, "t5")])
+def test_on_a_mesh_every_device_does_its_own_rows_and_heads(groups, bias):
     """Dropout and biases too are those of the whole batch and of all heads."""
-    q, k, v, g, table = arrays(groups)
+    given = arrays(groups)
     mask = masks.causal() & masks.segments(jnp.array(documents(T))) & masks.padding(jnp.ones((1, T), bool))
 
-    def run(make, mask, q, k, v, table):
-        options = {"bias": make(table), "dropout_rate": RATE, "rng": jax.random.key(3), "implementation": "flash_gpu"}
-        return attention(q, k, v, mask, **options)
+    def whole(mask, q, k, v, g, table):
+        options = {"dropout_rate": RATE, "rng": jax.random.key(3), "implementation": "flash_gpu"}
+        run = lambda q, k, v, table: attention(q, k, v, mask, bias=BIASES[bias](table), **options)  # noqa: E731
+        out, back = jax.vjp(run, q, k, v, table)
+        return out, *back(g)
 
-    for make in BIASES["alibi"], BIASES["t5"]:
-        whole = jax.jit(lambda mask, *x, make=make: everything(functools.partial(run, make, mask), *x))
-        alone = whole(mask, q, k, v, g, table)
-        with jax.set_mesh(make_mesh(MeshConfig(2, 1, 4), jax.devices())):
-            found = whole(mask, q, k, v, g, table)
-        for one, other in zip(found, alone, strict=True):
-            np.testing.assert_allclose(one, other, atol=1e-5)
+    alone = jax.jit(whole)(mask, *given)
+    with jax.set_mesh(make_mesh(MeshConfig(2, 1, 4), jax.devices())):
+        found = jax.jit(whole)(mask, *given)
+    for one, other in zip(found, alone, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("window", [None, 20])
-@pytest.mark.parametrize("groups", [4, 2])
+@pytest.mark.parametrize("groups, window", [(4, 20), (2, None)])
 def test_ring_attention_is_attention_over_whole_rows(groups, window):
     """Of packed rows in zigzag order, or in theirs with a window, with padding, on context 4 x data 2 devices."""
     length = 80
@@ -302,7 +320,7 @@ def test_ring_attention_is_attention_over_whole_rows(groups, window):
 
     right = everything(whole, q, k, v, g, jnp.zeros(()))
     with jax.set_mesh(make_mesh(MeshConfig(data=2, fsdp=1, context=4, tensor=1), jax.devices())):
-        found = jax.jit(functools.partial(everything, ring))(q, k, v, g, jnp.zeros(()))
+        found = everything(ring, q, k, v, g, jnp.zeros(()))
     for one, other in zip(found, right, strict=True):
         np.testing.assert_allclose(one, other, atol=2e-5)
     unseen = np.asarray(~padding)
@@ -329,7 +347,7 @@ def test_the_log_sum_and_its_gradient():
     for one, other in zip(*(everything(f, q, k, v, g, jnp.zeros(())) for f in (halves, whole)), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
     padded = masks.padding(jnp.array([[False] * T, [True] * T]))
-    _, log_sum = flash_gpu.attend_with_log_sum(q, k, v, padded, None, **options)
+    log_sum = jax.jit(lambda *x: flash_gpu.attend_with_log_sum(*x, padded, None, **options)[1])(q, k, v)
     assert (log_sum[0] == -jnp.inf).all() and jnp.isfinite(log_sum[1]).all()
 
 
@@ -343,9 +361,9 @@ def test_weights_of_large_scores_still_add_up_to_one():
     def total(v, implementation):
         return jnp.sum(attention(q, k, v, mask, bias=far, implementation=implementation))
 
-    found = jax.grad(total)(v, "flash_gpu")
-    np.testing.assert_allclose(found.sum(), B * T * H * K, rtol=1e-5)
-    np.testing.assert_allclose(found, jax.grad(total)(v, "xla"), atol=1e-5)
+    found, right = (jax.jit(jax.grad(total), static_argnums=1)(v, name) for name in ("flash_gpu", "xla"))
+    np.testing.assert_allclose(np.sum(found), B * T * H * K, rtol=1e-5)
+    np.testing.assert_allclose(found, right, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -353,14 +371,13 @@ def test_vmap_as_sweeps_use_it():
     q, k, v, g, _ = arrays(2)
     mask = masks.causal() & masks.segments(jnp.array(documents(T)))
 
-    def grads(q, k, v):
-        return jax.grad(lambda *x: jnp.sum(attention(*x, mask, implementation="flash_gpu") * g), (0, 1, 2))(q, k, v)
-
     two = [jnp.stack([x, 2 * x]) for x in (q, k, v)]
-    for found, one, other in zip(jax.vmap(grads)(*two), grads(q, k, v), grads(2 * q, 2 * k, 2 * v), strict=True):
+    mapped = jax.vmap(attended, (None, 0, 0, 0, None))(mask, *two, g)
+    for found, one, other in zip(mapped, *(attended(mask, *(x[n] for x in two), g) for n in (0, 1)), strict=True):
         np.testing.assert_allclose(found, jnp.stack([one, other]), atol=1e-5)
 
 
+@functools.cache
 def visited_cases():
     """name -> (mask, which pairs it allows [B or 1, T, T])."""
     found = {name: (mask, reference.allowed(T, T, **rules)[:, 0]) for name, (mask, rules) in mask_cases(T).items()}
@@ -377,7 +394,8 @@ def test_visits(name, by_key):
     """No allowed pair is outside of what is visited, and all pairs of an open tile are allowed."""
     mask, allowed = visited_cases()[name]
     block = (16, 32)
-    found = np.asarray(visits(flash_gpu._without_padding(mask), T, T, *block, by_key=by_key))
+    find = jax.jit(lambda mask: visits(flash_gpu._without_padding(mask), T, T, *block, by_key=by_key))
+    found = np.asarray(find(mask))
 
     def tiles(beyond):  # queries beyond the row are nobody's
         padded = np.pad(allowed, ((0, 0), (0, -T % 16), (0, 0)), constant_values=beyond)
@@ -396,7 +414,8 @@ def test_visits(name, by_key):
 def test_packed_documents_are_all_that_is_visited():
     """Documents of 16, 32 and 80 tokens in blocks of 16: 1, 2 and 5 blocks each, causal: 1 + 3 + 15 tiles."""
     segments = jnp.array(np.repeat([4, 5, 7], [16, 32, 80]))[None]
-    found = np.asarray(visits(masks.causal() & masks.segments(segments), 128, 128, 16, 16, by_key=False))[0]
+    find = jax.jit(lambda mask: visits(mask, 128, 128, 16, 16, by_key=False))
+    found = np.asarray(find(masks.causal() & masks.segments(segments)))[0]
     assert (found[:, 1] - found[:, 0]).tolist() == [1, 1, 2, 1, 2, 3, 4, 5]
     assert (found[:, 3] - found[:, 2]).tolist() == [0, 0, 1, 0, 1, 2, 3, 4]  # all but those on the diagonal are open
 
@@ -406,7 +425,8 @@ def test_the_hash_is_uniform_and_has_no_pattern():
     n, heads = 256, 16
     seed = jnp.uint32(11), jnp.uint32(12)
     at = jnp.arange(n, dtype=jnp.uint32)
-    x = np.stack([kept(seed, jnp.uint32(h), at, at, RATE) for h in range(heads)])
+    each = jax.jit(kept, static_argnums=4)
+    x = np.stack([each(seed, jnp.uint32(h), at, at, RATE) for h in range(heads)])
     p, deviation = 1 - RATE, np.sqrt(RATE * (1 - RATE))
     for axes in ((), (0,), (1,), (2,), (0, 1), (0, 2), (1, 2)):
         mean = x.mean(axis=axes or None)
@@ -418,9 +438,9 @@ def test_the_hash_is_uniform_and_has_no_pattern():
             continue
         agree = (x & np.roll(x, shift, axis)).mean()
         assert abs(agree - both) < 5 * np.sqrt(both * (1 - both) / x.size) * 1.5, (shift, axis)
-    other = np.asarray(kept((jnp.uint32(11), jnp.uint32(13)), jnp.uint32(0), at, at, RATE))
+    other = np.asarray(each((jnp.uint32(11), jnp.uint32(13)), jnp.uint32(0), at, at, RATE))
     assert abs((other & x[0]).mean() - both) < 5 * np.sqrt(both / n**2)
-    assert np.unique(np.asarray(mix(jnp.arange(2**16, dtype=jnp.uint32)))).size == 2**16
+    assert np.unique(np.asarray(jax.jit(mix)(jnp.arange(2**16, dtype=jnp.uint32)))).size == 2**16
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])

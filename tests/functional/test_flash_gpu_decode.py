@@ -1,5 +1,7 @@
 """One token's attention to a cache by the GPU kernels, interpreted: equal to the products that XLA does otherwise."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from jaxformer import masks
 from jaxformer.functional import attention_layer
 from jaxformer.functional.layer import DecodeProgress
 from jaxformer.kernels.attention import decode, flash_gpu, flash_gpu_blocks, flash_gpu_decode
+from jaxformer.specs import abstract_params
 
 
 @pytest.fixture(autouse=True)
@@ -35,13 +38,15 @@ def test_equals_the_products(shape, soft_cap):
     places = np.tile(np.arange(shape[3], dtype=np.int32), (shape[0], 1))
     places[0, shape[3] // 3 :] = -1  # whole pieces are empty
     places[1, :5] = -1
-    poisoned = jnp.repeat(jnp.asarray(places) < 0, shape[2], axis=0)[..., None]
-    key, options = jnp.where(poisoned, jnp.nan, key), {"scale": 0.3, "soft_cap": soft_cap}
+    poisoned = np.repeat(places < 0, shape[2], axis=0)[..., None]
+    options = {"scale": 0.3, "soft_cap": soft_cap}
     mask = masks.Mask(query_index=jnp.full((shape[0], 1), shape[3]), key_index=jnp.asarray(places))
-    got = flash_gpu_decode.attend_one(query, key, value, mask, **options)
+    got = jax.jit(functools.partial(flash_gpu_decode.attend_one, **options))(
+        query, np.where(poisoned, np.float32(np.nan), key), value, mask
+    )
     with jax.enable_x64(True):
-        wide = (jnp.where(x == x, x, 0).astype(jnp.float64) for x in (query, key, value))
-        wanted = decode.attend_one(*wide, mask, None, **options)
+        wide = (np.asarray(x, np.float64) for x in (query, np.where(poisoned, 0, key), value))
+        wanted = jax.jit(lambda *x: decode.attend_one(*x, mask, None, **options))(*wide)
     np.testing.assert_allclose(got, wanted, rtol=2e-6, atol=2e-6)
 
 
@@ -62,8 +67,7 @@ def test_is_taken_where_it_was_measured_to_be_faster(monkeypatch):
     starts = DecodeProgress(jnp.ones(1, jnp.int32), jnp.zeros((), jnp.int32))
     for slots in (64, 32):
         cache = attention_layer.LayerCache(*[jnp.ones((4, slots, 16))] * 2)
-        params = attention_layer.specs(cfg)
-        params = jax.tree.map(lambda spec: jnp.ones(spec.shape), params, is_leaf=lambda x: hasattr(x, "shape"))
         context = attention_layer.Context(masks.causal(), cache=cache, progress=starts)
-        attention_layer.apply(params, jnp.ones((1, 1, 64)), cfg, context)
+        run = lambda params, x, context=context: attention_layer.apply(params, x, cfg, context)[0]  # noqa: E731
+        jax.eval_shape(run, abstract_params(attention_layer.specs(cfg)), jax.ShapeDtypeStruct((1, 1, 64), "float32"))
     assert len(calls) == 1

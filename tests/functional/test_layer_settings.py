@@ -1,6 +1,7 @@
 """Settings that models from elsewhere need, each against what it stands for: layers that differ, norms, caps."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -52,12 +53,18 @@ def test_layers_that_differ(execution):
         assert (local.positions, whole.positions) == (Rotary(50.0), Rotary())
         params, x, places = random_params(gpt.specs(LOCAL))["blocks"], x_of(), jnp.arange(T)
         turns = [rotation(each, places) for each in (local, whole)]
+
+        def alone(params, x, one, turn):
+            mask = masks.Mask(causal=True, window=one.attention.window)
+            return blocks.block(params, x, one, Context(mask, rotation=turn))[0]
+
+        kinds = [
+            jax.jit(functools.partial(alone, one=one, turn=turn))
+            for one, turn in zip((local, whole), turns, strict=True)
+        ]
         wanted = x
         for number in range(L):
-            one = (local, whole)[number % 2]
-            mask = masks.Mask(causal=True, window=one.attention.window)
-            context = Context(mask, rotation=turns[number % 2])
-            wanted = blocks.block(jax.tree.map(lambda a, i=number: a[i], params), wanted, one, context)[0]
+            wanted = kinds[number % 2](jax.tree.map(lambda a, i=number: np.asarray(a)[i], params), wanted)
         contexts = [Context(masks.causal(), rotation=turn, execution=execution) for turn in turns]
         found = jax.jit(lambda params: blocks.stack(params, x, LOCAL, contexts)[0])(params)
         np.testing.assert_allclose(found, wanted, rtol=1e-12)
@@ -78,7 +85,7 @@ def test_layers_that_differ_on_a_mesh():
     cfg = dataclasses.replace(LOCAL, context_length=16)
     params = jax.tree.map(lambda a: a.astype(jnp.float32), random_params(gpt.specs(cfg)))
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 9, (2, 16)))
-    wanted = gpt.apply(params, tokens, cfg)
+    wanted = jax.jit(lambda params: gpt.apply(params, tokens, cfg))(params)
     for layers in ("scan", "unroll"):
         with jax.set_mesh(make_mesh(MeshConfig(data=1, fsdp=2, context=2, tensor=2))):
             run = jax.jit(
@@ -151,12 +158,15 @@ def test_llama3_stretches_long_waves_and_leaves_short_ones():
 def test_embeddings_scaled_and_moved():
     cfg = dataclasses.replace(BASE, num_layers=1, positions=Learned(offset=3), scale_embeddings=True)
     plain = dataclasses.replace(cfg, positions=Learned(), scale_embeddings=False, tie_embeddings=False)
-    params, tokens = random_params(gpt.specs(cfg)), jnp.arange(T)[None]
-    table = params["embedding"]["tokens"]
-    moved = {"tokens": table * math.sqrt(D), "positions": params["embedding"]["positions"][3:]}
+    params, tokens = random_params(gpt.specs(cfg)), np.arange(T)[None]
+    table = np.asarray(params["embedding"]["tokens"])
+    moved = {"tokens": table * math.sqrt(D), "positions": np.asarray(params["embedding"]["positions"])[3:]}
     assert params["embedding"]["positions"].shape == (T + 3, D)
-    wanted = gpt.apply({**params, "embedding": moved, "head": {"table": table}}, tokens, plain)
-    np.testing.assert_allclose(gpt.apply(params, tokens, cfg), wanted, rtol=1e-6)
+    other = {**params, "embedding": moved, "head": {"table": table}}
+    found, wanted = jax.jit(lambda one, two: (gpt.apply(one, tokens, cfg), gpt.apply(two, tokens, plain)))(
+        params, other
+    )
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
 def test_biases_of_queries_keys_and_values_alone():

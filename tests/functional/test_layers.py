@@ -45,7 +45,8 @@ def test_gradients_of_product():
     a, b = RNG.normal(size=(2, 3, 4)), RNG.normal(size=(2, 5, 4))
     with jax.enable_x64(True):
         arrays = tuple(map(jnp.array, (a, b)))
-        check_grads(lambda a, b: product("btk,bsk->bts", a, b, jnp.float64), arrays, order=2, modes=["rev"])
+        run = jax.jit(lambda a, b: product("btk,bsk->bts", a, b, jnp.float64))
+        check_grads(run, arrays, order=2, modes=["rev"])
 
 
 @pytest.mark.parametrize("compute", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
@@ -76,8 +77,9 @@ def test_products_with_a_transpose(shape, width):
         for i, size in enumerate([(rows, width), (rows, other), (other, width)])
     )
     wide = [np.asarray(a, np.float64) for a in (x, g, w)]
-    np.testing.assert_allclose(transposed_product(x, g, jnp.float32), wide[0].T @ wide[1], rtol=1e-4, atol=1e-3)
-    np.testing.assert_allclose(times_transpose(x, w, jnp.float32), wide[0] @ wide[2].T, rtol=1e-4, atol=1e-3)
+    both = jax.jit(lambda x, g, w: (transposed_product(x, g, jnp.float32), times_transpose(x, w, jnp.float32)))(x, g, w)
+    np.testing.assert_allclose(both[0], wide[0].T @ wide[1], rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(both[1], wide[0] @ wide[2].T, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -112,8 +114,9 @@ def test_gradients_of_linear_for_each_example():
         return jax.grad(lambda w: jnp.sum(jnp.sin(layers.linear(x, w))))(w)
 
     together = jax.jit(jax.vmap(each))(x)
-    for row, grad in zip(x, together, strict=True):
-        np.testing.assert_allclose(grad, each(row), rtol=1e-4, atol=1e-5)
+    alone = jax.jit(each)
+    for row, grad in zip(np.asarray(x), together, strict=True):
+        np.testing.assert_allclose(grad, alone(row), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("epsilon", [1e-5, 0.5])
@@ -145,14 +148,15 @@ def test_norms_reduce_no_axis_of_one(norm):
     """XLA shares a reduction out by its first axis; one row is normed as its tokens are, bit for bit."""
     x, g = (jnp.array(RNG.normal(size=(1, 6, 12)), jnp.float32) for _ in range(2))
 
+    @jax.jit
     def gradients(x, scale, g):
         return jax.vjp(norm, x, scale)[1](g)
 
     program = str(jax.make_jaxpr(gradients)(x, jnp.ones(12), g))
     shapes = re.findall(r"f32\[([\d,]*)\] = reduce_sum", program)
     assert shapes and not [shape for shape in shapes if shape.startswith("1,")]
-    one, scale = gradients(x, jnp.ones(12), g)
-    tokens, same = gradients(x[0], jnp.ones(12), g[0])
+    one, scale = jax.device_get(gradients(x, np.ones(12, np.float32), g))
+    tokens, same = gradients(np.asarray(x)[0], np.ones(12, np.float32), np.asarray(g)[0])
     np.testing.assert_array_equal(one[0], tokens)
     np.testing.assert_array_equal(scale, same)
 
@@ -186,9 +190,8 @@ def test_activations(name):
         atol=1e-12,
     )
     function = getattr(layers, name)
-    narrow = function(jnp.array(x, jnp.bfloat16))
-    assert narrow.dtype == jnp.bfloat16
-    grads = jax.vmap(jax.grad(lambda v: function(v)))(jnp.array(x, jnp.float32))
+    assert jax.eval_shape(function, jnp.array(x, jnp.bfloat16)).dtype == jnp.bfloat16
+    grads = jax.jit(jax.vmap(jax.grad(lambda v: function(v))))(jnp.array(x, jnp.float32))
     assert np.isfinite(grads).all()
 
 
@@ -201,9 +204,9 @@ def test_activations(name):
     ],
 )
 def test_activations_and_their_gradients_are_those_of_jax_nn(ours, theirs):
-    x = jnp.linspace(-6, 6, 61)
-    np.testing.assert_allclose(ours(x), theirs(x), atol=2e-6)
-    np.testing.assert_allclose(*(jax.vmap(jax.grad(f))(x) for f in (ours, theirs)), atol=2e-6)
+    run = jax.jit(lambda x: [jax.vmap(jax.value_and_grad(f))(x) for f in (ours, theirs)])
+    for one, other in zip(*run(np.linspace(-6, 6, 61, dtype=np.float32)), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-6)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -230,7 +233,10 @@ def test_gradients_of_mlp(activation):
 
 def test_the_gate_has_a_bias_of_its_own():
     x, w, b = jnp.zeros((1, 2)), jnp.zeros((2, 3)), jnp.array([1.0, 2.0, 3.0])
-    out = layers.mlp(x, w, jnp.eye(3, 2), b_up=jnp.ones(3), w_gate=w, b_gate=b, activation="swiglu")
+    mlp = jax.jit(layers.mlp, static_argnames="activation")
+    out = mlp(
+        x, w, jnp.asarray(np.eye(3, 2, dtype=np.float32)), b_up=jnp.ones(3), w_gate=w, b_gate=b, activation="swiglu"
+    )
     np.testing.assert_allclose(out, [reference.silu(np.array([1.0, 2.0]))], rtol=1e-6)
 
 

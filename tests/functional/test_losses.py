@@ -1,5 +1,6 @@
 """The chunked loss: equal to the naive one in value and gradient, and never the logits of the whole batch."""
 
+import functools
 import itertools
 import math
 import re
@@ -28,7 +29,9 @@ def arrays(dtype=None):
     return tuple(jnp.array(x, dtype) for x in (HIDDEN, TABLE, BIAS))
 
 
-def naive(hidden, table, bias, label_smoothing, z_loss):
+@jax.jit
+@functools.partial(jax.grad, argnums=(0, 1, 2))
+def naive_gradients(hidden, table, bias, label_smoothing, z_loss):
     """The same loss with all logits at once, differentiated by jax.grad."""
     logits = jnp.einsum("btd,vd->btv", hidden, table) + bias[None, None]
     log_p = jax.nn.log_softmax(logits)
@@ -51,15 +54,17 @@ def test_cross_entropy(options):
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_what_cross_entropy_says_of_dtypes_and_impossible_tokens(dtype):
     logits = jnp.array([[0.0, 1.0, -jnp.inf]], dtype)
-    for target, smoothing, expected in (
-        (0, 0.0, (1.3125, 1.3125)),
-        (2, 0.0, (math.inf,) * 2),
-        (0, 0.1, (math.inf, 1.3125)),
-    ):
-        out, backward = jax.vjp(lambda x, t=target, s=smoothing: cross_entropy(x, jnp.array([t]), s), logits)
+    cases = ((0, 0.0, (1.3125, 1.3125)), (2, 0.0, (math.inf,) * 2), (0, 0.1, (math.inf, 1.3125)))
+
+    @jax.jit
+    def run(logits):
+        found = [jax.vjp(lambda x, t=t, s=s: cross_entropy(x, jnp.array([t]), s), logits) for t, s, _ in cases]
+        return [(out, backward((jnp.ones(1, dtype), jnp.zeros(1, dtype)))[0]) for out, backward in found]
+
+    for (out, gradient), (_, _, expected) in zip(jax.device_get(run(logits)), cases, strict=True):
         assert [x.dtype for x in out] == [dtype] * 2
         np.testing.assert_allclose([float(x[0]) for x in out], expected, rtol=1e-2)
-        assert np.isfinite(backward((jnp.ones(1, dtype), jnp.zeros(1, dtype)))[0].astype(jnp.float32)).all()
+        assert np.isfinite(gradient.astype(np.float32)).all()
 
 
 @pytest.mark.parametrize(
@@ -76,9 +81,9 @@ def test_sums_and_gradients_equal_the_naive_loss(options, chunk_tokens):
             )
             return 3 * out.total, out
 
-        grads, out = jax.jit(jax.grad(total, argnums=(0, 1, 2), has_aux=True))(*arrays())
-        only_sums = jax.jit(total)(*arrays())[1]
-        wanted = jax.jit(jax.grad(lambda *a: 3 * naive(*a, **options), argnums=(0, 1, 2)))(*arrays())
+        both = jax.jit(lambda *a: (jax.grad(total, argnums=(0, 1, 2), has_aux=True)(*a), total(*a)[1]))
+        (grads, out), only_sums = both(*arrays())
+        wanted = [3 * np.asarray(x) for x in naive_gradients(*arrays(), **options)]
     for got in (out, only_sums):
         np.testing.assert_allclose(got.total, (loss * WEIGHTS).sum(), rtol=1e-12)
         np.testing.assert_allclose(got.weight, WEIGHTS.sum(), rtol=1e-12)
@@ -91,19 +96,22 @@ def test_sums_and_gradients_equal_the_naive_loss(options, chunk_tokens):
 
 
 def test_without_bias():
-    out = token_loss(*arrays(jnp.float32)[:2], jnp.array(TARGETS), jnp.array(WEIGHTS, jnp.float32))
+    out = jax.jit(token_loss)(*arrays(jnp.float32)[:2], jnp.array(TARGETS), jnp.array(WEIGHTS, jnp.float32))
     loss, _ = reference.cross_entropy(HIDDEN @ TABLE.T, TARGETS)
     np.testing.assert_allclose(out.total, (loss * WEIGHTS).sum(), rtol=1e-5)
 
 
 def test_parts_of_a_batch_add_up():
     """Micro-batches of unequal weight: sums add, and are divided once."""
-    hidden, table, bias = arrays(jnp.float32)
-    whole = token_loss(hidden, table, jnp.array(TARGETS), jnp.array(WEIGHTS, jnp.float32), bias)
-    parts = [
-        token_loss(hidden[rows], table, jnp.array(TARGETS[rows]), jnp.array(WEIGHTS[rows], jnp.float32), bias)
-        for rows in (slice(0, 1), slice(1, 3))
-    ]
+
+    @jax.jit
+    def each(hidden, table, bias, weights):
+        return [
+            token_loss(hidden[rows], table, jnp.array(TARGETS[rows]), weights[rows], bias)
+            for rows in (slice(0, 3), slice(0, 1), slice(1, 3))
+        ]
+
+    whole, *parts = jax.device_get(each(*arrays(jnp.float32), jnp.array(WEIGHTS, jnp.float32)))
     np.testing.assert_allclose(parts[0].total + parts[1].total, whole.total, rtol=1e-6)
     np.testing.assert_allclose(parts[0].weight + parts[1].weight, whole.weight, rtol=1e-6)
 
@@ -111,7 +119,7 @@ def test_parts_of_a_batch_add_up():
 def test_positions_of_weight_zero_change_nothing_bitwise():
     """Nor need their targets be tokens: -1 is what "no pair" and padding say."""
     hidden, table, bias = arrays(jnp.float32)
-    off = jnp.array(WEIGHTS == 0)
+    off = WEIGHTS == 0
 
     @jax.jit
     def run(hidden, targets):
@@ -121,8 +129,8 @@ def test_positions_of_weight_zero_change_nothing_bitwise():
 
         return jax.grad(total, argnums=(0, 1, 2), has_aux=True)(hidden, table, bias)
 
-    plain = run(hidden, jnp.array(TARGETS))
-    other = run(jnp.where(off[..., None], 7.0, hidden), jnp.where(off, -1, jnp.array(TARGETS)))
+    plain = run(hidden, TARGETS)
+    other = run(np.where(off[..., None], np.float32(7), hidden), np.where(off, -1, TARGETS))
     for a, b in zip(*map(jax.tree.leaves, (plain, other)), strict=True):
         assert np.isfinite(b).all()
         np.testing.assert_array_equal(a, b)
@@ -135,9 +143,12 @@ def test_metrics_and_weights_pass_no_gradient():
         out = token_loss(hidden, table, jnp.array(TARGETS), jnp.array(WEIGHTS, jnp.float32), bias)
         return jnp.sum(out.nll_rows) + jnp.sum(out.correct_rows)
 
-    assert not any(np.asarray(g).any() for g in jax.grad(metrics, argnums=(0, 1, 2))(hidden, table, bias))
-    by_weight = jax.grad(lambda w: token_loss(hidden, table, jnp.array(TARGETS), w).total)
-    assert not np.asarray(by_weight(jnp.array(WEIGHTS, jnp.float32))).any()
+    @jax.jit
+    def gradients(hidden, table, bias, weights):
+        by_weight = jax.grad(lambda w: token_loss(hidden, table, jnp.array(TARGETS), w).total)
+        return *jax.grad(metrics, argnums=(0, 1, 2))(hidden, table, bias), by_weight(weights)
+
+    assert not any(np.asarray(g).any() for g in gradients(hidden, table, bias, jnp.array(WEIGHTS, jnp.float32)))
 
 
 def test_bfloat16_hidden_states_keep_float32_sums_and_table_gradients():
@@ -155,16 +166,17 @@ def test_bfloat16_hidden_states_keep_float32_sums_and_table_gradients():
     loss, _ = reference.cross_entropy(exact[0] @ exact[1].T + exact[2], TARGETS)
     np.testing.assert_allclose(out.total, (loss * WEIGHTS).sum(), rtol=1e-5)  # logits are not rounded to bfloat16
     with jax.enable_x64(True):
-        wanted = jax.grad(lambda *a: naive(*a, 0.0, 0.0), argnums=(0, 1, 2))(*map(jnp.array, exact))
+        wanted = naive_gradients(*map(jnp.array, exact), label_smoothing=0.0, z_loss=0.0)
     for got, theirs in zip(grads, wanted, strict=True):
         np.testing.assert_allclose(np.asarray(got, np.float64), theirs, atol=2**-6)
 
 
 def test_huge_logits_are_finite():
     hidden, table, _ = arrays(jnp.float32)
-    out, grad = jax.value_and_grad(
+    run = jax.value_and_grad(
         lambda h: token_loss(h, table, jnp.array(TARGETS), jnp.ones((B, T)), label_smoothing=0.1).total
-    )(hidden * 1e4)
+    )
+    out, grad = jax.jit(run)(hidden * 1e4)
     assert np.isfinite(out) and np.isfinite(grad).all()
 
 

@@ -32,14 +32,31 @@ def transform(p, x):
     return layers.layer_norm(layers.gelu(layers.linear(x, p["w"], p["b"])), p["scale"])
 
 
-def losses_and_gradients(loss, weights, *arguments):
-    """(sums, gradients of 3 * total), compiled."""
+OPTIONS = {"label_smoothing": 0.1, "z_loss": 1e-2}
 
-    def total(*arguments):
-        out = loss(*arguments, jnp.array(weights))
+
+def chosen(hidden, table, bias, head, weights, chunk_tokens):
+    more = {"transform": transform, "transform_params": head, "chunk_tokens": chunk_tokens, **OPTIONS}
+    return masked_token_loss(hidden, table, jnp.array(TARGETS), weights, bias, **more)
+
+
+def plain(hidden, table, bias, head, weights):
+    x = transform(head, hidden.reshape(-1, D)).reshape(hidden.shape)
+    return token_loss(x, table, jnp.array(TARGETS), weights, bias, **OPTIONS)
+
+
+def losses_and_gradients(loss):
+    """A function to (sums, gradients of 3 * total), compiled once for all weights."""
+
+    def total(*arguments, **options):
+        out = loss(*arguments, **options)
         return 3 * out.total, out
 
-    return jax.jit(jax.value_and_grad(total, argnums=tuple(range(len(arguments))), has_aux=True))(*arguments)
+    return jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2, 3), has_aux=True), static_argnames="chunk_tokens")
+
+
+OF_CHOSEN, OF_ALL = losses_and_gradients(chosen), losses_and_gradients(plain)
+SUMS = jax.jit(chosen, static_argnames="chunk_tokens")  # without gradients they are a program of their own
 
 
 def assert_same(got, wanted, **tolerance):
@@ -51,22 +68,10 @@ def assert_same(got, wanted, **tolerance):
 
 @pytest.mark.parametrize("kind, chunk_tokens", [*((k, 9) for k in WEIGHTS), *(("random", c) for c in CHUNKS if c != 9)])
 def test_equals_the_loss_of_all_positions(kind, chunk_tokens):
-    options = {"label_smoothing": 0.1, "z_loss": 1e-2}
-
-    def chosen(hidden, table, bias, head, weights):
-        more = {"transform": transform, "transform_params": head, "chunk_tokens": chunk_tokens, **options}
-        return masked_token_loss(hidden, table, jnp.array(TARGETS), weights, bias, **more)
-
-    def plain(hidden, table, bias, head, weights):
-        x = transform(head, hidden.reshape(-1, D)).reshape(hidden.shape)
-        return token_loss(x, table, jnp.array(TARGETS), weights, bias, **options)
-
     with jax.enable_x64(True):
-        arguments = jax.tree.map(jnp.array, (HIDDEN, TABLE, BIAS, HEAD))
-        got = losses_and_gradients(chosen, WEIGHTS[kind], *arguments)
-        wanted = losses_and_gradients(plain, WEIGHTS[kind], *arguments)
-        # Sums without gradients are a program of their own.
-        sums = jax.jit(lambda *a: chosen(*a, jnp.array(WEIGHTS[kind])))(*arguments)
+        arguments = (HIDDEN, TABLE, BIAS, HEAD, WEIGHTS[kind])
+        got, sums = (run(*arguments, chunk_tokens=chunk_tokens) for run in (OF_CHOSEN, SUMS))
+        wanted = OF_ALL(*arguments)
     assert_same(got, wanted, rtol=1e-10, atol=1e-12)
     assert_same(sums, wanted[0][1], rtol=1e-12)
     assert np.asarray(wanted[1][0]).any() == (kind != "none")
@@ -129,7 +134,7 @@ def test_rows_split_over_devices_stay_there():
     rows, length = 16, 32
     hidden = jnp.array(RNG.normal(size=(rows, length, D)), jnp.float32)
     targets = jnp.array(RNG.integers(0, V, (rows, length)))
-    weights = jnp.array(RNG.random((rows, length)) < 0.15, jnp.float32).at[3].set(1)
+    weights = jnp.array((RNG.random((rows, length)) < 0.15) | (np.arange(rows) == 3)[:, None], jnp.float32)
     table, head = jnp.array(TABLE, jnp.float32), jax.tree.map(lambda x: jnp.array(x, jnp.float32), HEAD)
 
     def loss(table, head, hidden, targets, weights):

@@ -1,5 +1,6 @@
 """Positions: rotary sees distances only; every scheme against its paper, written out."""
 
+import functools
 import math
 
 import jax
@@ -19,6 +20,7 @@ SCALINGS = [
 ]
 
 
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
 def rotate(x, positions, scaling="none", factor=1.0, original=2048, width=16):
     frequencies, scale = pos.rotary_frequencies(width, 10_000.0, scaling, factor, original)
     return pos.rotary(x, *pos.rotary_angles(positions, frequencies), scale)
@@ -31,9 +33,9 @@ def test_rotary_scores_depend_on_the_distance_only(scaling, factor, original):
         query, key = (jnp.array(rng.normal(size=(1, 1, 2, 16))) for _ in range(2))
 
         def score(i, j):
-            q = rotate(query, jnp.array([i]), scaling, factor, original)
-            k = rotate(key, jnp.array([j]), scaling, factor, original)
-            return np.einsum("bthk,bthk->h", q, k)
+            q = rotate(query, np.array([i]), scaling, factor, original)
+            k = rotate(key, np.array([j]), scaling, factor, original)
+            return np.einsum("bthk,bthk->h", np.asarray(q), np.asarray(k))
 
         for distance in (0, 1, 7, 300):
             base = score(distance, 0)
@@ -126,11 +128,11 @@ def test_an_unknown_scaling_names_the_known():
 def test_sinusoidal(width):
     positions = [0, 1, 5, 100]
     wanted = reference.sinusoidal(positions, width)
-    np.testing.assert_allclose(pos.sinusoidal(jnp.array(positions), width), wanted, atol=1e-5)
-    np.testing.assert_allclose(
-        pos.sinusoidal(jnp.array([positions]), width, base=50.0)[0], reference.sinusoidal(positions, width, 50.0),
-        atol=1e-5,
-    )  # fmt: skip
+    one, two = jax.jit(lambda p: (pos.sinusoidal(p, width), pos.sinusoidal(p[None], width, base=50.0)[0]))(
+        jnp.array(positions)
+    )
+    np.testing.assert_allclose(one, wanted, atol=1e-5)
+    np.testing.assert_allclose(two, reference.sinusoidal(positions, width, 50.0), atol=1e-5)
 
 
 def test_a_shift_turns_sinusoids_by_a_fixed_angle():
@@ -159,10 +161,11 @@ def test_alibi_slopes_as_published():
 
 
 def test_alibi():
-    np.testing.assert_allclose(pos.alibi(jnp.arange(5), jnp.arange(7), 6), reference.alibi(5, 7, 6), rtol=1e-6)
-    rows = pos.alibi(jnp.array([[3], [0]]), jnp.arange(2)[None], 2)  # indices of a decoder's cache, by row
+    alibi = jax.jit(pos.alibi, static_argnums=2)
+    np.testing.assert_allclose(alibi(np.arange(5), np.arange(7), 6), reference.alibi(5, 7, 6), rtol=1e-6)
+    rows = alibi(np.array([[3], [0]]), np.arange(2)[None], 2)  # indices of a decoder's cache, by row
     np.testing.assert_allclose(
-        rows[:, :, 0], [[[-3 / 16, -2 / 16], [-3 / 256, -2 / 256]], [[0, -1 / 16], [0, -1 / 256]]]
+        np.asarray(rows)[:, :, 0], [[[-3 / 16, -2 / 16], [-3 / 256, -2 / 256]], [[0, -1 / 16], [0, -1 / 256]]]
     )
 
 
@@ -170,7 +173,8 @@ def test_alibi():
 @pytest.mark.parametrize("buckets, max_distance", [(32, 128), (8, 20), (6, 50)])
 def test_t5_buckets(bidirectional, buckets, max_distance):
     relative = np.arange(-300, 300)
-    got = np.asarray(pos.t5_buckets(jnp.array(relative), bidirectional, buckets, max_distance))
+    run = jax.jit(pos.t5_buckets, static_argnums=(1, 2, 3))
+    got = np.asarray(run(relative, bidirectional, buckets, max_distance))
     wanted = [reference.t5_bucket(int(r), bidirectional, buckets, max_distance) for r in relative]
     # At exact powers the logarithm may round either way: at most a handful of distances, by one bucket.
     assert np.abs(got - wanted).max() <= 1 and (got != wanted).sum() <= 4
@@ -182,7 +186,8 @@ def test_t5_buckets(bidirectional, buckets, max_distance):
 
 def test_t5_bias_looks_up_its_table():
     table = np.random.default_rng(0).normal(size=(8, 3))
-    got = pos.t5_bias(jnp.array(table, jnp.float32), jnp.arange(4), jnp.arange(6), True, 20)
+    run = jax.jit(lambda table: pos.t5_bias(table, jnp.arange(4), jnp.arange(6), True, 20))
+    got = np.asarray(run(table.astype(np.float32)))
     assert got.shape == (3, 4, 6)
     for t in range(4):
         for s in range(6):

@@ -62,6 +62,7 @@ LAYERS = {
         parameters(3),
     ),
 }
+RUN = {name: jax.jit(layer, static_argnames="reverse") for name, (layer, *_) in LAYERS.items()}
 EACH = pytest.mark.parametrize("name", LAYERS)
 MOST = pytest.mark.parametrize(
     "name, reverse",
@@ -77,9 +78,9 @@ MOST = pytest.mark.parametrize(
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("length", [1, 11])
 def test_equals_a_plain_loop(name, reverse, length):
-    layer, by_hand, p = LAYERS[name]
+    _, by_hand, p = LAYERS[name]
     x = draw(B, length, D)
-    out, state = layer(jnp.asarray(x), p, reverse=reverse)
+    out, state = jax.device_get(RUN[name](x, p, reverse=reverse))
     turn = slice(None, None, -1 if reverse else 1)
     np.testing.assert_allclose(out, by_hand(x[:, turn], *p)[:, turn], atol=1e-14)
     last = state.hidden if name == "lstm" else state
@@ -90,14 +91,21 @@ def test_equals_a_plain_loop(name, reverse, length):
 @EACH
 def test_packed_documents_are_those_alone(name):
     layer, _, p = LAYERS[name]
-    x = draw(B, T, D)
-    for reverse in (False, True):
-        packed, _ = layer(jnp.asarray(x), p, segments=jnp.asarray(SEGMENTS), reverse=reverse)
-        for row in range(B):
-            for segment in np.unique(SEGMENTS[row]):
-                own = SEGMENTS[row] == segment
-                alone, _ = layer(jnp.asarray(x[row : row + 1, own]), p, reverse=reverse)
-                np.testing.assert_allclose(packed[row, own], alone[0], atol=1e-15)
+    places = [(row, SEGMENTS[row] == segment) for row in range(B) for segment in np.unique(SEGMENTS[row])]
+
+    @jax.jit
+    def both_ways(x):
+        return [
+            (
+                layer(x, p, segments=SEGMENTS, reverse=reverse)[0],
+                [layer(x[row : row + 1, own], p, reverse=reverse)[0][0] for row, own in places],
+            )
+            for reverse in (False, True)
+        ]
+
+    for packed, alone in jax.device_get(both_ways(draw(B, T, D))):
+        for (row, own), found in zip(places, alone, strict=True):
+            np.testing.assert_allclose(packed[row, own], found, atol=1e-15)
 
 
 @MOST
@@ -105,83 +113,85 @@ def test_nothing_leaks(name, reverse):
     """Gradients to other documents and to tokens not yet read are exactly zero; NaN in another document changes
     nothing."""
     layer, _, p = LAYERS[name]
-    x, segments = jnp.asarray(draw(B, T, D)), jnp.asarray(SEGMENTS)
+    x = draw(B, T, D)
+    dirty = x.copy()
+    dirty[0, 4:7] = np.nan  # document 2 of row 0
+    other = SEGMENTS != 2
+    other[1] = True
 
-    def out(x):
-        return layer(x, p, segments=segments, reverse=reverse)[0]
+    @jax.jit
+    def run(x):  # the output, and the gradient by x of its sum over what is not poisoned
+        def loss(x):
+            out = layer(x, p, segments=SEGMENTS, reverse=reverse)[0]
+            return jnp.sum(jnp.where(other[..., None], out, 0)), out
 
-    jacobian = np.abs(jax.jacrev(lambda x: jnp.sum(out(x), axis=-1))(x)).sum(-1)  # [B, T, B, T]
+        gradient, out = jax.grad(loss, has_aux=True)(x)
+        return out, gradient
+
+    sums = jax.jit(jax.jacrev(lambda x: jnp.sum(layer(x, p, segments=SEGMENTS, reverse=reverse)[0], axis=-1)))
+    jacobian = np.abs(sums(x)).sum(-1)  # [B, T, B, T]
     order = np.arange(T)[:, None] <= np.arange(T) if reverse else np.arange(T)[:, None] >= np.arange(T)
     seen = order & (SEGMENTS[:, :, None] == SEGMENTS[:, None])
     for row in range(B):
         np.testing.assert_array_equal(jacobian[row, :, row] > 0, seen[row])
         assert not jacobian[row, :, 1 - row].any()
-    poisoned = out(x.at[0, 4:7].set(jnp.nan))  # document 2 of row 0
-    other = SEGMENTS != 2
-    other[1] = True
-    np.testing.assert_array_equal(poisoned[other], out(x)[other])
-    assert jnp.isnan(poisoned[0, 4:7]).all()
-
-    def loss(x, p):
-        found = layer(x, p, segments=segments, reverse=reverse)[0]
-        return jnp.sum(jnp.where(other[..., None], found, 0))
-
-    clean, dirty = (jax.grad(loss)(v, p) for v in (x, x.at[0, 4:7].set(jnp.nan)))
-    np.testing.assert_array_equal(clean[other], dirty[other])
+    clean, poisoned = jax.device_get((run(x), run(dirty)))
+    for one, two in zip(clean, poisoned, strict=True):
+        np.testing.assert_array_equal(one[other], two[other])
+    assert np.isnan(poisoned[0][0, 4:7]).all()
 
 
 @pytest.mark.slow
 @EACH
 def test_a_state_goes_on(name):
     """Two halves, the second from the first one's state, are the whole; so is one token at a time."""
-    layer, _, p = LAYERS[name]
-    x, segments = jnp.asarray(draw(B, T, D)), jnp.asarray(SEGMENTS)
+    (*_, p), layer, x, segments = LAYERS[name], RUN[name], draw(B, T, D), SEGMENTS
     whole, last = layer(x, p, segments=segments)
     for cuts in ([6], list(range(1, T))):
         parts, state = [], None
-        for part, of_part in zip(jnp.split(x, cuts, 1), jnp.split(segments, cuts, 1), strict=True):
+        for part, of_part in zip(np.split(x, cuts, 1), np.split(segments, cuts, 1), strict=True):
             before = segments[:, sum(map(lambda each: each.shape[1], parts)) - 1] if parts else None
             if before is not None:  # a document that begins where the part does begins with no state
                 same = (before == of_part[:, 0])[:, None]
-                state = jax.tree.map(lambda s, same=same: jnp.where(same, s, 0), state)
+                state = jax.tree.map(lambda s, same=same: np.where(same, s, 0), state)
             out, state = layer(part, p, segments=of_part, state=state)
             parts.append(out)
-        np.testing.assert_allclose(jnp.concatenate(parts, 1), whole, atol=1e-15)
+        np.testing.assert_allclose(np.concatenate(parts, 1), whole, atol=1e-15)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-15), state, last)
 
 
 @MOST
 def test_gradients_are_central_differences_and_agree_with_forward_mode(name, reverse):
     layer, _, p = LAYERS[name]
-    x, weight, segments = jnp.asarray(draw(B, T, D)), jnp.asarray(draw(B, T, H, seed=7)), jnp.asarray(SEGMENTS)
-    first = jnp.asarray(draw(B, H, seed=8))
+    x, weight, first = draw(B, T, D), draw(B, T, H, seed=7), draw(B, H, seed=8)
     state = LstmState(first, 2 * first) if name == "lstm" else first
 
     def loss(x, p, state):
-        out, last = layer(x, p, segments=segments, state=state, reverse=reverse)
+        out, last = layer(x, p, segments=SEGMENTS, state=state, reverse=reverse)
         return jnp.sum(weight * out) + sum(jnp.sum(3 * s) for s in jax.tree.leaves(last))
 
-    given = (x, tuple(map(jnp.asarray, p)), state)
-    grads = jax.grad(loss, (0, 1, 2))(*given)
+    given = (x, p, state)
+    run, forward = jax.jit(jax.value_and_grad(loss, (0, 1, 2))), jax.jit(lambda a, s: jax.jvp(loss, a, s)[1])
+    _, grads = run(*given)
     for seed in range(3):
         rng = np.random.default_rng(seed)
-        step = jax.tree.map(lambda a, rng=rng: jnp.asarray(rng.normal(size=a.shape)), given)
-        ahead, behind = (loss(*jax.tree.map(lambda a, s, e=e: a + e * s, given, step)) for e in (1e-6, -1e-6))
-        along = sum(jnp.vdot(g, s) for g, s in zip(jax.tree.leaves(grads), jax.tree.leaves(step), strict=True))
-        assert float(along) == pytest.approx(float(ahead - behind) / 2e-6, rel=1e-7, abs=1e-7)
-        assert float(jax.jvp(loss, given, step)[1]) == pytest.approx(float(along), rel=1e-12, abs=1e-12)
+        step = jax.tree.map(lambda a, rng=rng: rng.normal(size=a.shape), given)
+        ahead, behind = (run(*jax.tree.map(lambda a, s, e=e: a + e * s, given, step))[0] for e in (1e-6, -1e-6))
+        along = sum(np.vdot(g, s) for g, s in zip(jax.tree.leaves(grads), jax.tree.leaves(step), strict=True))
+        assert float(along) == pytest.approx((float(ahead) - float(behind)) / 2e-6, rel=1e-7, abs=1e-7)
+        assert float(forward(given, step)) == pytest.approx(float(along), rel=1e-12, abs=1e-12)
 
 
 @pytest.mark.slow
 def test_the_dtypes():
     """bfloat16 in and out, with a cell state in float32; close to float32."""
-    p = [jnp.asarray(each, jnp.float32) / 2 for each in parameters(4)]
-    x = jnp.asarray(draw(B, T, D), jnp.float32)
-    exact, _ = lstm(x, *p[:3])
-    out, state = lstm(x.astype(jnp.bfloat16), *p[:3])
+    p = [jnp.asarray(each / 2, jnp.float32) for each in parameters(4)]
+    x, run = jnp.asarray(draw(B, T, D), jnp.float32), jax.jit(lstm)
+    exact, _ = run(x, *p[:3])
+    out, state = run(x.astype(jnp.bfloat16), *p[:3])
     assert (out.dtype, state.hidden.dtype, state.cell.dtype) == (jnp.bfloat16, jnp.bfloat16, jnp.float32)
     np.testing.assert_allclose(out.astype(jnp.float32), exact, atol=0.02)
-    grads = jax.grad(lambda p: jnp.sum(lstm(x.astype(jnp.bfloat16), *p)[0].astype(jnp.float32)))(p[:3])
+    grads = jax.eval_shape(jax.grad(lambda p: jnp.sum(lstm(x.astype(jnp.bfloat16), *p)[0].astype(jnp.float32))), p[:3])
     assert {g.dtype for g in grads} == {jnp.dtype("float32")}
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn import params_of
 from flat_config import changed, model_config
 from jax.tree_util import Partial
 
@@ -19,7 +20,7 @@ from jaxformer.models import gpt
 from jaxformer.models.flops import flops_per_token
 from jaxformer.parallel.mesh import make_mesh
 from jaxformer.plan import costs, hlo
-from jaxformer.specs import abstract_params, init_params, is_spec, stack_specs
+from jaxformer.specs import abstract_params, is_spec, stack_specs
 
 L, B, T, D = 3, 2, 8, 16
 CFG = model_config(num_layers=L, width=D, num_heads=4, context_length=T, vocab_size=7, block="reversible")
@@ -92,8 +93,9 @@ def test_forward_mode():
     with jax.enable_x64(True):
         given = jax.tree.map(jnp.asarray, inputs(CFG))
         run = functools.partial(total, Execution(layers="scan"), CFG, None)
-        moved = jax.jit(lambda *a: jax.jvp(run, a, jax.tree.map(jnp.ones_like, a))[1])(*given)
-        grads = jax.jit(jax.grad(run, argnums=(0, 1, 2)))(*given)
+        moved, grads = jax.jit(
+            lambda *a: (jax.jvp(run, a, jax.tree.map(jnp.ones_like, a))[1], jax.grad(run, argnums=(0, 1, 2))(*a))
+        )(*given)
     assert float(moved) == pytest.approx(sum(np.asarray(g).sum() for g in jax.tree.leaves(grads)), rel=1e-9)
 
 
@@ -115,9 +117,9 @@ def temporaries(num_layers, block, layers="scan", chunks=1, **fields):
 @pytest.mark.slow
 @pytest.mark.optimized
 def test_memory_does_not_grow_with_the_layers():
-    few, some, many = (temporaries(n, "reversible") for n in (4, 16, 64))
-    assert many <= 1.02 * few + 64 * 1024 and some <= 1.02 * few + 64 * 1024, (few, some, many)
-    assert temporaries(16, "pre_norm") > 4 * some
+    few, many = (temporaries(n, "reversible") for n in (4, 64))
+    assert many <= 1.02 * few + 64 * 1024, (few, many)
+    assert temporaries(16, "pre_norm") > 4 * many
     few, many = (temporaries(n, "reversible", attention={"kind": "lsh", "chunk": 16}) for n in (4, 64))
     assert many <= 1.02 * few + 64 * 1024, (few, many)
 
@@ -148,10 +150,8 @@ def test_streams_are_float32_whatever_the_dtype():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reversible, "_streams", reversible._plain)
         wanted = jax.jit(jax.grad(run))(*given)
-    error = [
-        float(jnp.linalg.norm(a - b) / jnp.linalg.norm(b))
-        for a, b in zip(*map(jax.tree.leaves, (found, wanted)), strict=True)
-    ]
+    both = (map(np.asarray, jax.tree.leaves(each)) for each in (found, wanted))
+    error = [float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in zip(*both, strict=True)]
     assert max(error) < 5e-3, max(error)
 
 
@@ -172,16 +172,16 @@ def test_operations_are_those_of_the_program():
 
 @pytest.mark.slow
 def test_the_same_on_eight_devices():
+    """Rows, their tokens and heads divided."""
     cfg = from_mapping({"model": {"num_layers": 2, "width": 32, "vocab_size": 24, "context_length": 16,
                                   "block": "reversible", "positions": "rotary"}}).model  # fmt: skip
-    params = init_params(gpt.specs(cfg), jax.random.key(0))
+    params = params_of(gpt.specs(cfg))
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 24, (8, 16)))
     execution = Execution(layers="scan", attention="xla")
     step = jax.jit(
         jax.value_and_grad(lambda p: jnp.mean(jnp.sin(gpt.apply(p, tokens, cfg, execution=execution)[..., 0])))
     )
     wanted = step(params)
-    for mesh in (MeshConfig(data=2, fsdp=2, tensor=2), MeshConfig(data=1, fsdp=2, context=2, tensor=2)):
-        with jax.set_mesh(make_mesh(mesh, jax.devices()[:8])):
-            found = jax.device_get(jax.jit(step)(params))
-        close(found, wanted, rtol=1e-4, atol=1e-5)
+    with jax.set_mesh(make_mesh(MeshConfig(data=1, fsdp=2, context=2, tensor=2), jax.devices()[:8])):
+        found = jax.device_get(jax.jit(step)(params))
+    close(found, wanted, rtol=1e-4, atol=1e-5)

@@ -1,11 +1,14 @@
 """Sparse kinds of attention in a model: who sees whom, decoding, packed rows, meshes, counts, refusals, and a run."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn import decode, params_of
 
-from jaxformer import decoding, masks
+from jaxformer import masks
 from jaxformer.config import Execution, MeshConfig, ModelConfig
 from jaxformer.errors import ConfigError
 from jaxformer.functional.layer import Context
@@ -19,7 +22,6 @@ from jaxformer.parallel.mesh import check_context, make_mesh
 from jaxformer.plan import measures, topology
 from jaxformer.runs import pretrain
 from jaxformer.runs.command_line import parse_config, parser
-from jaxformer.specs import init_params
 
 KINDS = {
     "longformer": {"attention_window": 6, "global_tokens": 2},
@@ -71,27 +73,29 @@ def rule(kind, cfg, segments):
 @EACH
 @pytest.mark.parametrize("family", ["gpt", pytest.param("bert", marks=pytest.mark.slow)])
 def test_a_token_reaches_those_of_its_pattern_alone(kind, family):
-    """The gradient of an output by an input is exactly 0 unless the pattern has that pair; packed rows and single
-    documents, by both implementations."""
+    """The gradient of an output by an input is exactly 0 unless the pattern has that pair; packed rows by both
+    implementations, single documents by the one in blocks."""
     cfg = config(kind, family=family, num_layers=1)
     mixer = MIXERS[kind]
-    params = init_params(mixer.specs(cfg), jax.random.key(0))
-    x = jax.random.normal(jax.random.key(1), (1, T, 16))
-    for segments in (None, np.array([0] * 7 + [1] * 6 + [2] * 3)):
-        mask = masks.Mask(causal=cfg.causal)
-        mask = mask if segments is None else mask & masks.segments(jnp.array(segments)[None])
-        wanted = rule(kind, cfg, np.zeros(T, int) if segments is None else segments)
-        found = []
-        for name in ("xla", "chunked"):
+    params = params_of(mixer.specs(cfg))
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(1, T, 16)), jnp.float32)
+    segments = np.array([0] * 7 + [1] * 6 + [2] * 3)
+    alone = masks.Mask(causal=cfg.causal)
+    packed = alone & masks.segments(jnp.array(segments)[None])
 
-            def outputs(x, mask=mask, name=name):
-                out = mixer.apply(params, x, cfg, Context(mask, execution=Execution(attention=name)))[0][0]
-                return out @ jnp.arange(1.0, 17.0), out
+    def outputs(x, mask, name):
+        out = mixer.apply(params, x, cfg, Context(mask, execution=Execution(attention=name)))[0][0]
+        return out @ jnp.arange(1.0, 17.0), out
 
-            gradient, out = jax.jit(jax.jacrev(outputs, has_aux=True))(x)
-            np.testing.assert_array_equal(np.any(gradient[:, 0] != 0, axis=-1), wanted)
-            found.append((gradient, out))
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *found)
+    @jax.jit
+    def all_three(x):
+        cases = ((packed, "xla"), (packed, "chunked"), (alone, "chunked"))
+        return [jax.jacrev(functools.partial(outputs, mask=mask, name=name), has_aux=True)(x) for mask, name in cases]
+
+    found = jax.device_get(all_three(x))
+    for (gradient, _), numbers in zip(found, (segments, segments, np.zeros(T, int)), strict=True):
+        np.testing.assert_array_equal(np.any(gradient[:, 0] != 0, axis=-1), rule(kind, cfg, numbers))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *found[:2])
 
 
 @pytest.mark.slow
@@ -99,16 +103,11 @@ def test_a_token_reaches_those_of_its_pattern_alone(kind, family):
 def test_decoding_is_the_full_forward_pass(kind):
     """Prompts of one token, and longer ones than the global tokens."""
     cfg = config(kind)
-    params = init_params(gpt.specs(cfg), jax.random.key(0))
-    params = jax.tree.map(lambda x: x + 0.2 * jax.random.normal(jax.random.key(x.size), x.shape), params)
-    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 20, (3, T)))
-    full, lengths = gpt.apply(params, tokens, cfg), jnp.array([5, 1, 9])
-    hidden, cache = jax.jit(decoding.prefill, static_argnums=(3, 4))(params, tokens, lengths, cfg, T)
-    add = jax.jit(decoding.step, static_argnums=2)
-    for step in range(7):
-        wanted = full[jnp.arange(3), lengths + step - 1]
-        np.testing.assert_allclose(decoding.logits(params, hidden), wanted, rtol=2e-4, atol=2e-5)
-        hidden, cache = add(params, tokens[jnp.arange(3), lengths + step], cfg, cache)
+    params = params_of(gpt.specs(cfg))
+    tokens, lengths = np.random.default_rng(0).integers(0, 20, (3, T)), np.array([5, 1, 9])
+    full, found, _ = decode(params, tokens, lengths, cfg, steps=7)
+    for step, logits in enumerate(found):
+        np.testing.assert_allclose(logits, full[np.arange(3), lengths + step - 1], rtol=2e-4, atol=2e-5)
 
 
 def test_ends_of_documents():
@@ -121,8 +120,8 @@ def test_ends_of_documents():
 @pytest.mark.parametrize("kind", ["longformer", "bigbird", "strided"])
 def test_on_eight_devices(kind):
     """Rows and heads divided, in rows of several documents."""
-    cfg = config(kind)
-    params = init_params(gpt.specs(cfg), jax.random.key(0))
+    cfg = config(kind, num_layers=1)
+    params = params_of(gpt.specs(cfg))
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 20, (4, T)))
     segments = jnp.asarray(np.sort(np.random.default_rng(1).integers(0, 3, (4, T))))
 
@@ -141,7 +140,7 @@ def test_dropout_draws_for_window_and_global_tokens_apart():
     cfg = config("longformer", num_layers=1)
     cfg = ModelConfig(**{**vars(cfg), "attention": {"kind": "longformer", **vars(cfg.attention), "dropout": 0.5}})
     mixer = MIXERS["longformer"]
-    params, x = init_params(mixer.specs(cfg), jax.random.key(0)), jnp.ones((1, T, 16))
+    params, x = params_of(mixer.specs(cfg)), jnp.ones((1, T, 16))
     for name in ("xla", "chunked"):
         run = jax.jit(lambda rng, name=name: mixer.apply(
             params, x, cfg, Context(masks.causal(), rng=rng, execution=Execution(attention=name)))[0])  # fmt: skip
@@ -163,20 +162,30 @@ def test_counts_and_kernels(kind):
         check_context(cfg, make_mesh(MeshConfig(data=4, context=2)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_run(kind, tmp_path):
-    """By one override of gpt_tiny; it learns more than how often each token comes."""
-    words = [
+def words_of(kind, tmp_path):
+    """One override of gpt_tiny, and a small run."""
+    return [
         "--config=configs/gpt_tiny.py", f"--config.model.attention={kind}",
         *(f"--config.model.attention.{name}={value}" for name, value in KINDS[kind].items()),
-        "--config.model.num_layers=2", "--config.model.width=64", "--config.train.steps=50",
+        "--config.model.num_layers=1", "--config.model.width=64", "--config.train.steps=50",
         "--config.model.attention.num_heads=2", "--config.data.source=markov", "--config.data.language_tokens=40000",
         "--config.compilation_cache=false", "--config.model.context_length=64", "--config.train.eval_rows=64",
         "--config.train.global_batch_size=16", "--config.optimizer.learning_rate=0.02",
         f"--config.workdir={tmp_path / 'run'}", f"--config.data.cache_dir={tmp_path / 'cache'}",
     ]  # fmt: skip
-    parsed = parse_config(parser("", "pretrain"), words)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_override(kind, tmp_path):
+    found = parse_config(parser("", "pretrain"), words_of(kind, tmp_path)).config.model.attention
+    assert {name: getattr(found, name) for name in KINDS[kind]} == KINDS[kind]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["longformer", "bigbird"])
+def test_a_run(kind, tmp_path):
+    """It learns more than how often each token comes. The other kinds are patterns alone, as BigBird is."""
+    parsed = parse_config(parser("", "pretrain"), words_of(kind, tmp_path))
     found = pretrain.pretrain(parsed)
     assert found.step == 50 and found.evaluation["loss"] < 0.9 * np.log(64)
     assert measures.make_plan(parsed.config, topology.make("cpu:1"))["memory"]["activations"] > 0

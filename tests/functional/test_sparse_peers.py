@@ -59,15 +59,16 @@ def test_longformer_s_layer(packed):
             is_global_attn=True,
         )[0].numpy()  # fmt: skip
     with jax.enable_x64(True):
-        params = {"w_out": jnp.eye(HEADS * WIDTH).reshape(HEADS, WIDTH, -1), "b_out": jnp.zeros(HEADS * WIDTH)}
+        params = {"w_out": np.eye(HEADS * WIDTH).reshape(HEADS, WIDTH, -1), "b_out": np.zeros(HEADS * WIDTH)}
         for name in ("query", "key", "value"):
             for ours, of in (("", name), ("global_", f"{name}_global")):
                 weight, bias = (x.detach().numpy() for x in getattr(theirs, of).parameters())
-                params[f"{ours}w_{name}"] = jnp.array(weight.T).reshape(-1, HEADS, WIDTH)
-                params[f"{ours}b_{name}"] = jnp.array(bias).reshape(HEADS, WIDTH)
+                params[f"{ours}w_{name}"] = weight.T.reshape(-1, HEADS, WIDTH)
+                params[f"{ours}b_{name}"] = bias.reshape(HEADS, WIDTH)
         assert params.keys() == MIXERS["longformer"].specs(cfg).keys()
         mask = masks.segments(jnp.zeros((ROWS, length), int)) if packed else None
-        found = MIXERS["longformer"].apply(params, jnp.array(x.numpy()), cfg, Context(mask))[0]
+        run = jax.jit(lambda params, x: MIXERS["longformer"].apply(params, x, cfg, Context(mask))[0])
+        found = run(params, x.numpy())
         np.testing.assert_allclose(found, wanted, **FLOAT32)
 
 

@@ -1,5 +1,9 @@
 """Models trained here, exported and opened by transformers: losses on held-out text, tokens, and the way back."""
 
+import argparse
+import functools
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,12 +30,20 @@ OWN = {  # bert_tiny has rotary positions and norms before its sublayers, which 
 }  # fmt: skip
 
 
-def trained(name, folder):
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The run of a name; each is trained once."""
+    return functools.cache(lambda name: _trained(name, tmp_path_factory.mktemp(name)))
+
+
+def _trained(name, folder):
+    (folder / "text.txt").write_text(Path(argparse.__file__).read_text())
     words = [
         f"--config=configs/{name}.py", "--config.model.num_layers=2", "--config.model.width=48",
         "--config.model.attention.num_heads=4", "--config.model.context_length=64", "--config.model.dtype=float32",
-        "--config.train.steps=30", "--config.train.global_batch_size=8", "--config.train.eval_rows=8",
-        "--config.data.max_train_bytes=300000", "--config.data.tokenizer_vocab=700", "--config.compilation_cache=false",
+        "--config.train.steps=8", "--config.train.global_batch_size=8", "--config.train.eval_rows=8",
+        "--config.data.source=files", f"--config.data.files={folder / 'text.txt'}", "--config.data.separator=\\n\\n",
+        "--config.data.tokenizer_vocab=400", "--config.compilation_cache=false",
         *OWN[name], f"--config.workdir={folder / 'run'}", f"--config.data.cache_dir={folder / 'cache'}",
     ]  # fmt: skip
     pretrain.pretrain(parse_config(parser("", "pretrain"), words))
@@ -39,16 +51,16 @@ def trained(name, folder):
 
 
 @pytest.mark.parametrize("name, kind", [("gpt_tiny", "llama"), ("bert_tiny", "bert")])
-def test_the_way_there_and_back(name, kind, tmp_path, monkeypatch, capsys):
+def test_the_way_there_and_back(name, kind, trained, tmp_path, monkeypatch, capsys):
     import torch
     import transformers
     from safetensors.numpy import load_file
 
-    run = trained(name, tmp_path)
+    run = trained(name)
     out = tmp_path / "hf"
     monkeypatch.setattr("sys.argv", ["jaxformer export", str(run), f"--out={out}"])
     export.main()
-    assert f"{out}: {kind}, float32, of {run} at step 30" in capsys.readouterr().out
+    assert f"{out}: {kind}, float32, of {run} at step 8" in capsys.readouterr().out
     opened, tokenizer = open_run(run), transformers.AutoTokenizer.from_pretrained(out)
     cfg = opened.config.model
 
@@ -62,12 +74,18 @@ def test_the_way_there_and_back(name, kind, tmp_path, monkeypatch, capsys):
     padded = np.array([each + [opened.tokenizer.pad_id] * (longest - len(each)) for each in ids])
     real = np.array([[1] * len(each) + [0] * (longest - len(each)) for each in ids])
     segments = {"segments": jnp.asarray(real)}
-    logits = family_of(cfg).apply(opened.params, jnp.asarray(padded), cfg, **segments)
+    targets = jnp.asarray(np.roll(padded, -1, 1))
+
+    @jax.jit
+    def outcome(params):
+        logits = family_of(cfg).apply(params, jnp.asarray(padded), cfg, **segments)
+        return logits, cross_entropy(logits, targets)[0]
+
+    logits, losses = outcome(opened.params)
     with torch.no_grad():
         wanted = theirs(input_ids=torch.tensor(padded), attention_mask=torch.tensor(real)).logits
     np.testing.assert_allclose(np.asarray(logits)[real == 1], wanted.numpy()[real == 1], rtol=1e-4, atol=2e-5)
-    targets = jnp.asarray(np.roll(padded, -1, 1))
-    ours = np.asarray(cross_entropy(logits, targets)[0])[real == 1]
+    ours = np.asarray(losses)[real == 1]
     labels = torch.tensor(np.asarray(targets)).long().flatten()
     lost = torch.nn.functional.cross_entropy(wanted.flatten(0, 1), labels, reduction="none")
     assert ours.mean() == pytest.approx(lost.numpy().reshape(real.shape)[real == 1].mean(), abs=1e-5)
@@ -80,10 +98,10 @@ def test_the_way_there_and_back(name, kind, tmp_path, monkeypatch, capsys):
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(opened.params), jax.device_get(back.params))
 
 
-def test_what_cannot_be_written_is_one_line(tmp_path, monkeypatch):
+def test_what_cannot_be_written_is_one_line(trained, tmp_path, monkeypatch):
     from jaxformer.errors import ConfigError
 
-    run = trained("gpt_tiny", tmp_path)
+    run = trained("gpt_tiny")
     for words, line in (
         (["--dtype=int8", f"--out={tmp_path / 'x'}"], r"^--dtype: 'int8' is not one of float32, bfloat16, float16$"),
         ([f"--out={run / 'manifest.json'}"], r"manifest.json: is not a directory$"),

@@ -89,8 +89,8 @@ MODELS = {
             for name, size in (("attention_heads", 4), ("ffn_dim", 48))}},
     ),
 }  # fmt: skip
-# Those with the same layers as another one generate as it does.
-GENERATING = ("gpt2", "llama", "mistral", "qwen3", "gpt_neox", "gemma3_text", "t5", "bart")
+# Those with layers that tests/decoding has not: a window, part of a head turned, layers that differ, scores unscaled.
+GENERATING = ("mistral", "gpt_neox", "gemma3_text", "t5")
 
 
 def theirs(name):

@@ -1,4 +1,4 @@
-"""UL2's denoisers on a mixture of sources: on two processes, and after kills, the same rows in the same steps."""
+"""UL2's denoisers on a mixture of sources: on two processes, and after a kill, the same rows in the same steps."""
 
 import os
 import signal
@@ -50,12 +50,11 @@ def test_two_processes_have_the_rows_of_one(folder, one):
     assert one.losses()[STEPS] < one.losses()[1] - 0.5
 
 
-def test_kills_change_nothing(folder, one):
-    for above in (0, 8):
-        job = Job(folder, "killed", 1, 1)
-        job.wait_for_checkpoint(above=above)
-        os.kill(job.process.pid, signal.SIGKILL)
-        job.process.wait()
+def test_a_kill_changes_nothing(folder, one):
+    job = Job(folder, "killed", 1, 1)
+    job.wait_for_checkpoint(above=4)
+    os.kill(job.process.pid, signal.SIGKILL)
+    job.process.wait()
     assert list_steps(job.workdir / "checkpoints")[-1] < STEPS
     job = Job(folder, "killed", 1, 1).finish()
     assert job.losses() == one.losses() and held_out(job) == held_out(one) and job.checksums() == one.checksums()

@@ -25,7 +25,8 @@ class Exact(ModelConfig):
 
 def config(**fields):
     """(model, execution)"""
-    return both(Exact, num_layers=2, width=16, num_heads=4, context_length=T, vocab_size=20, dtype="float64", **fields)
+    sizes = {"num_layers": 1, "width": 16, "num_heads": 4, "context_length": T, "vocab_size": 20, "dtype": "float64"}
+    return both(Exact, **{**sizes, **fields})
 
 
 KINDS = {
@@ -34,7 +35,7 @@ KINDS = {
         gpt,
         *config(
             norm="rms_norm", activation="swiglu", use_bias=False, positions="rotary", num_kv_heads=2,
-            qk_norm=True, attention="chunked", layers="scan", tie_embeddings=False,
+            qk_norm=True, attention="chunked", layers="scan", num_layers=2, tie_embeddings=False,
         ),
     ),
     "t5": (gpt, *config(positions="t5", block="post_norm", attention_soft_cap=3.0, remat="dots")),
@@ -67,22 +68,30 @@ def test_hessian_times_a_direction(kind):
     family, cfg, execution = KINDS[kind]
     with jax.enable_x64(True):
         loss, flat, back = loss_of(family, cfg, execution)
-        v = jnp.array(np.random.default_rng(1).normal(size=flat.shape))
-        gradient = jax.jit(jax.grad(loss))
-        np.testing.assert_allclose(jax.jit(lambda x: jax.jvp(loss, (x,), (v,))[1])(flat), gradient(flat) @ v, rtol=1e-9)
-        found = jax.jit(lambda x: jax.jvp(jax.grad(loss), (x,), (v,))[1])(flat)
+        v = np.random.default_rng(1).normal(size=flat.shape)
+        tokens = batch_of(cfg).tokens
+
+        def logits_of(flat):
+            return gpt.apply(back(flat), tokens, cfg, execution=execution)
+
+        @jax.jit
+        def along(x):
+            """The slope along v, the gradient and its change along v; of logits, both sides of the law of a product."""
+            slope = jax.jvp(loss, (x,), (v,))[1]
+            gradient, change = jax.jvp(jax.grad(loss), (x,), (v,))
+            if family is not gpt:
+                return slope, gradient, change, (0.0, 0.0)
+            logits, tangent = jax.jvp(logits_of, (x,), (v,))
+            (pulled,) = jax.vjp(logits_of, x)[1](jnp.cos(logits))
+            return slope, gradient, change, (jnp.vdot(jnp.cos(logits), tangent), pulled @ v)
+
+        slope, gradient, found, (forward, backward) = along(flat)
+        np.testing.assert_allclose(slope, gradient @ v, rtol=1e-9)
+        np.testing.assert_allclose(forward, backward, rtol=1e-8)
+        assert bool(forward) == (family is gpt)
         step = 1e-5
-        wanted = (gradient(flat + step * v) - gradient(flat - step * v)) / (2 * step)
+        wanted = (along(flat + step * v)[1] - along(flat - step * v)[1]) / (2 * step)
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6 * np.abs(wanted).max())
-        if family is gpt:
-            tokens = batch_of(cfg).tokens
-
-            def logits_of(flat):
-                return gpt.apply(back(flat), tokens, cfg, execution=execution)
-
-            logits, tangent = jax.jit(lambda x: jax.jvp(logits_of, (x,), (v,)))(flat)
-            _, pull = jax.vjp(logits_of, flat)
-            np.testing.assert_allclose(jnp.vdot(jnp.cos(logits), tangent), pull(jnp.cos(logits))[0] @ v, rtol=1e-8)
 
 
 def test_the_whole_hessian_of_a_small_gpt():

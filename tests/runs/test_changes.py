@@ -6,6 +6,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from quick_runs import quickly
 
 from jaxformer.config import from_mapping
 from jaxformer.errors import ConfigError
@@ -26,14 +27,25 @@ def get_config():
 """
 
 
+@pytest.fixture(scope="module", autouse=True)
+def on_one_device():
+    with quickly():
+        yield
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder with a text and a config; `done` in it is a run of 12 steps."""
-    folder = tmp_path_factory.mktemp("changes")
+    folder = written(tmp_path_factory.mktemp("changes"))
+    start(folder, "done")
+    return folder
+
+
+def written(folder):
+    """The folder, with the text and the config in it."""
     (folder / "text.txt").write_text("All happy families are alike; each is unhappy in its own way. " * 60)
     text = CONFIG.replace("TEXT", repr(str(folder / "text.txt"))).replace("CACHE", repr(str(folder / "cache")))
     (folder / "config.py").write_text(text)
-    start(folder, "done")
     return folder
 
 
@@ -43,6 +55,17 @@ def start(place, name, *fields):
     return pretrain.pretrain(
         parse_config(parser("", "pretrain"), [str(place / "config.py"), f"--config.workdir={place / name}", *flags])
     )
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """Such a folder whose run has begun, and trained nothing yet but what is worth keeping: an empty checkpoint."""
+    folder = written(tmp_path_factory.mktemp("begun"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretrain.loop, "train", lambda *_, **__: pretrain.loop.Result("interrupted", 0, None, None, 0.0))
+        start(folder, "done")
+    (folder / "done" / "checkpoints" / "6").mkdir(parents=True)
+    return folder
 
 
 def cut(place, name, step, of="done"):
@@ -111,17 +134,16 @@ def test_how_often_and_where_change_no_bit(place, capsys):
     assert "results agree to rounding" not in told
 
 
-def test_other_text_is_refused_all_the_same(place):
-    cut(place, "other", 6)
-    (place / "other.txt").write_text("Happy families are all alike. " * 100)
+def test_other_text_is_refused_all_the_same(begun):
+    (begun / "other.txt").write_text("Happy families are all alike. " * 100)
     with pytest.raises(ConfigError, match="was trained on other text"):
-        start(place, "other", f"data.files={place / 'other.txt'}")
+        start(begun, "done", f"data.files={begun / 'other.txt'}")
 
 
 @pytest.mark.parametrize("field", ["optimizer.learning_rate=1e-4", "train.global_batch_size=16", "seed=1"])
-def test_what_decides_the_weights_stays(place, field):
+def test_what_decides_the_weights_stays(begun, field):
     with pytest.raises(ConfigError, match="holds a run of another config"):
-        start(place, "done", field)
+        start(begun, "done", field)
 
 
 def config(steps, **optimizer):

@@ -5,6 +5,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from quick_runs import one_device
 
 from jaxformer import records
 from jaxformer.runs import pretrain
@@ -24,7 +25,8 @@ def run(workdir, *flags):
 
 
 @pytest.mark.slow
-def test_what_was_killed_goes_on_bit_for_bit(tmp_path, capsys):
+def test_what_was_killed_goes_on_bit_for_bit(tmp_path, capsys, monkeypatch):
+    one_device(monkeypatch)
     flags = [*SHORT, f"--config.data.cache_dir={tmp_path / 'cache'}"]
     whole = run(tmp_path / "run", *flags)
     said = capsys.readouterr().out

@@ -5,6 +5,7 @@ import math
 import shutil
 
 import pytest
+from quick_runs import quickly
 
 from jaxformer import records
 from jaxformer.data import languages
@@ -24,6 +25,12 @@ SHORT = [
 def run(workdir, *flags, config="gpt_mixture", log=None):
     given = [f"--config={config}", f"--config.workdir={workdir}", *flags]
     return pretrain.pretrain(parse_config(parser("", "test"), given))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_one_device():
+    with quickly():
+        yield
 
 
 @pytest.fixture(scope="module")

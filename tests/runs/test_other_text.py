@@ -1,6 +1,7 @@
 """A run evaluated on other text than its own."""
 
 import pytest
+from quick_runs import quickly
 from token_folders import saved, tokens_of
 
 from jaxformer.config import DataConfig
@@ -23,7 +24,8 @@ def trained(tmp_path_factory):
     (folder / "held.txt").write_text("everything was in confusion|in the house|" * 9)
     files = [f"--config.data.files={folder}/train.txt", f"--config.data.validation_files={folder}/held.txt"]
     places = [f"--config.workdir={folder / 'run'}", f"--config.data.cache_dir={folder / 'cache'}"]
-    pretrain.pretrain(parse_config(parser("", "test"), ["gpt_tiny", *places, *files, *TINY]))
+    with quickly():
+        pretrain.pretrain(parse_config(parser("", "test"), ["gpt_tiny", *places, *files, *TINY]))
     return folder
 
 

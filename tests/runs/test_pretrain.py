@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 from kills import kill_often
+from quick_runs import one_device
 
 from jaxformer import records
 from jaxformer.config import MeshConfig, from_mapping
@@ -83,7 +84,10 @@ BERT = {
 
 
 @pytest.mark.parametrize("family", ["gpt", pytest.param("bert", marks=pytest.mark.slow)])
-def test_a_run_learns_and_is_described(family, tmp_path, capsys):
+def test_a_run_learns_and_is_described(family, tmp_path, capsys, monkeypatch):
+    """On eight devices and on one."""
+    if family == "bert":
+        one_device(monkeypatch)
     config = tiny(tmp_path, **(BERT if family == "bert" else {}))
     result = pretrain.pretrain(parsed(config))
     assert (result.status, result.step) == ("finished", 8)
@@ -133,6 +137,7 @@ LANGUAGE = {
 @pytest.mark.slow
 def test_a_run_below_the_floor_of_its_language_fails_in_one_line(tmp_path, monkeypatch, capsys):
     """Honest rows end above it; rows in which every token is its own target end below it and fail the program."""
+    one_device(monkeypatch)
     config = tiny(tmp_path, **LANGUAGE)
     floor = languages.floor(config.data, 32)
 
@@ -179,11 +184,12 @@ def test_a_host_brings_the_rows_that_its_devices_hold(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["gpt", "bert"])
-def test_meshes_agree(family, tmp_path):
-    """8x1x1, 2x2x2, 1x8x1 and 1x1x8 devices and one device give one loss curve within float32 rounding."""
+@pytest.mark.parametrize(("family", "shapes"), [("gpt", [(8, 1, 1), (2, 2, 2)]), ("bert", [(1, 8, 1), (1, 1, 8)])])
+def test_meshes_agree(family, shapes, tmp_path):
+    """A whole run has one loss curve within float32 rounding; tests/test_meshes.py has more meshes, of steps alone."""
     sections, curves = BERT if family == "bert" else {}, {}
-    for shape in [(8, 1, 1), (2, 2, 2), (1, 8, 1), (1, 1, 8)]:
+    sections = {**sections, "train": {"steps": 4, "eval_every_steps": 4}}
+    for shape in shapes:
         name = "x".join(map(str, shape))
         config = replace(tiny(tmp_path, **sections), workdir=str(tmp_path / name), mesh=MeshConfig(*shape))
         pretrain.pretrain(parsed(config))
@@ -194,7 +200,7 @@ def test_meshes_agree(family, tmp_path):
         patch.setattr(pretrain, "make_mesh", lambda mesh: make_mesh(mesh, devices[:1]))
         pretrain.pretrain(parsed(one))
     expected = losses(tmp_path / "one")
-    assert len(expected) == 8
+    assert len(expected) == 4
     for name, curve in curves.items():
         np.testing.assert_allclose(curve, expected, rtol=2e-5, err_msg=name)
 
@@ -209,17 +215,18 @@ def test_a_run_goes_on_only_with_its_own_config(tmp_path):
 
 
 SHORT = [
-    "--config.data.max_train_bytes=400000", "--config.data.tokenizer=bytes", "--config.model.num_layers=2",
-    "--config.model.width=96", "--config.train.steps=600", "--config.execution.steps_per_dispatch=5",
-    "--config.train.log_every_steps=5", "--config.train.eval_every_steps=150", "--config.train.eval_rows=24",
-    "--config.optimizer.warmup_steps=5", "--config.checkpoint.save_every_steps=20",
+    "--config.data.max_train_bytes=400000", "--config.data.tokenizer=bytes", "--config.model.num_layers=1",
+    "--config.model.width=48", "--config.model.context_length=32", "--config.model.dtype=float32",
+    "--config.train.global_batch_size=8", "--config.train.steps=600", "--config.execution.steps_per_dispatch=1",
+    "--config.train.log_every_steps=5", "--config.train.eval_every_steps=200", "--config.train.eval_rows=24",
+    "--config.optimizer.warmup_steps=5", "--config.checkpoint.save_every_steps=40",
 ]  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt_tiny", "bert_tiny"])
 def test_kills_change_nothing(name, tmp_path):
-    """kill -9 at ten random moments, started again each time: the last checkpoint equals an undisturbed run's."""
+    """kill -9 at five random moments, started again each time: the last checkpoint equals an undisturbed run's."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "JAX_NUM_CPU_DEVICES": "1"}
 
     def start(workdir: str) -> subprocess.Popen:
@@ -233,7 +240,7 @@ def test_kills_change_nothing(name, tmp_path):
         return max((r["step"] for r in records.load(path)), default=0) if path.exists() else 0
 
     assert start("undisturbed").wait() == 0, (tmp_path / "undisturbed.log").read_text()[-2000:]
-    kill_often(lambda: start("killed"), reached, random.Random(name), kills=10, ahead=30)
+    kill_often(lambda: start("killed"), reached, random.Random(name), kills=5, ahead=15)
     assert start("killed").wait() == 0, (tmp_path / "killed.log").read_text()[-2000:]
     last = Path("checkpoints") / "600" / "meta" / "metadata"
     kept = [leaves(tmp_path / workdir / last) for workdir in ("undisturbed", "killed")]

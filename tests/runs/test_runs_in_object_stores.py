@@ -1,14 +1,9 @@
 """Whole runs in object stores, against servers on this machine that speak the real protocols (extra `services`)."""
 
-import gzip
-import importlib.util
 import json
-import lzma
-import os
 import random
 import subprocess
 import sys
-import sysconfig
 import threading
 import time
 from pathlib import Path
@@ -16,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kills import kill_often
-from object_stores import Proxy, environment, in_this_process, server, wait_for
-from test_scaling_study import CONFIG as STUDY
-from test_scaling_study import told
+from object_stores import in_this_process, wait_for
+from store_runs import MARKS, SHORT, STEPS, Runs, in_store, on_disk, proxy, result, store
 
 from jaxformer import records
 from jaxformer.config import CheckpointConfig
@@ -27,128 +21,44 @@ from jaxformer.runs.store_lock import StoreLock
 from jaxformer.storage import object_store
 from jaxformer.storage.address import Address, place
 from jaxformer.storage.json_checksum import parse
-from jaxformer.training.checkpoint.layout import SEAL, list_steps
+from jaxformer.training.checkpoint.layout import list_steps
 from jaxformer.training.checkpoint.manager import Checkpoints
 from jaxformer.training.state import TrainState
 
-ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:Sending a large body directly"),  # which gcsfs does with small files
-    pytest.mark.skipif(not all(map(importlib.util.find_spec, ("gcsfs", "s3fs", "moto"))), reason="the services extra"),
-]
-STEPS = 300
-SHORT = [
-    "--config.data.tokenizer=bytes", "--config.model.num_layers=2", "--config.model.width=96",
-    f"--config.train.steps={STEPS}", "--config.execution.steps_per_dispatch=5", "--config.train.log_every_steps=5",
-    "--config.train.eval_every_steps=75", "--config.train.eval_rows=24", "--config.optimizer.warmup_steps=5",
-    "--config.checkpoint.save_every_steps=20",
-]  # fmt: skip
+__all__ = ["on_disk", "proxy", "store"]
+pytestmark = MARKS
 
 
-@pytest.fixture(params=["gs", "s3"])
-def store(request):
-    """(scheme, port) of a store, which this process uses, too."""
-    with server(request.param) as port, in_this_process(request.param, port):
-        yield request.param, port
-
-
-def texts() -> dict[str, bytes]:
-    """Some of the standard library's sources: in three files, packed in as many ways."""
-    root = Path(sysconfig.get_path("stdlib"))
-    parts = [(root / name).read_bytes() for name in ("argparse.py", "typing.py", "inspect.py", "tarfile.py", "ast.py")]
-    lines = "".join(json.dumps({"text": part.decode()}) + "\n" for part in parts[3:])
-    return {
-        "a.txt.gz": gzip.compress(parts[0] + parts[1], mtime=0), "b.txt.xz": lzma.compress(parts[2]),
-        "c.jsonl": lines.encode(),
-    }  # fmt: skip
-
-
-class Runs:
-    """Starts `jaxformer pretrain` as a user would."""
-
-    def __init__(self, folder: Path, scheme: str, port: int):
-        self.folder = folder
-        self.environment = {
-            **os.environ, **environment(scheme, port), "XDG_CACHE_HOME": str(folder / "cache"),
-            "JAX_NUM_CPU_DEVICES": "1",
-        }  # fmt: skip
-        self.log = folder / "log"
-
-    def start(self, workdir: object, text: object, *more: str) -> subprocess.Popen:
-        command = [sys.executable, "-m", "jaxformer", "pretrain", "gpt_tiny", *SHORT, *more]
-        command += [f"--config.workdir={workdir}", f"--config.data.files={text}/*"]
-        with open(self.log, "a") as log:
-            return subprocess.Popen(command, cwd=ROOT, env=self.environment, stdout=log, stderr=subprocess.STDOUT)
-
-    def finish(self, workdir: object, text: object, *more: str) -> None:
-        assert self.start(workdir, text, *more).wait(timeout=400) == 0, self.said()
-
-    def said(self) -> str:
-        return self.log.read_text()[-3000:]
-
-
-def result(workdir: object) -> tuple:
-    """The checksums of the last checkpoint's arrays, which checkpoints there are, and the losses on record."""
-    folder = place(str(workdir))
-    steps = list_steps(folder / "checkpoints")
-    path = folder / "checkpoints" / str(steps[-1]) / SEAL
-    content = path.read_bytes(2**20) if isinstance(path, Address) else path.read_bytes()
-    found = records.latest(records.load(folder / "records.jsonl"))
-    return parse(content)["leaves"], steps, [(r["kind"], r["step"], r["loss"]) for r in found if "loss" in r]
-
-
-def test_kills_change_nothing_in_a_store(store, tmp_path):
-    """kill -9 at ten random moments, text and run in the store: the same bits and records as undisturbed on disk."""
+def test_kills_change_nothing_in_a_store(store, on_disk, tmp_path):
+    """kill -9 at four random moments, text and run in the store: the same bits and records as undisturbed on disk."""
     scheme, port = store
-    runs, text, workdir = Runs(tmp_path, scheme, port), f"{scheme}://bucket/text", f"{scheme}://bucket/killed"
-    (tmp_path / "text").mkdir()
-    for name, content in texts().items():
-        (tmp_path / "text" / name).write_bytes(content)
-        place(f"{text}/{name}").write_atomically(content)
-    runs.finish(tmp_path / "run", tmp_path / "text")
+    runs, text, workdir = Runs(tmp_path, scheme, port), in_store(f"{scheme}://bucket/text"), f"{scheme}://bucket/killed"
 
     def reached() -> int:
         path = place(workdir) / "records.jsonl"
         return max((r["step"] for r in records.load(path)), default=0) if path.exists() else 0
 
-    kill_often(lambda: runs.start(workdir, text), reached, random.Random(scheme), kills=10, ahead=30)
+    kill_often(lambda: runs.start(workdir, text), reached, random.Random(scheme), kills=4, ahead=15)
     runs.finish(workdir, text)
-    assert result(workdir) == result(tmp_path / "run")
+    assert result(workdir) == on_disk[1]()
     assert not list((tmp_path / "cache" / "jaxformer" / "staging").glob("*/content/*"))
 
 
-@pytest.fixture
-def proxy(store):
-    """A proxy of the store, which the runs use."""
-    made = Proxy(store[1])
-    yield made
-    made.close()
-
-
-def test_a_slow_store_that_drops_connections_changes_nothing(store, proxy, tmp_path):
+def test_a_slow_store_that_drops_connections_changes_nothing(store, proxy, on_disk, tmp_path):
     """Every answer 20 ms late, some of the connections dropped in the middle: the bits of a run on disk."""
     proxy.delay, proxy.drop = 0.02, 0.02
     runs, workdir = Runs(tmp_path, store[0], proxy.port), f"{store[0]}://bucket/run"
-    (tmp_path / "text").mkdir()
-    for name, content in texts().items():
-        (tmp_path / "text" / name).write_bytes(content)
-        place(f"{store[0]}://bucket/text/{name}").write_atomically(content)
-    short = ["--config.train.steps=60", "--config.train.eval_every_steps=30"]
-    runs.finish(tmp_path / "run", tmp_path / "text", *short)
-    runs.finish(workdir, f"{store[0]}://bucket/text", *short)
-    assert result(workdir) == result(tmp_path / "run")
+    runs.finish(workdir, in_store(f"{store[0]}://bucket/text"), *SHORT)
+    assert result(workdir) == on_disk[1](*SHORT)
     assert len(proxy.requests) > 100
 
 
-def test_a_store_that_goes_away(store, proxy, tmp_path):
+def test_a_store_that_goes_away(store, proxy, on_disk, tmp_path):
     """One line in bounded time, exit code 2, the older checkpoints intact; then the run goes on to the same bits."""
     runs, workdir = Runs(tmp_path, store[0], proxy.port), f"{store[0]}://bucket/run"
     runs.environment["JAXFORMER_STORE_PATIENCE"] = "3"
-    (tmp_path / "text").mkdir()
-    for name, content in texts().items():
-        (tmp_path / "text" / name).write_bytes(content)
-    process, checkpoints = runs.start(workdir, tmp_path / "text"), place(workdir) / "checkpoints"
+    text = on_disk[0] / "text"
+    process, checkpoints = runs.start(workdir, text), place(workdir) / "checkpoints"
     wait_for(lambda: process.poll() is not None or bool(list_steps(checkpoints)), 120)
     proxy.down, since = True, time.monotonic()
     assert process.wait(timeout=240) == 2, runs.said()
@@ -159,123 +69,9 @@ def test_a_store_that_goes_away(store, proxy, tmp_path):
     before = list_steps(checkpoints)
     assert before and before[-1] < STEPS
     proxy.down = False
-    runs.finish(workdir, tmp_path / "text")
+    runs.finish(workdir, text)
     assert f"going on from step {before[-1]}" in runs.log.read_text()
-    runs.finish(tmp_path / "run", tmp_path / "text")
-    assert result(workdir) == result(tmp_path / "run")
-
-
-def test_everything_else_that_reads_and_writes_runs(store, tmp_path):
-    """evaluate, generate, curves, a tokenizer file and init_from, all in a store."""
-    scheme, port = store
-    runs = Runs(tmp_path, scheme, port)
-    text, run = f"{scheme}://bucket/text", f"{scheme}://bucket/run"
-    for name, content in texts().items():
-        place(f"{text}/{name}").write_atomically(content)
-    short = ["--config.train.steps=20", "--config.train.eval_every_steps=10"]
-    runs.finish(run, text, *short)
-
-    def say(*words: str) -> str:
-        command = [sys.executable, "-m", "jaxformer", *words]
-        found = subprocess.run(command, cwd=ROOT, env=runs.environment, capture_output=True, text=True, timeout=400)
-        assert found.returncode == 0, found.stderr[-3000:]
-        assert not found.stderr
-        return found.stdout
-
-    final = records.load(place(run) / "records.jsonl", "final")[-1]
-    assert f"loss {final['loss']:.4f}" in say("evaluate", f"--workdir={run}")
-    assert say("generate", f"--workdir={run}", "--prompt=def", "--max-new-tokens=8").startswith("def")
-    say("curves", f"--workdir={run}", f"--out={tmp_path / 'curve.png'}")
-    for name in ("manifest.json", "records.jsonl"):
-        assert b"S3CRET" not in (place(run) / name).read_bytes(2**20)  # the key in the environment
-    runs.finish(f"{run}2", text, *short, f"--config.init_from={run}")
-    runs.finish(f"{run}3", text, *short, f"--config.data.tokenizer_file={run}/tokenizer.json")
-    assert "init_from: " in runs.log.read_text()
-
-
-def test_tokens_and_saved_datasets_in_a_store(store, tmp_path):
-    """Shards that `jaxformer tokenize` put there while it was killed are those of a disk, object for object as fsspec
-    reads them; a run on them, on another project's tokens and on a saved dataset is that on a disk, bit for bit."""
-    datasets = pytest.importorskip("datasets")
-    scheme, port = store
-    runs, there = Runs(tmp_path, scheme, port), f"{scheme}://bucket/data"
-    (tmp_path / "text").mkdir()
-    for name, content in texts().items():
-        (tmp_path / "text" / name).write_bytes(content)
-        place(f"{there}/text/{name}").write_atomically(content)
-
-    def tokenize(text: object, out: object) -> subprocess.Popen:
-        flags = [f"--config.data.files={text}/*", "--config.data.tokenizer=bytes", f"--out={out}", "--shards=6"]
-        command = [sys.executable, "-m", "jaxformer", "tokenize", *flags]
-        with open(runs.log, "a") as log:
-            return subprocess.Popen(command, cwd=ROOT, env=runs.environment, stdout=log, stderr=log)
-
-    assert tokenize(tmp_path / "text", tmp_path / "tokens").wait(timeout=200) == 0, runs.said()
-
-    def written() -> int:
-        return len([*(place(there) / "tokens").glob("train-*.json")])
-
-    for wanted in (1, 3):
-        process = tokenize(f"{there}/text", f"{there}/tokens")
-        while written() < wanted and process.poll() is None:
-            time.sleep(0.01)
-        process.kill()
-        process.wait()
-    assert tokenize(f"{there}/text", f"{there}/tokens").wait(timeout=200) == 0, runs.said()
-    files = object_store.system(f"{scheme}://bucket")
-    for path in (tmp_path / "tokens").glob("*.*"):
-        if path.suffix not in (".json", ""):  # which name the text's address by a hash
-            assert files.cat_file(f"bucket/data/tokens/{path.name}") == path.read_bytes()
-    assert not list((tmp_path / "cache" / "jaxformer" / "staging").glob("*/content/*"))
-
-    text = (tmp_path / "text" / "c.jsonl").read_text()
-    rows = [text[begin : begin + 4000] for begin in range(0, len(text), 4000)]
-    datasets.Dataset.from_dict({"text": rows}).save_to_disk(tmp_path / "set")
-    ids = np.concatenate([[0, *(np.frombuffer(row.encode(), np.uint8) % 200 + 6)] for row in rows]).astype("<u2")
-    ids.tofile(tmp_path / "all.bin")
-    for path in [tmp_path / "all.bin", *(tmp_path / "set").iterdir()]:
-        place(f"{there}/{path.relative_to(tmp_path).as_posix()}").upload(path)
-    tokenizer = f"--config.data.tokenizer_file={tmp_path / 'tokens' / 'tokenizer.json'}"
-    for number, (kind, name, *more) in enumerate(
-        [
-            ("tokens", "tokens"),
-            ("tokens", "all.bin", tokenizer),
-            ("hf_dir", "set"),
-        ]
-    ):
-        found = []
-        for base in (tmp_path, there):
-            run = tmp_path / f"run{number}{base == there}"
-            short = ["--config.train.steps=20", "--config.train.eval_every_steps=10", *more]
-            command = [sys.executable, "-m", "jaxformer", "pretrain", "gpt_tiny", *SHORT, *short]
-            command += [f"--config.workdir={run}", f"--config.data.{kind}={base}/{name}"]
-            done = subprocess.run(command, cwd=ROOT, env=runs.environment, capture_output=True, text=True, timeout=400)
-            assert done.returncode == 0, done.stderr[-3000:]
-            found.append(result(run))
-        assert found[0] == found[1]
-
-
-def test_a_killed_study_in_a_store(store, tmp_path):
-    """A scaling study, killed once its second run is recorded: the records of one on disk, and a report beside them."""
-    runs, workdir = Runs(tmp_path, *store), f"{store[0]}://bucket/study"
-    (tmp_path / "study.py").write_text(STUDY)
-
-    def start(where: object) -> subprocess.Popen:
-        command = [sys.executable, "-m", "jaxformer", "scaling", f"--config={tmp_path / 'study.py'}", "--bootstrap=100"]
-        with open(runs.log, "a") as log:
-            return subprocess.Popen(
-                [*command, f"--config.workdir={where}"], cwd=ROOT, env=runs.environment, stdout=log, stderr=log
-            )
-
-    killed = start(workdir)
-    folder = place(workdir)
-    wait_for(lambda: killed.poll() is not None or len(list((folder / "runs").iterdir())) > 1, 200)
-    killed.kill()
-    assert killed.wait() == -9, runs.said()
-    for where in (workdir, tmp_path / "study"):
-        assert start(where).wait(timeout=500) == 0, runs.said()
-    assert told(folder) == told(tmp_path / "study")
-    assert (folder / "report.html").is_file() and list((folder / "figures").iterdir())
+    assert result(workdir) == on_disk[1]()
 
 
 def test_locks_name_the_version_that_they_replace(store, proxy):
@@ -349,26 +145,22 @@ def test_of_many_that_start_at_once_one_gets_the_lock(store, stale):
     assert not (workdir / ".lock").exists()
 
 
-def test_a_run_that_moves_between_disk_and_store(store, tmp_path):
+def test_a_run_that_moves_between_disk_and_store(store, on_disk, tmp_path):
     """Killed on disk, gone on with in the store, killed there, finished on disk, each time a copy of the folder."""
-    runs, workdir = Runs(tmp_path, *store), place(f"{store[0]}://bucket/run")
-    (tmp_path / "text").mkdir()
-    for name, content in texts().items():
-        (tmp_path / "text" / name).write_bytes(content)
+    runs, workdir, text = Runs(tmp_path, *store), place(f"{store[0]}://bucket/run"), on_disk[0] / "text"
 
     def killed_after(where: Path, steps: int) -> None:
-        process = runs.start(where, tmp_path / "text")
+        process = runs.start(where, text)
         wait_for(lambda: process.poll() is not None or max(list_steps(where / "checkpoints"), default=0) > steps, 200)
         process.kill()
         assert process.wait() == -9, runs.said()
 
-    runs.finish(tmp_path / "undisturbed", tmp_path / "text")
     first, last = tmp_path / "first", tmp_path / "last"
     killed_after(first, 40)
     for path in filter(Path.is_file, first.rglob("*")):
         (workdir / path.relative_to(first).as_posix()).upload(path)
-    killed_after(workdir, 120)
+    killed_after(workdir, 90)
     for each, size in workdir.objects().items():
         each.download(last / str(each).removeprefix(f"{workdir}/"), size)
-    runs.finish(last, tmp_path / "text")
-    assert result(last) == result(tmp_path / "undisturbed")
+    runs.finish(last, text)
+    assert result(last) == on_disk[1]()

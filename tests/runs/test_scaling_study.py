@@ -12,12 +12,15 @@ from pathlib import Path
 
 import pytest
 from file_formats import record_line
+from quick_runs import one_device
 
 from jaxformer import records
 from jaxformer.config import from_mapping
 from jaxformer.data.markov import Floor
 from jaxformer.errors import ConfigError
+from jaxformer.programs import scaling
 from jaxformer.runtime.cluster import Membership
+from jaxformer.runtime.program import program
 from jaxformer.scaling.ladder import StudyConfig
 
 ROOT = Path(__file__).parents[2]
@@ -64,6 +67,22 @@ def finish(place, workdir, *flags):
     return process.returncode, out, err
 
 
+@pytest.fixture
+def within(place, monkeypatch, capsys):
+    """`finish` in this process, on one device: for what trains nothing, or nothing that is compared."""
+    one_device(monkeypatch)
+
+    def run(workdir, *flags):
+        monkeypatch.setattr(sys, "argv", command(place, workdir, *flags)[2:])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            program(scaling.main)
+        out, err = capsys.readouterr()
+        return int(end.value.code or 0), out, err
+
+    return run
+
+
 def told(workdir):
     """The records without what the clock says."""
     found = records.load(workdir / "records.jsonl")
@@ -98,22 +117,22 @@ def test_from_one_command_to_the_report(place, done):
 
 
 @pytest.mark.slow
-def test_what_is_finished_is_never_run_again(place, done, tmp_path):
+def test_what_is_finished_is_never_run_again(place, done, within, tmp_path):
     before = {path: path.stat().st_mtime for path in (place / "done" / "runs").iterdir()}
-    code, out, _ = finish(place, place / "done", "--stage=run")
+    code, out, _ = within(place / "done", "--stage=run")
     assert code == 0 and "0 TFLOP" in out
     assert before == {path: path.stat().st_mtime for path in (place / "done" / "runs").iterdir()}
     # The records alone are as good: a study goes on from them where its working files were not kept.
     shutil.copytree(place / "done", tmp_path / "kept", ignore=shutil.ignore_patterns("runs", "trunks"))
-    code, out, _ = finish(place, tmp_path / "kept", "--stage=run")
+    code, out, _ = within(tmp_path / "kept", "--stage=run")
     assert code == 0 and "0 TFLOP" in out and told(tmp_path / "kept") == told(place / "done")
 
 
 @pytest.mark.slow
-def test_more_budgets_go_on_from_the_trunks(place, done, tmp_path):
+def test_more_budgets_go_on_from_the_trunks(place, done, within, tmp_path):
     shutil.copytree(place / "done", tmp_path / "more")
-    code, _, err = finish(
-        place, tmp_path / "more", "--stage=run", "--config.ladder.budgets=4e8,1.2e9,4e9,8e9",
+    code, _, err = within(
+        tmp_path / "more", "--stage=run", "--config.ladder.budgets=4e8,1.2e9,4e9,8e9",
         "--config.ladder.widths=8,16,24", "--config.ladder.learning_rates=1.0,2.0",
     )  # fmt: skip
     assert code == 0, err[-2000:]
@@ -126,7 +145,7 @@ def test_more_budgets_go_on_from_the_trunks(place, done, tmp_path):
 def test_kill_minus_nine_changes_nothing(place, done):
     count = len(list((place / "done" / "runs").iterdir()))
     dice = random.Random(1)
-    for goal in (0, 1, count // 3, count // 2):  # so many runs had finished
+    for goal in (0, 1, count // 2):  # so many runs had finished
         process = start(place, place / "killed")
         while process.poll() is None and len(list((place / "killed").glob("runs/*.jsonl"))) < goal:
             time.sleep(0.05)
@@ -141,18 +160,16 @@ def test_kill_minus_nine_changes_nothing(place, done):
 
 
 @pytest.mark.slow
-def test_one_clear_line(place, done, tmp_path):
+def test_one_clear_line(place, done, within, tmp_path):
     def line(*flags, workdir=tmp_path / "new"):
-        code, out, err = finish(place, workdir, *flags)
+        code, out, err = within(workdir, *flags)
         assert code == 2 and "Traceback" not in err, (out, err)
         (found,) = [text for text in err.splitlines() if text.startswith("error:")]
         assert err.splitlines()[-1] == found
         return found
 
-    assert (
-        "needs 21760 tokens, 1.09 epochs" in line("--config.data.language_tokens=20000")
-        and not (tmp_path / "new" / "runs").exists()
-    )
+    assert "needs 21760 tokens, 1.09 epochs" in line("--config.data.language_tokens=20000")
+    assert not (tmp_path / "new" / "runs").exists()
     assert "config.ladder.budgets: '4e8,much' is not a comma-separated list" in line("--config.ladder.budgets=4e8,much")
     assert "holds no run" in line("--stage=fit")
     changed = line("--config.model.positions=none", workdir=place / "done")
@@ -172,10 +189,9 @@ def test_one_clear_line(place, done, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_plan_says_what_no_fit_will_say(place, tmp_path):
-    plan = start(place, tmp_path / "new", "--stage=plan")
-    out, error = plan.communicate(timeout=240)
-    assert plan.returncode == 0, error
+def test_the_plan_says_what_no_fit_will_say(within, tmp_path):
+    code, out, error = within(tmp_path / "new", "--stage=plan")
+    assert code == 0, error
     warned = [line for line in out.splitlines() if line.startswith("warning: ")]
     assert warned == [
         "warning: 9 runs are too few to compare laws; at least 14 are needed",
@@ -186,7 +202,7 @@ def test_the_plan_says_what_no_fit_will_say(place, tmp_path):
     ]
     enough = ["--config.ladder.widths=8,16,24,32,40", "--config.ladder.budgets=1e9,2e9,4e9,8e9", "--stage=plan",
               "--config.ladder.min_steps=1", "--config.ladder.min_tokens_per_parameter=0"]  # fmt: skip
-    out, error = start(place, tmp_path / "new", *enough).communicate(timeout=240)
+    _, out, error = within(tmp_path / "new", *enough)
     assert "to do: " in out and "warning: " not in out, out + error
 
 
@@ -208,8 +224,6 @@ def test_a_study_is_not_started_by_several_processes(place, monkeypatch):
 
 def test_what_is_not_here_is_said_before_anything_is_trained(place, tmp_path, monkeypatch):
     """A library that only the last stage needs, an attention kernel of another platform."""
-    from jaxformer.programs import scaling
-
     monkeypatch.setattr(sys, "argv", command(place, tmp_path / "run")[2:])
     monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(ConfigError, match=r"fits need scipy: pip install 'jaxformer\[scaling\]'"):
@@ -232,7 +246,7 @@ def test_a_run_below_the_floor_is_a_leak(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_damaged_run_file_is_told_and_records_serve(place, done, tmp_path):
+def test_a_damaged_run_file_is_told_and_records_serve(place, done, within, tmp_path):
     """Empty, or without its final record: an IndexError before, though records.jsonl holds that run."""
     shutil.copytree(place / "done", tmp_path / "hurt")
     runs = sorted((tmp_path / "hurt" / "runs").iterdir())
@@ -240,18 +254,16 @@ def test_a_damaged_run_file_is_told_and_records_serve(place, done, tmp_path):
     runs[1].write_text("".join(runs[1].read_text().splitlines(keepends=True)[:-1]))
     path = tmp_path / "hurt" / "records.jsonl"
     path.write_text("garbage\n" + path.read_text())
-    code, out, err = finish(place, tmp_path / "hurt", "--stage=run")
+    code, out, err = within(tmp_path / "hurt", "--stage=run")
     assert code == 0 and "0 TFLOP" in out, err[-2000:]
     for run in runs[:2]:
-        assert (
-            f"note: {run} is damaged, has no final record or is another run's; set aside as {run.stem}.damaged" in out
-        )
+        why = "is damaged, has no final record or is another run's; set aside as"
+        assert f"note: {run} {why} {run.stem}.damaged" in out
         again, before = records.load(run), records.load(place / "done" / "runs" / run.name)
         # A run's role is what is known of it in the end, as the records of all say.
         assert [{**r, "role": ""} for r in again] == [{**r, "role": ""} for r in before]
-    assert (
-        f"note: {path}:1: not a JSON object; 1 line is set aside in records.damaged.jsonl, and the run goes on" in out
-    )
+    note = "not a JSON object; 1 line is set aside in records.damaged.jsonl, and the run goes on"
+    assert f"note: {path}:1: {note}" in out
     assert told(tmp_path / "hurt") == told(place / "done")
     # Where the records do not hold it either, the run is made again.
     runs[0].write_text("")
@@ -264,14 +276,14 @@ def test_a_damaged_run_file_is_told_and_records_serve(place, done, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_study_in_use_a_link_in_it_and_another_studys_trunk(place, done, tmp_path):
+def test_a_study_in_use_a_link_in_it_and_another_studys_trunk(place, done, within, tmp_path):
     from jaxformer.runs.workdir_lock import WorkdirLock
 
     shutil.copytree(place / "done", tmp_path / "mine")
     with WorkdirLock(tmp_path / "mine"):
-        code, _, err = finish(place, tmp_path / "mine", "--stage=run")
+        code, _, err = within(tmp_path / "mine", "--stage=run")
         assert code == 2 and f"config.workdir: {tmp_path / 'mine'} is in use by process {os.getpid()} on" in err
-        assert finish(place, tmp_path / "mine", "--stage=plan")[0] == 0  # writes nothing
+        assert within(tmp_path / "mine", "--stage=plan")[0] == 0  # writes nothing
     for name in ("figures", "report.html", "runs/a.jsonl"):
         victim = tmp_path / "victim"
         victim.mkdir(exist_ok=True)
@@ -281,7 +293,7 @@ def test_a_study_in_use_a_link_in_it_and_another_studys_trunk(place, done, tmp_p
             link.rename(aside)
         link.symlink_to(victim)
         for stage in ("fit", "report", "run"):
-            code, _, err = finish(place, tmp_path / "mine", f"--stage={stage}")
+            code, _, err = within(tmp_path / "mine", f"--stage={stage}")
             assert code == 2 and f"config.workdir: {link} is a symbolic link, which is not followed" in err, err
         link.unlink()
         if aside.exists():
@@ -291,7 +303,7 @@ def test_a_study_in_use_a_link_in_it_and_another_studys_trunk(place, done, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["../../victim/run", "a\0b", 300 * "n", "\ud800"])
-def test_the_name_of_a_run_leads_nowhere_else(place, done, tmp_path, name):
+def test_the_name_of_a_run_leads_nowhere_else(place, done, within, tmp_path, name):
     """Of a study from elsewhere, whose records know their checksums: the files of its runs are made from those."""
     study, victim = tmp_path / "study", tmp_path / "victim"
     shutil.copytree(place / "done", study, ignore=shutil.ignore_patterns("runs"))
@@ -299,7 +311,9 @@ def test_the_name_of_a_run_leads_nowhere_else(place, done, tmp_path, name):
     found = records.load(study / "records.jsonl")
     other = [{**each, "run": name} if each["run"] == found[0]["run"] else each for each in found]
     (study / "records.jsonl").write_text("".join(map(record_line, other)))
-    code, _, err = finish(place, study, "--stage=fit")
+    code, _, err = within(study, "--stage=fit")
     assert code == 2 and "records.jsonl:1: train record: run: " in err and "Traceback" not in err
-    code, _, err = finish(place, study, "--stage=run")
-    assert code == 0 and "set aside" in err + _ and not list(victim.iterdir())
+    if "victim" in name:  # where the line is read as in the other stages, and set aside
+        code, out, err = within(study, "--stage=run")
+        assert code == 0 and "set aside" in err + out
+    assert not list(victim.iterdir())

@@ -6,6 +6,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from quick_runs import quickly
 
 from jaxformer.runs import evaluation, prediction, pretrain
 from jaxformer.runs.command_line import parse_config, parser
@@ -45,6 +46,13 @@ def records(objective):
             "instructions": {"text": words[0], "label": words[0].upper()},
             "multiple_choice": {"text": text, "choices": ["same", "longer words"], "label": int("red" in words)},
         }[objective]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_one_device():
+    """tests/test_task_meshes.py has the meshes."""
+    with quickly():
+        yield
 
 
 @pytest.fixture(scope="module")

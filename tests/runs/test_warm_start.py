@@ -5,6 +5,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from quick_runs import one_device
 from test_changes import CONFIG
 
 from jaxformer.data import tokenizers
@@ -13,6 +14,13 @@ from jaxformer.runs import evaluation, pretrain
 from jaxformer.runs.command_line import parse_config, parser
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def on_one_device(monkeypatch, request):
+    """All but the first test, and the run that they start from."""
+    if request.function is not test_it_begins_with_the_weights_of_the_other:
+        one_device(monkeypatch)
 
 
 @pytest.fixture(scope="module")

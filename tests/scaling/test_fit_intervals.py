@@ -14,7 +14,7 @@ from jaxformer.scaling.table import Table
 CHINCHILLA = laws.Law(("N", "D"))
 
 
-def covered(tables, design, replicates=600, **changes):
+def covered(tables, design, replicates=300, **changes):
     """How often the 95 % interval of each parameter holds the truth."""
     law = {**TRUTH, **changes}
     rng = np.random.default_rng(20)
@@ -35,13 +35,12 @@ def covered(tables, design, replicates=600, **changes):
 @pytest.mark.parametrize(
     "design, tables, changes",
     [
-        (lambda rng: iso_flop(), 200, {}),
-        (lambda rng: grid(), 200, {}),
+        (lambda rng: grid(), 100, {}),
         (lambda rng: iso_flop(sizes=5, budgets=6), 100, {}),
-        (lambda rng: scattered(rng), 100, {}),
-        (lambda rng: iso_flop(sizes=7, budgets=7), 100, {"E": 1.2, "A": 60.0, "alpha": 0.25, "B": 900.0, "beta": 0.32}),
+        (lambda rng: scattered(rng, rows=120), 40, {}),
+        (lambda rng: iso_flop(sizes=7, budgets=7), 60, {"E": 1.2, "A": 60.0, "alpha": 0.25, "B": 900.0, "beta": 0.32}),
     ],
-    ids=["7 budgets x 8 sizes", "6 sizes x 8 token counts", "6 budgets x 5 sizes", "240 rows", "another law"],
+    ids=["6 sizes x 8 token counts", "6 budgets x 5 sizes", "120 rows", "another law"],
 )
 def test_95_percent_intervals_cover_the_truth_in_90_to_99_percent_of_the_tables(design, tables, changes):
     """Of 400 further grids 96.9 % held beta and 97.3 % alpha: at 100 tables one in twenty would hold all of them."""

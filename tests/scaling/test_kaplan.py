@@ -88,12 +88,12 @@ def test_no_general_minimiser_finds_a_lower_objective(law, truth):
 @pytest.mark.parametrize(("law", "truth"), [(laws.KAPLAN, TRUTH), (laws.KAPLAN_FLOOR, STEEP)])
 def test_95_percent_intervals_cover_the_planted_parameters(law, truth):
     held = {name: 0 for name in truth if not name.endswith("_c")}
-    for seed in range(100):
-        found = fitted(planted(seed, law=truth), law, replicates=500)
+    for seed in range(60):
+        found = fitted(planted(seed, law=truth), law, replicates=200)
         for name in held:
             low, high = found[name]["ci95"]
             held[name] += low <= truth[name] <= high
-    assert all(90 <= count <= 99 for count in held.values()), held
+    assert all(54 <= count <= 59 for count in held.values()), held
 
 
 @pytest.mark.slow

@@ -138,10 +138,9 @@ def test_few_runs_reject_no_law():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [8, 11, 14])
-def test_few_runs_of_a_law_seldom_reject_it(count):
-    """Of 80 tables of the sum 80, 0 and 0 rejected it; of 8, 9 and 10 rows of Kaplan's law with a floor 80, 23, 11."""
-    rejected = 0
+def test_few_runs_of_a_law_seldom_reject_it():
+    """Of 8 and 11 rows, too few to compare laws, 80 and 0 of 80 tables of the sum rejected it; of 14 rows none."""
+    rejected, count = 0, verdict.FEWEST
     for seed in range(20):
         table, fits = few_rows(count, seed), {}
         for key, law in fit.LAWS.items():
@@ -154,7 +153,7 @@ def test_few_runs_of_a_law_seldom_reject_it(count):
 
 @pytest.mark.slow
 def test_no_table_of_kaplans_law_has_a_floor():
-    """8 tables whose true E is 0 (of 40 the sum called one pinned in 39, and none of those held 0)."""
-    found = coverage.law_coverage(coverage.KAPLAN, tables=8, replicates=150)
-    assert found["sum_beaten"] == 8 and found["sum_E_pinned"] == found["best_E_pinned"] == 0
-    assert found["best_E_holds"] >= 7 and found["best_a_holds"] >= 7, found
+    """4 tables whose true E is 0 (of 40 the sum called one pinned in 39, and none of those held 0)."""
+    found = coverage.law_coverage(coverage.KAPLAN, tables=4, replicates=100)
+    assert found["sum_beaten"] == 4 and found["sum_E_pinned"] == found["best_E_pinned"] == 0
+    assert found["best_E_holds"] == found["best_a_holds"] == 4, found

@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from jaxformer import records
 from jaxformer.tracking.tracker import TrackedRun, named_fields
 
+PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "tensorboard": "tensorboardX"}
 # A run that is interrupted after six steps and goes on to twelve, each start in a process of its own.
 PROGRAM = """
 import json, sys
@@ -34,20 +36,22 @@ loop.train(make_model(), batches, held_out, config, workdir=workdir, mesh=mesh, 
 """
 
 
-def run(workdir: Path, tracker: str, **environment: str) -> list[dict]:
-    """The records of the run, `crc` left out."""
-    workdir.mkdir(exist_ok=True)
+@pytest.fixture(scope="module")
+def tracked(tmp_path_factory) -> tuple[Path, list[dict]]:
+    """The folder of one run with all trackers that are installed, and its records, `crc` left out."""
+    workdir = tmp_path_factory.mktemp("run")
+    trackers = [name for name, package in PACKAGES.items() if find_spec(package)]
     said = ""
     for stop in (6, 0):
-        words = [sys.executable, "-c", PROGRAM, str(workdir), tracker, str(stop)]
-        own = os.environ | {"JAX_PLATFORMS": "cpu", "WANDB_MODE": "offline"} | environment
+        words = [sys.executable, "-c", PROGRAM, str(workdir), ",".join(trackers), str(stop)]
+        own = os.environ | {"JAX_PLATFORMS": "cpu", "WANDB_MODE": "offline"}
         done = subprocess.run(words, env=own, capture_output=True, text=True, timeout=200)
         assert done.returncode == 0, done.stderr[-3000:]
         said += done.stdout
     assert "stopped tracking" not in said and "stopped at step 6" in said
     found = [{k: v for k, v in each.items() if k != "crc"} for each in records.load(workdir / "records.jsonl")]
     assert {each["kind"] for each in found} == {"event", "train", "eval", "final"}
-    return found
+    return workdir, found
 
 
 def wandb_entries(path: Path) -> Iterator[bytes]:
@@ -68,12 +72,12 @@ def wandb_entries(path: Path) -> Iterator[bytes]:
 
 
 @pytest.mark.slow
-def test_the_offline_files_of_weights_and_biases_hold_every_field(tmp_path):
+def test_the_offline_files_of_weights_and_biases_hold_every_field(tracked):
     pytest.importorskip("wandb")
     from wandb.proto.wandb_internal_pb2 import Record
 
-    wanted = run(tmp_path / "run", "wandb")
-    files = sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
+    workdir, wanted = tracked
+    files = sorted((workdir / "wandb").glob("offline-run-*/*.wandb"))
     rows, ids, config = [], set(), {}
     for file in files:
         for entry in wandb_entries(file):
@@ -130,22 +134,22 @@ loop.train(make_model(), batches, held_out, config, workdir=workdir / "next", me
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of how MLflow calls SQLAlchemy
-def test_mlflow_holds_every_field(tmp_path):
+def test_mlflow_holds_every_field(tracked):
     mlflow = pytest.importorskip("mlflow")
-    wanted = run(tmp_path / "run", "mlflow")
-    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'run' / 'mlflow.db'}")
+    workdir, wanted = tracked
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{workdir / 'mlflow.db'}")
     where = client.get_experiment_by_name("jaxformer").experiment_id
-    (tracked,) = client.search_runs([where])
-    assert tracked.info.status == "FINISHED" and tracked.info.run_name == "n"
-    assert tracked.data.params["train/steps"] == "12"
+    (found,) = client.search_runs([where])
+    assert found.info.status == "FINISHED" and found.info.run_name == "n"
+    assert found.data.params["train/steps"] == "12"
     for record in wanted:
         for name, value in named_fields(record).items():
             if isinstance(value, int | float):
-                points = {(each.step, each.value) for each in client.get_metric_history(tracked.info.run_id, name)}
+                points = {(each.step, each.value) for each in client.get_metric_history(found.info.run_id, name)}
                 assert (record["step"], float(value)) in points, name
             else:
                 name = f"{name}/{record['event']}/{record['step']}" if record["kind"] == "event" else name
-                assert tracked.data.tags[name] == str(value)
+                assert found.data.tags[name] == str(value)
 
 
 @pytest.mark.slow
@@ -162,12 +166,12 @@ def test_mlflow_begins_anew_in_another_database(tmp_path):
 
 
 @pytest.mark.slow
-def test_tensorboard_holds_every_number(tmp_path):
+def test_tensorboard_holds_every_number(tracked):
     from tensorboardX.proto.event_pb2 import Event
 
-    wanted = run(tmp_path / "run", "tensorboard")
+    workdir, wanted = tracked
     found, purged = set(), []
-    for file in sorted((tmp_path / "run" / "tensorboard").glob("events.*")):
+    for file in sorted((workdir / "tensorboard").glob("events.*")):
         content, place = file.read_bytes(), 0
         while place < len(content):
             (length,) = struct.unpack_from("<Q", content, place)

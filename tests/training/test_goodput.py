@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from kills import kill_often
+from quick_runs import FEW_OPTIMIZATIONS
 
 from jaxformer import records
 from jaxformer.training.goodput import Goodput, goodput
@@ -103,8 +104,10 @@ def test_a_run_that_is_killed(tmp_path):
     }
     words = [sys.executable, str(Path(__file__).with_name("toy.py")), str(tmp_path), json.dumps(config), "0.05"]
 
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "1", **FEW_OPTIMIZATIONS}
+
     def start():
-        return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ)
+        return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 
     def reached():
         path = tmp_path / "records.jsonl"

@@ -1,6 +1,5 @@
 """Laws of the loop: a killed run ends in the same bits, stops when it should, and says what it did."""
 
-import dataclasses
 import functools
 import itertools
 import json
@@ -18,10 +17,10 @@ import jax
 import numpy as np
 import pytest
 from kills import kill_often
+from quick_runs import FEW_OPTIMIZATIONS
 from toy import T, ToyBatches, batch_sources, make_config, make_model
 
 from jaxformer import records
-from jaxformer.config import CheckpointConfig, TrackingConfig
 from jaxformer.errors import ConfigError, RecordError, TrainingDiverged
 from jaxformer.parallel.mesh import make_mesh
 from jaxformer.training import evaluate, loop, step
@@ -40,16 +39,18 @@ class CrashError(Exception):
 
 @pytest.fixture(autouse=True)
 def compile_once(monkeypatch):
-    """Runs of one model, configuration and mesh share their compiled functions: most of a test would be compiling."""
+    """Runs of one model, mesh and what decides an update share their compiled functions: most of a test would be
+    compiling."""
 
     def cached(model, optimizer, mesh, config):
-        key = (id(model), mesh, dataclasses.replace(config, checkpoint=CheckpointConfig(), tracking=TrackingConfig()))
+        key = (id(model), mesh, config.mesh, config.optimizer, config.execution, config.train.steps, config.seed)
         if key not in COMPILED:
             steps = step.compile_steps(model, optimizer, mesh, config)
             first = jax.tree.map(np.array, steps.init())
             where = jax.tree.map(lambda x: x.sharding, steps.abstract_state)
             COMPILED[key] = steps._replace(init=lambda: jax.tree.map(jax.device_put, first, where))
-        return COMPILED[key]
+        room = functools.partial(step.place_chunk, mesh=mesh, capacity=longest_chunk(config))
+        return COMPILED[key]._replace(place_chunk=room)
 
     monkeypatch.setattr(loop, "compile_steps", cached)
     monkeypatch.setattr(loop, "compile_ahead", lambda steps, *_: steps)
@@ -72,9 +73,9 @@ class Crashing(ToyBatches):
         return super().__getitem__(index)
 
 
-def run(workdir, config=None, batches=None, lines=None, dropout=0.2, sample=None, **options):
+def run(workdir, config=None, batches=None, lines=None, dropout=0.2, sample=None, devices=1, **options):
     config = config or make_config()
-    mesh = make_mesh(config.mesh, jax.devices()[:1])
+    mesh = make_mesh(config.mesh, jax.devices()[:devices])
     good, held_out = batch_sources(config, mesh)
     if sample is not None:
         held_out = {"": evaluate.HeldOut(held_out, 1.0, options.pop("bytes_per_token"), sample)}
@@ -154,6 +155,7 @@ def start(workdir, config, delay=0.0, process=(), devices=1):
     """Runs toy.py in a process of its own."""
     workdir.mkdir(exist_ok=True)
     env = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu"}
+    env |= FEW_OPTIMIZATIONS
     env["PYTHONPATH"] = str(Path(__file__).parents[2])
     script = Path(__file__).parent / "toy.py"
     command = [sys.executable, "-W", "error", script, workdir, json.dumps(config), str(delay), *map(str, process)]
@@ -180,27 +182,22 @@ def wait_for(condition, process, seconds=120):
         time.sleep(0.005)
 
 
-KILLED = {"train": {"steps": 40, "eval_every_steps": 8}, "checkpoint": {"save_every_steps": 5, "keep": 3}}
+KILLED = {"train": {"steps": 80, "eval_every_steps": 8}, "checkpoint": {"save_every_steps": 5, "keep": 3}}
 
 
-def kill_and_restart(tmp_path, kills, seed):
-    long = {**KILLED, "train": {"steps": 20 + 12 * kills, "eval_every_steps": 8}}
-    whole, _ = finish(start(tmp_path / "whole", long))
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """What toy.py prints of KILLED when nothing stops it."""
+    return finish(start(tmp_path_factory.mktemp("undisturbed"), KILLED))[0]
+
+
+@pytest.mark.slow
+def test_killed_five_times_and_started_again_it_ends_in_the_same_bits(tmp_path, undisturbed):
     workdir = tmp_path / "killed"
-    kill_often(lambda: start(workdir, long, delay=0.02), lambda: steps_seen(workdir), random.Random(seed), kills, 6)
-    again, said = finish(start(workdir, long))
-    assert again == whole
+    kill_often(lambda: start(workdir, KILLED, delay=0.02), lambda: steps_seen(workdir), random.Random(2), 5, 6)
+    again, said = finish(start(workdir, KILLED))
+    assert again == undisturbed
     assert "going on from step" in said or "not valid" not in said
-
-
-@pytest.mark.slow
-def test_killed_twice_and_started_again_it_ends_in_the_same_bits(tmp_path):
-    kill_and_restart(tmp_path, 2, seed=1)
-
-
-@pytest.mark.slow
-def test_killed_ten_times_and_started_again_it_ends_in_the_same_bits(tmp_path):
-    kill_and_restart(tmp_path, 10, seed=2)
 
 
 @pytest.mark.slow
@@ -231,18 +228,17 @@ def test_a_finished_run_started_again_does_not_train(tmp_path):
 
 
 @pytest.mark.slow
-def test_sigterm_saves_and_the_run_goes_on_where_it_stopped(tmp_path):
-    whole, _ = finish(start(tmp_path / "whole", KILLED))
+def test_sigterm_saves_and_the_run_goes_on_where_it_stopped(tmp_path, undisturbed):
     process = start(tmp_path / "stopped", KILLED, delay=0.05)
     wait_for(lambda: steps_seen(tmp_path / "stopped") >= 6, process)
     process.terminate()
     (status, step, _), said = finish(process)
-    assert status == "interrupted" and 6 <= int(step) < 40
+    assert status == "interrupted" and 6 <= int(step) < 80
     assert f"stopped at step {step} by SIGTERM, saved; go on with: make resume" in said
     assert (tmp_path / "stopped" / "checkpoints" / step).is_dir()
     assert load(tmp_path / "stopped")[-1] == {"kind": "event", "step": int(step), "event": "interrupted", "spent": ANY}
     again, said = finish(start(tmp_path / "stopped", KILLED))
-    assert again == whole and f"going on from step {step}" in said
+    assert again == undisturbed and f"going on from step {step}" in said
 
 
 @pytest.mark.slow
@@ -495,7 +491,7 @@ def test_records_that_are_no_file_of_their_own_are_one_line(tmp_path, what):
 def test_a_bar_on_a_terminal(tmp_path, capfd):
     config = make_config()
     mesh = make_mesh(config.mesh, jax.devices()[:1])
-    train(make_model(), *batch_sources(config, mesh), config, workdir=tmp_path, mesh=mesh, bar=True)
+    train(model_with(0.2), *batch_sources(config, mesh), config, workdir=tmp_path, mesh=mesh, bar=True)
     assert "step 12 validation" in capfd.readouterr().err
 
 
@@ -515,7 +511,7 @@ def test_two_processes_are_one(tmp_path, mesh):
     port += 1
     second = [finish(p)[0] for p in [start(tmp_path / "two", config, 0, (i, port), devices=4) for i in range(2)]]
     assert second[0] == second[1] and second[0][:2] == ["finished", "40"]
-    alone, _ = finish(start(tmp_path / "one", config, devices=8))
-    assert alone[:2] == ["finished", "40"]
+    alone = run(tmp_path / "one", make_config(**config), devices=8)
+    assert (alone.status, alone.step) == ("finished", 40)
     losses = [[r["loss"] for r in records.latest(load(tmp_path / d, "eval"))] for d in ("one", "two")]
     np.testing.assert_allclose(*losses, rtol=1e-5)

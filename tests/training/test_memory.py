@@ -34,7 +34,7 @@ def largest_logits(text: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "dtype"), [("gpt", "float32"), ("gpt", "bfloat16"), ("bert", "bfloat16")])
+@pytest.mark.parametrize(("family", "dtype"), [("gpt", "float32"), ("bert", "bfloat16")])
 @pytest.mark.optimized
 def test_no_train_step_holds_the_logits_of_a_batch(family, dtype):
     """At 50k tokens of vocabulary; and the step with all of them at once, as written down naively, holds three times

@@ -36,7 +36,7 @@ def setup(config=None, dropout=0.0):
     }
     params, zero = jax.tree.map(jnp.asarray, numpy_params()), jnp.int32(0)
     ema = None if config.optimizer.ema_decay is None else params
-    return TrainState(zero, params, optimizer.init(params), ema, np.zeros(2, np.uint32), zero, zero), options
+    return TrainState(zero, params, jax.jit(optimizer.init)(params), ema, np.zeros(2, np.uint32), zero, zero), options
 
 
 def compiled(options):
