@@ -193,4 +193,6 @@ class Scorer:
             weights[row, size - new : size], segments[row, :size] = 1, 1  # padding is a document of its own
             prefix[row, : size - new + 1] = True
         positions = np.broadcast_to(np.arange(length, dtype=np.int32), tokens.shape)
-        return Batch(tokens, targets, weights, positions, segments, {"prefix": prefix} if self._prefix_lm else None)
+        inputs = {"prefix": prefix} if self._prefix_lm else None
+        fields: Any = (tokens, targets, weights, positions, segments, inputs)  # of NumPy, until they are on the mesh
+        return Batch(*fields)
