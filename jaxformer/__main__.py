@@ -23,6 +23,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "pretrain": Command("train a model, or go on with its training", printing=False),
     "evaluate": Command("held-out loss of a run, with its standard error"),
+    "lm-eval": Command("evaluate a run on few-shot tasks of lm-eval"),
     "generate": Command("continue a prompt with a GPT, or answer a source with an encoder-decoder"),
     "translate": Command("translate a file line by line with an encoder-decoder"),
     "fill-mask": Command("fill in the masks of a text with a BERT"),

@@ -72,6 +72,8 @@ QUICK = {
     "test_peers_fsmt.py",
     "test_peers_tasks.py",
     "test_peers_xlnet.py",
+    "test_peers_lm_eval.py",
+    "test_continuations.py",
 }
 
 

@@ -53,6 +53,7 @@ OWNERS = {
     "wandb": {"jaxformer/tracking/wandb.py"},
     "mlflow": {"jaxformer/tracking/mlflow.py"},
     "apache_beam": {"jaxformer/runs/tokenization.py"},
+    "lm_eval": {"jaxformer/runs/harness.py", "jaxformer/runs/few_shot.py"},
     "safetensors": {"jaxformer/interchange/tensor_files.py"},
     "transformers": set(),
 }
@@ -74,7 +75,7 @@ FORBIDDEN_NAMES = {"utils", "util", "common", "base", "helpers", "helper", "misc
 NOT_LOADED = [
     "flax", "orbax", "tensorflow_datasets", "tensorflow", "matplotlib", "optax", "ml_collections", "grain",
     "tokenizers", "torch", "scipy", "pyarrow", "datasets", "tensorboardX", "wandb", "mlflow", "fsspec", "gcsfs", "s3fs",
-    "safetensors",
+    "safetensors", "lm_eval",
 ]  # fmt: skip
 
 

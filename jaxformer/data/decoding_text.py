@@ -10,6 +10,7 @@ import re
 from typing import NamedTuple
 
 import numpy as np
+import tokenizers as hf
 
 from jaxformer.config import Config, registry
 from jaxformer.data.tokenizers import Tokenizer
@@ -79,3 +80,10 @@ def decoding_text(tokenizer: Tokenizer, config: Config) -> DecodingText:
 def text_of(pieces: list[bytes], ids: np.ndarray) -> str:
     """The text of some ids; bytes that form no character become U+FFFD."""
     return b"".join(pieces[each] for each in ids).decode("utf-8", "replace")
+
+
+def template_start(tokenizer: Tokenizer) -> list[int]:
+    """The ids that a tokenizer's own template puts before a text, as that of Llama does; mostly none."""
+    backend = hf.Tokenizer.from_str(tokenizer.content(plain=True).decode())
+    plain, whole = (backend.encode("a", add_special_tokens=each).ids for each in (False, True))
+    return next((whole[:n] for n in range(len(whole)) if whole[n : n + len(plain)] == plain), [])
