@@ -12,6 +12,7 @@ from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.errors import ConfigError
 from jaxformer.models.distilled_model import distilled, initial_layers
 from jaxformer.models.families import FAMILIES, family_of
+from jaxformer.models.lora import merge_lora, with_adapters
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import param_shardings
 from jaxformer.runs import manifest
@@ -104,19 +105,26 @@ def with_teacher(model: Model, config: Config, teacher: ModelConfig | None) -> M
 
 
 def starter(config: Config, model: Model, mesh: Mesh, log: Callable[[str], None]) -> Callable[[TrainState], TrainState]:
-    """A function that gives the state of step 0 its teacher, and layers of it if they are asked for."""
+    """A function that gives the state of step 0 its teacher (adapters merged), and layers of it if asked for."""
     where, student = str(config.distill.teacher), config.model
+    run: Config = manifest.read_config(where)
 
     def start(state: TrainState) -> TrainState:
-        shapes, shardings = abstract_params(model.frozen), param_shardings(model.frozen, mesh)
-        like = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
+        shardings = param_shardings(model.frozen, mesh)
+        specs = make_model(run.model, run.loss, tune=run.tune.of_weights).specs  # with its adapters, if it has some
+        like = jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+            abstract_params(specs), param_shardings(specs, mesh),
+        )  # fmt: skip
         fingerprint, also = manifest.fingerprints(where)
         found, step = restore_params(place(where) / "checkpoints", like, fingerprint=fingerprint, also=also)
+        if run.tune.lora_rank:
+            found = jax.jit(merge_lora, out_shardings=shardings)(with_adapters(found, run.tune))
         state = state._replace(frozen=found)
         log(f"teacher: {where} at step {step}")
         if not config.distill.initial_layers:
             return state
-        chosen = initial_layers(student.num_layers, manifest.read_config(where).model.num_layers)
+        chosen = initial_layers(student.num_layers, run.model.num_layers)
 
         def taken(path: Any, fresh: Any) -> Any:
             old = found
