@@ -140,6 +140,20 @@ def merge_lora(params: Params, num_stacked: int = 1) -> Params:
     return _over_low_rank(lambda leaf: leaf.merged(num_stacked), params)
 
 
+def plain_params(params: Params, tune: TuneConfig, shardings: Any) -> Params:
+    """Parameters as the family's specs say: of a checkpoint, its adapters merged if it has some.
+
+    Args:
+      params: with the group "adapters", or without, and then as they are.
+      tune: what scales them.
+      shardings: of the result.
+    """
+    if GROUP not in params:
+        return params
+    found: Params = jax.jit(merge_lora, out_shardings=shardings)(with_adapters(params, tune))
+    return found
+
+
 def without_adapters(params: Params) -> Params:
     """Plain parameters, of those in which a `LowRank` stands for some: the W of each, which the adapters left alone."""
     return _over_low_rank(lambda leaf: leaf.weight, params)

@@ -12,7 +12,7 @@ from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.errors import ConfigError
 from jaxformer.models.distilled_model import distilled, initial_layers
 from jaxformer.models.families import FAMILIES, family_of
-from jaxformer.models.lora import merge_lora, with_adapters
+from jaxformer.models.lora import plain_params
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import param_shardings
 from jaxformer.runs import manifest
@@ -110,7 +110,6 @@ def starter(config: Config, model: Model, mesh: Mesh, log: Callable[[str], None]
     run: Config = manifest.read_config(where)
 
     def start(state: TrainState) -> TrainState:
-        shardings = param_shardings(model.frozen, mesh)
         specs = make_model(run.model, run.loss, tune=run.tune.of_weights).specs  # with its adapters, if it has some
         like = jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
@@ -118,8 +117,7 @@ def starter(config: Config, model: Model, mesh: Mesh, log: Callable[[str], None]
         )  # fmt: skip
         fingerprint, also = manifest.fingerprints(where)
         found, step = restore_params(place(where) / "checkpoints", like, fingerprint=fingerprint, also=also)
-        if run.tune.lora_rank:
-            found = jax.jit(merge_lora, out_shardings=shardings)(with_adapters(found, run.tune))
+        found = plain_params(found, run.tune, param_shardings(model.frozen, mesh))
         state = state._replace(frozen=found)
         log(f"teacher: {where} at step {step}")
         if not config.distill.initial_layers:

@@ -19,8 +19,9 @@ from jaxformer.data.decoding_text import template_start
 from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.errors import ConfigError
 from jaxformer.models.attention_support import fallback_to_auto
+from jaxformer.models.lora import plain_params
 from jaxformer.modules import make_model
-from jaxformer.parallel.mesh import batch_shards
+from jaxformer.parallel.mesh import batch_shards, param_shardings
 from jaxformer.runs import manifest
 from jaxformer.runs.continuations import Scorer, language_model
 from jaxformer.runs.pretrain import laid_out, mesh_of, params_of, tokenizer_of
@@ -106,7 +107,9 @@ class HarnessModel(TemplateLM):
         tokenizer, devices = tokenizer_of(workdir), mesh_of(workdir, mesh)
         execution = fallback_to_auto(config.execution)
         model = make_model(cfg, config.loss, execution)
-        params, step = params_of(workdir, laid_out(model.specs, devices))
+        specs = make_model(cfg, config.loss, execution, tune=config.tune.of_weights).specs  # with adapters, if any
+        params, step = params_of(workdir, laid_out(specs, devices))
+        params = plain_params(params, config.tune, param_shardings(model.specs, devices))
         frozen = None
         if model.frozen is not None:
             frozen = params_of(workdir, laid_out(model.frozen, devices), step, "frozen")[0]
