@@ -7,6 +7,8 @@ import pytest
 from tests.docs.pages import ROOT
 from tests.forks import forks
 
+collect_ignore = ["few_files.py"]  # no tests; who imports it has few files from then on
+
 
 @pytest.fixture(scope="session")
 def reader(tmp_path_factory):

@@ -14,7 +14,7 @@ from jaxformer.scaling.table import Table
 CHINCHILLA = laws.Law(("N", "D"))
 
 
-def covered(tables, design, replicates=600, **changes):
+def covered(tables, design, replicates=300, **changes):
     """How often the 95 % interval of each parameter holds the truth."""
     law = {**TRUTH, **changes}
     rng = np.random.default_rng(20)
@@ -36,9 +36,9 @@ def covered(tables, design, replicates=600, **changes):
     "design, tables, changes",
     [
         (lambda rng: grid(), 200, {}),
-        (lambda rng: iso_flop(sizes=5, budgets=6), 100, {}),
-        (lambda rng: scattered(rng), 100, {}),
-        (lambda rng: iso_flop(sizes=7, budgets=7), 100, {"E": 1.2, "A": 60.0, "alpha": 0.25, "B": 900.0, "beta": 0.32}),
+        (lambda rng: iso_flop(sizes=5, budgets=6), 60, {}),
+        (lambda rng: scattered(rng), 60, {}),
+        (lambda rng: iso_flop(sizes=7, budgets=7), 60, {"E": 1.2, "A": 60.0, "alpha": 0.25, "B": 900.0, "beta": 0.32}),
     ],
     ids=["6 sizes x 8 token counts", "6 budgets x 5 sizes", "240 rows", "another law"],
 )
