@@ -14,7 +14,7 @@ from jaxformer.scaling.table import Table
 CHINCHILLA = laws.Law(("N", "D"))
 
 
-def covered(tables, design, replicates=300, **changes):
+def covered(tables, design, replicates, **changes):
     """How often the 95 % interval of each parameter holds the truth."""
     law = {**TRUTH, **changes}
     rng = np.random.default_rng(20)
@@ -33,18 +33,23 @@ def covered(tables, design, replicates=300, **changes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "design, tables, changes",
+    "design, tables, replicates, changes",
     [
-        (lambda rng: grid(), 200, {}),
-        (lambda rng: iso_flop(sizes=5, budgets=6), 60, {}),
-        (lambda rng: scattered(rng), 60, {}),
-        (lambda rng: iso_flop(sizes=7, budgets=7), 60, {"E": 1.2, "A": 60.0, "alpha": 0.25, "B": 900.0, "beta": 0.32}),
+        (lambda rng: grid(), 200, 600, {}),
+        (lambda rng: iso_flop(sizes=5, budgets=6), 60, 300, {}),
+        (lambda rng: scattered(rng), 60, 300, {}),
+        (
+            lambda rng: iso_flop(sizes=7, budgets=7),
+            60,
+            300,
+            {"E": 1.2, "A": 60.0, "alpha": 0.25, "B": 900.0, "beta": 0.32},
+        ),
     ],
     ids=["6 sizes x 8 token counts", "6 budgets x 5 sizes", "240 rows", "another law"],
 )
-def test_95_percent_intervals_cover_the_truth_in_90_to_99_percent_of_the_tables(design, tables, changes):
+def test_95_percent_intervals_cover_the_truth_in_90_to_99_percent_of_the_tables(design, tables, replicates, changes):
     """Of 400 further grids 96.9 % held beta and 97.3 % alpha: at 100 tables one in twenty would hold all of them."""
-    hits = covered(tables, design, **changes)
+    hits = covered(tables, design, replicates, **changes)
     for name in ("alpha", "beta"):
         assert 0.90 <= hits[name] / tables <= 0.99, hits
     for name in ("E", "A", "B", "profile"):  # asked of alpha and beta; the others are held to one side
