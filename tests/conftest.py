@@ -33,6 +33,20 @@ jax.config.update("jax_debug_key_reuse", True)
 collect_ignore = ["extensions"]  # config files that register what they bring when they are read; no tests
 
 
+def pytest_addoption(parser):
+    parser.addoption("--turn", choices=("0", "1"), help="half of the files: every second one, from this one on")
+
+
+@pytest.hookimpl(trylast=True)  # of those that the marks leave
+def pytest_collection_modifyitems(config, items):
+    """Keeps the files whose turn it is, whole, because their tests share what they train."""
+    if (turn := config.getoption("--turn")) is not None:
+        files = sorted({item.path for item in items})
+        own = set(files[int(turn) :: 2])
+        config.hook.pytest_deselected(items=[item for item in items if item.path not in own])
+        items[:] = [item for item in items if item.path in own]
+
+
 def pytest_configure(config):
     """Has tests compiled by XLA's older generator of loops for CPU: in 0.4 of the time, the fast suite takes 0.66.
 
