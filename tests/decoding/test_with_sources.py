@@ -64,7 +64,7 @@ def test_each_step_is_the_full_pass(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["t5", "bart"])
 def test_a_ragged_batch_is_each_alone(kind):
-    cfg = make(kind, num_layers=1)
+    cfg = make(kind)
     params, rng = params_of(cfg), jax.random.key(3)
     rngs = jax.vmap(jax.random.fold_in, (None, 0))(rng, jnp.arange(3))
     greedy = generate(params, START, cfg, sources=SOURCES, sampling=Sampling(temperature=0), max_new_tokens=7)
