@@ -97,7 +97,7 @@ def test_the_loss_is_torchs():
         F.log_softmax(ours @ table.T / 2, -1).reshape(-1, V), F.softmax(theirs @ table.T / 2, -1).reshape(-1, V),
         reduction="batchmean",
     )  # fmt: skip
-    hard = F.cross_entropy((ours @ table.T).reshape(-1, V), torch.tensor(TARGETS).reshape(-1))
+    hard = F.cross_entropy((ours @ table.T).reshape(-1, V), torch.tensor(TARGETS).long().reshape(-1))
     cosine = F.cosine_embedding_loss(ours.reshape(-1, D), theirs.reshape(-1, D), torch.ones(B * T))
     wanted = 5 * 2**2 * soft + 2 * hard + cosine
     wanted.backward()
