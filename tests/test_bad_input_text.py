@@ -110,7 +110,7 @@ def test_lines_left_out_are_counted_in_the_records(tmp_path, monkeypatch, capsys
 
     def train(*_, final_fields, **__):
         told.append(final_fields)
-        return pretrain.loop.Result("interrupted", 0, None, None, 0.0)
+        return pretrain.loop.Result("finished", 0, None, None, 0.0)
 
     for broken, how, expected_count in ((3, "skip", 3), (0, "skip", 0), (0, "stop", None)):
         folder = tmp_path / f"{broken}{how}"
