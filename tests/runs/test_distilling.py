@@ -10,6 +10,7 @@ from devices import one_device
 
 from jaxformer.models.distilled_model import initial_layers
 from jaxformer.models.flops import flops_per_token, training_flops
+from jaxformer.models.lora import merge_lora
 from jaxformer.runs import evaluation, pretrain
 from jaxformer.runs.command_line import parse_config, parser
 
@@ -90,3 +91,13 @@ def test_a_student(place, capsys):
     finally:
         shutil.move(place / "gone", place / "teacher")
     assert found["loss"] == pytest.approx(whole.evaluation["loss"], rel=1e-6)
+
+
+def test_the_adapters_of_a_teacher_are_part_of_its_weights(place):
+    rates = ["optimizer.learning_rate=0.1", "train.steps=2"]
+    start(place, "adapted", f"init_from={place / 'teacher'}", "tune.lora_rank=2", *rates)
+    found = start(place, "student", f"distill.teacher={place / 'adapted'}", *STILL).state.frozen
+    wanted = merge_lora(params(place, "adapted"))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), found, wanted)
+    before = params(place, "teacher")["blocks"]["attention"]["w_query"]
+    assert np.abs(found["blocks"]["attention"]["w_query"] - before).max() > 1e-3
