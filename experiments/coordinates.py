@@ -11,6 +11,7 @@ Source: Yang et al. 2022, appendix D.1.
 """
 
 import functools
+import itertools
 import json
 import math
 import time
@@ -23,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from experiments.coordinates_page import figure, page
 from jaxformer.config import ModelConfig, MuP, OptimizerConfig, Rotary, Softmax, Standard
 from jaxformer.functional.block import block
 from jaxformer.models import backbone, embedding, gpt
@@ -41,8 +43,6 @@ KINDS = {"standard": Standard(), "mup": MuP(base_width=BASE_WIDTH, base_layers=B
 SEEDS, STEPS, ROWS, LENGTH = 3, 4, 8, 32
 OUTPUTS = ("logits", "first", "last")  # the last hidden states' logits, and the residual stream after two layers
 
-COLUMNS = (("width", "logits"), ("width", "first"), ("width", "last"), ("layers", "logits"), ("layers", "last"))
-
 
 class Point(NamedTuple):
     """One model that is measured."""
@@ -55,12 +55,11 @@ class Point(NamedTuple):
 
 
 def points(optimizers: Sequence[str]) -> Iterator[Point]:
-    """All of them, the sizes of one sweep after each other; the base belongs to both sweeps and comes once."""
+    """All of them, small sizes first; the base belongs to both sweeps and comes once."""
     sizes = [(width, BASE_LAYERS) for width in WIDTHS] + [(BASE_WIDTH, layers) for layers in DEPTHS[1:]]
-    for optimizer in optimizers:
-        for kind in KINDS:
-            for width, layers in sizes:
-                yield from (Point(optimizer, kind, width, layers, seed) for seed in range(SEEDS))
+    for width, layers in sorted(sizes, key=math.prod):
+        for optimizer, kind in itertools.product(optimizers, KINDS):
+            yield from (Point(optimizer, kind, width, layers, seed) for seed in range(SEEDS))
 
 
 def model(point: Point) -> ModelConfig:
@@ -99,9 +98,8 @@ def outputs(params: Params, tokens: Array, cfg: ModelConfig) -> dict[str, Array]
 def compiled(point: Point) -> Any:
     """(rng, tokens [B, T + 1]) -> mean absolute change of each output after each update [steps], as one program."""
     cfg = model(point)
-    settings = OptimizerConfig(
-        name=point.optimizer, learning_rate=RATES[point.optimizer], schedule="constant", warmup_steps=0, clip_norm=None
-    )
+    rates = {"learning_rate": RATES[point.optimizer], "schedule": "constant", "warmup_steps": 0, "clip_norm": None}
+    settings = OptimizerConfig(**{"name": point.optimizer, **rates})  # type: ignore[arg-type]
     optimizer = make_optimizer(settings, STEPS, gpt.specs(cfg))
 
     def loss(params: Params, tokens: Array) -> tuple[Array, dict[str, Array]]:
@@ -147,77 +145,6 @@ def load(out: Path) -> list[dict[str, Any]]:
     """The records that there are."""
     path = out / "records.jsonl"
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-
-
-def curve(
-    found: Sequence[dict[str, Any]], optimizer: str, kind: str, name: str, sweep: str, step: int = STEPS
-) -> list[tuple[int, float]]:
-    """(size, change after `step` updates) of an output: the geometric mean over seeds, at each width or depth."""
-    other, base = ("layers", BASE_LAYERS) if sweep == "width" else ("width", BASE_WIDTH)
-    mine = [each for each in found if (each["optimizer"], each["kind"], each[other]) == (optimizer, kind, base)]
-    sizes = sorted({each[sweep] for each in mine})
-    logs = {size: [math.log(each["changes"][name][step - 1]) for each in mine if each[sweep] == size] for size in sizes}
-    return [(size, math.exp(sum(values) / len(values))) for size, values in logs.items()]
-
-
-def slope(points: Sequence[tuple[int, float]]) -> float:
-    """Of the logarithm of the change over that of the size, by least squares; nan of fewer than two sizes.
-
-    >>> round(slope([(64, 0.1), (256, 0.4)]), 3)
-    1.0
-    """
-    if len(points) < 2:
-        return math.nan
-    x, y = np.log(np.array(points, float)).T
-    return float(np.polyfit(x, y, 1)[0])
-
-
-def figure(found: Sequence[dict[str, Any]], optimizer: str = "adamw") -> Any:
-    """Changes after the last update against width and depth."""
-    with plotting.matplotlib().rc_context(plotting.STYLE):
-        drawn = plotting.matplotlib().figure.Figure(figsize=(8.4, 3.6), layout="constrained")
-        for axes, sweep in zip(drawn.subplots(1, 2, sharey=True), ("width", "layers"), strict=True):
-            for i, (kind, name) in enumerate((kind, name) for kind in KINDS for name in ("logits", "last")):
-                of = curve(found, optimizer, kind, name, sweep)
-                label = f"{'muP' if kind == 'mup' else kind}, {'logits' if name == 'logits' else 'last layer'}"
-                axes.plot(*zip(*of, strict=True), label=label, marker=plotting.marker(i), **plotting.line_style(i, 4))
-            axes.set(xscale="log", yscale="log", xlabel=sweep)
-            axes.set_xticks(WIDTHS if sweep == "width" else DEPTHS, minor=False)
-            axes.xaxis.set_major_formatter("{x:g}")
-            axes.xaxis.set_minor_locator(plotting.matplotlib().ticker.NullLocator())
-        drawn.axes[0].set_ylabel(f"mean |change| after {STEPS} updates")
-        drawn.axes[0].legend(loc="upper left")
-    return drawn
-
-
-def page(found: Sequence[dict[str, Any]]) -> str:
-    """The page, in Markdown."""
-    rows = []
-    for optimizer in dict.fromkeys(each["optimizer"] for each in found):
-        for kind in KINDS:
-            cells = [optimizer, kind]
-            for sweep, name in COLUMNS:
-                of = curve(found, optimizer, kind, name, sweep)
-                cells.append(f"{slope(of):+.2f}" if len(of) > 1 else "")
-            rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join([
-        "# coordinates: do outputs move alike at every width and depth?",
-        "",
-        "    python -m experiments.coordinates --out=experiments/results/coordinates",
-        "",
-        f"A GPT is updated {STEPS} times on one batch. How far its logits and the residual stream after its first and "
-        "last layer have moved, as a power of the width or of the number of layers: 0 is what "
-        f"muP promises. Base width {BASE_WIDTH}, {BASE_LAYERS} layers; widths {WIDTHS[0]} to {WIDTHS[-1]} at "
-        f"{BASE_LAYERS} layers, depths {DEPTHS[0]} to {DEPTHS[-1]} at width {BASE_WIDTH}; {SEEDS} seeds.",
-        "",
-        "![mean change of logits and of the last layer's output against width and depth](coordinates.svg)",
-        "",
-        "| optimizer | parametrisation | logits, by width | first layer, by width | last layer, by width "
-        "| logits, by depth | last layer, by depth |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-        *rows,
-        "",
-    ])  # fmt: skip
 
 
 def main() -> None:
