@@ -84,6 +84,7 @@ QUICK = {
     "test_warm_start.py",
     "test_distilling.py",
     "test_changes.py",
+    "test_manifest.py",
     "test_tasks.py",
     "test_mixture_run.py",
     "test_encoder_decoder_run.py",
