@@ -117,7 +117,7 @@ def compiled(point: Point) -> Any:
 
         # One update more than is looked at: each reports the outputs before it.
         _, found = jax.lax.scan(update, (params, optimizer.init(params)), length=STEPS + 1)
-        return {name: jnp.mean(jnp.abs(x[1:] - x[0]), axis=range(1, x.ndim)) for name, x in found.items()}
+        return {name: jnp.mean(jnp.abs(x[1:] - x[:1]), axis=range(1, x.ndim)) for name, x in found.items()}
 
     return jax.jit(run)
 

@@ -1,12 +1,16 @@
-"""The coordinate check: slopes of planted powers, one point that is measured, and what the committed records say."""
+"""The coordinate check: slopes of planted powers, what is measured, and what the committed records say."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from experiments import coordinates, coordinates_page
+from jaxformer.models import gpt
+from jaxformer.specs import is_spec
 
 RESULT = Path(__file__).parents[2] / "experiments" / "results" / "coordinates"
 
@@ -28,15 +32,18 @@ def test_slopes_are_planted_powers():
     assert line in coordinates_page.page(found).splitlines()
 
 
-@pytest.mark.slow
-def test_a_point_is_measured_anew_as_it_was():
-    point = coordinates.Point("adamw", "mup", 64, 2, 0)
-    (kept,) = [
-        each for each in coordinates.load(RESULT) if all(each[name] == getattr(point, name) for name in point._fields)
-    ]
-    changes = coordinates.measure(point)["changes"]
-    for name in coordinates.OUTPUTS:
-        np.testing.assert_allclose(changes[name], kept["changes"][name], rtol=0.02)
+def test_outputs_are_those_of_the_model():
+    cfg = replace(coordinates.model(coordinates.Point("adamw", "mup", 64, 4, 0)), vocab_size=16)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda spec: rng.normal(size=spec.shape).astype(np.float32), gpt.specs(cfg), is_leaf=is_spec)
+    tokens = jnp.arange(8)[None]
+
+    def both(params):
+        return coordinates.outputs(params, tokens, cfg), gpt.apply(params, tokens, cfg)
+
+    found, logits = jax.jit(both)(params)
+    np.testing.assert_allclose(found["logits"], logits, rtol=1e-5, atol=1e-5)
+    assert np.abs(found["first"] - found["last"]).min() > 0
 
 
 def test_the_page_is_what_the_records_say_and_shows_what_is_claimed():
