@@ -130,6 +130,18 @@ def param_axes(specs: Any) -> Any:
     return jax.tree.map(lambda s: s.axes, specs, is_leaf=is_spec)
 
 
+def multiply_rate(spec: ParamSpec, by: float | tuple[float, ...]) -> ParamSpec:
+    """`spec` with its learning rate multiplied by a number, or by one for each stacked layer.
+
+    >>> multiply_rate(ParamSpec((2, 4), ("layers", "norm"), ones, "norm", rate=0.5), (1.0, 0.1)).rate
+    (0.5, 0.05)
+    """
+    if isinstance(spec.rate, tuple):
+        more = by if isinstance(by, tuple) else (by,) * len(spec.rate)
+        return replace(spec, rate=tuple(a * b for a, b in zip(spec.rate, more, strict=True)))
+    return replace(spec, rate=tuple(spec.rate * b for b in by) if isinstance(by, tuple) else spec.rate * by)
+
+
 def freeze(specs: Any, names: Sequence[str]) -> Any:
     """`specs` with the parameters whose dotted path is one of `names`, or begins with one, not trained.
 

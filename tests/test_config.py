@@ -222,6 +222,27 @@ WRONG = [
         "config.model.positions.local_base: 10.0; no layer has a window; accepted with model.attention.window and "
         "global_every",
     ),
+    *(
+        (
+            {"model": {"parametrization": {"kind": "mup", name: value}}},
+            f"config.model.parametrization.{name}: {value}; accepted: {accepted}",
+        )
+        for name, value, accepted in (
+            ("base_width", 0, "at least 1"),
+            ("base_layers", 0, "at least 1"),
+            ("base_head_width", 0, "at least 1"),
+            ("alpha", 0.4, "0.5 to 1.0"),
+            ("embedding_rate_exponent", 1.5, "-1.0 to 1.0"),
+            ("decay_exponent", 1.5, "0.0 to 1.0"),
+            ("base_width", 256, "at most model.width 128"),
+            ("base_layers", 5, "at most model.num_layers 4"),
+            ("base_head_width", 64, "at most the width of a head, 32"),
+        )
+    ),
+    (
+        {"model": {"parametrization": "mup"}, "optimizer": {"name": "adafactor"}},
+        "config.optimizer.name: adafactor; accepted with model.parametrization.kind=mup: adamw, lion, muon",
+    ),
     ({"model": {"logit_soft_cap": 0}}, "config.model.logit_soft_cap: 0.0; accepted: a finite number above 0"),
     (
         {"model": {"logit_soft_cap": 9, "family": "bert"}, "data": {"objective": "masked"}},

@@ -29,6 +29,8 @@ class FamilyTraits(NamedTuple):
       memory: True if its rows go on from a memory, of the length model.memory.
       whole_rows: True if rows cannot be sharded over the mesh's context axis.
       positions: the kinds of positions that it can have; (): all.
+      any_width: True if its specs go through `functional.multipliers.parametrized`, and its logits are the table
+        times the hidden states of `backbone`, so that model.parametrization may be one of its own.
     """
 
     causal: bool
@@ -38,6 +40,7 @@ class FamilyTraits(NamedTuple):
     memory: bool = False
     whole_rows: bool = False
     positions: tuple[str, ...] = ()
+    any_width: bool = False
 
 
 class ObjectiveTraits(NamedTuple):
@@ -66,7 +69,7 @@ class ObjectiveTraits(NamedTuple):
 
 
 FAMILIES: dict[str, FamilyTraits] = {
-    "gpt": FamilyTraits(True, ("next_token", "prefix_lm")),
+    "gpt": FamilyTraits(True, ("next_token", "prefix_lm"), any_width=True),
     "bert": FamilyTraits(False, ("masked",)),
     "xlnet": FamilyTraits(False, ("permutation",), whole_rows=True, positions=("relative", "disentangled", "rotary")),
     "transformer_xl": FamilyTraits(

@@ -12,6 +12,7 @@ from jaxformer.functional.block import Terms, block_specs, model_specs, stack
 from jaxformer.functional.layer import Context, DecodeProgress, norm, norm_specs
 from jaxformer.functional.layers import dropout
 from jaxformer.functional.losses import TokenLoss
+from jaxformer.functional.multipliers import logit_scale, scaled
 from jaxformer.functional.position_encodings import encoding_of, rotation, score_bias, shared_positions
 from jaxformer.masks import Mask
 from jaxformer.models import embedding
@@ -194,7 +195,7 @@ def run(
     contexts = [context._replace(rotation=rotations[one.positions]) for one in period_of(cfg)]
     x, cache, terms = layers(params["blocks"], x, cfg, contexts)
     x = norm(params["final_norm"], x, cfg) if "final_norm" in params else x
-    return x * cfg.width**-0.5 if cfg.scale_output else x, cache, terms
+    return scaled(x, logit_scale(cfg)), cache, terms
 
 
 def token_metrics(out: TokenLoss, sharding: SequenceSharding) -> Sums:

@@ -20,6 +20,7 @@ from jaxformer.training import state as states
 from jaxformer.training.chunks import longest_chunk
 from jaxformer.training.eval_step import compile_eval
 from jaxformer.training.microbatch import fori_over_batches, split_microbatches
+from jaxformer.training.noise_scale import accumulate
 from jaxformer.training.optim import Schedule, clip, make_schedule
 from jaxformer.training.state import TrainState
 from jaxformer.types import Array, Batch, Model, Params, Sums
@@ -48,7 +49,14 @@ class StepMetrics(NamedTuple):
 
 
 def gradients(
-    params: Params, batch: Batch, rng: Array, frozen: Any = None, *, model: Model, micro_batches: int = 1
+    params: Params,
+    batch: Batch,
+    rng: Array,
+    frozen: Any = None,
+    *,
+    model: Model,
+    micro_batches: int = 1,
+    noise_scale: bool = False,
 ) -> tuple[Array, Params, Sums, dict[str, Array]]:
     """Loss and gradient of a whole batch, computed one micro-batch after another.
 
@@ -62,6 +70,7 @@ def gradients(
       frozen: as in `TrainState`.
       model: the model.
       micro_batches: how many.
+      noise_scale: the metrics have those of `noise_scale.noise_sums`, too; with at least two micro-batches.
 
     Returns:
       The loss (scalar, mean), its gradient (None for parameters that are not trained), the metrics' sums
@@ -87,6 +96,8 @@ def gradients(
     parts = jax.tree.map(lambda x: split_microbatches(x, micro_batches), batch)
     shapes = jax.eval_shape(value_and_grad, trained, jax.tree.map(lambda x: x[0], parts), rng)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), shapes)
+    if noise_scale:
+        return (*accumulate(value_and_grad, zeros, trained, parts, rng, model), weights)
 
     def add(index, total, rows):
         return jax.tree.map(jnp.add, total, value_and_grad(trained, rows, jax.random.fold_in(rng, index)))
@@ -103,6 +114,7 @@ def train_step(
     optimizer: optax.GradientTransformationExtraArgs,
     schedule: Schedule,
     micro_batches: int = 1,
+    noise_scale: bool = False,
     clip_norm: float | None = None,
     ema_decay: float | None = None,
     max_bad_steps: int | None = None,
@@ -118,7 +130,7 @@ def train_step(
       model: the model.
       optimizer: of `optim.make_optimizer`, or any other of optax's through `optim.skip_nonfinite`.
       schedule: the optimizer's, for the report.
-      micro_batches: see `gradients`.
+      micro_batches, noise_scale: see `gradients`.
       clip_norm: largest global gradient norm; None: no clipping.
       ema_decay: of the average of the weights after n updates it is min(ema_decay, (1 + n) / (10 + n)), so that a
         young average forgets the initial values; None: there is no average.
@@ -130,7 +142,7 @@ def train_step(
     """
     rng = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
     loss, grads, sums, weights = gradients(
-        state.params, batch, rng, state.frozen, model=model, micro_batches=micro_batches
+        state.params, batch, rng, state.frozen, model=model, micro_batches=micro_batches, noise_scale=noise_scale
     )
     scale, norm = clip(grads, clip_norm)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
@@ -233,6 +245,7 @@ def compile_steps(
         optimizer=optimizer,
         schedule=make_schedule(cfg.optimizer, cfg.train.steps),
         micro_batches=cfg.execution.gradient_accumulation_steps,
+        noise_scale=cfg.train.noise_scale,
         clip_norm=cfg.optimizer.clip_norm,
         ema_decay=cfg.optimizer.ema_decay,
     )
