@@ -72,7 +72,7 @@ def decoded(
 
     Arguments and results as of `backbone.hidden_sharded`.
     """
-    rows = embedding.shard_rows(tokens, positions, segments, cfg)
+    rows = embedding.shard_rows(tokens, positions, segments, cfg, execution=execution)
     layers = stack
     if cfg.enhanced_mask_decoder:
         layers = functools.partial(mask_decoder.layers, params["mask_decoder"], rows.positions)
@@ -130,8 +130,7 @@ def loss(
     metrics = token_metrics(out, sharding)
     labels = (batch.inputs or {}).get("pair_labels")
     if cfg.next_sentence and labels is not None:
-        # If rows are sharded, the first shards of all rows come first; they hold the first tokens.
-        logits = next_sentence_logits(params, of.hidden[: batch.tokens.shape[0]])
+        logits = next_sentence_logits(params, sharding.first_tokens(of.hidden))
         each, _ = cross_entropy(logits, labels)
         there = (labels >= 0).astype(each.dtype)  # -1: a row without a label
         objective["next_sentence"] = (jnp.sum(each * there), jnp.sum(there))

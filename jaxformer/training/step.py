@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from jaxformer.config import Config
 from jaxformer.parallel.constraints import sequence_parallel
 from jaxformer.parallel.mesh import batch_sharding, check_batch, replicated
+from jaxformer.parallel.pipeline import STAGE
 from jaxformer.runtime.host_memory import one_at_a_time
 from jaxformer.specs import only_trained, with_trained
 from jaxformer.training import state as states
@@ -48,7 +49,14 @@ class StepMetrics(NamedTuple):
 
 
 def gradients(
-    params: Params, batch: Batch, rng: Array, frozen: Any = None, *, model: Model, micro_batches: int = 1
+    params: Params,
+    batch: Batch,
+    rng: Array,
+    frozen: Any = None,
+    *,
+    model: Model,
+    micro_batches: int = 1,
+    staged: bool = False,
 ) -> tuple[Array, Params, Sums, dict[str, Array]]:
     """Loss and gradient of a whole batch, computed one micro-batch after another.
 
@@ -62,6 +70,8 @@ def gradients(
       frozen: as in `TrainState`.
       model: the model.
       micro_batches: how many.
+      staged: the loss takes the whole batch and splits it itself, as on a mesh with stages; it gets the keys of all
+        micro-batches, [micro_batches].
 
     Returns:
       The loss (scalar, mean), its gradient (None for parameters that are not trained), the metrics' sums
@@ -79,6 +89,10 @@ def gradients(
 
     value_and_grad = jax.value_and_grad(share, has_aux=True)
     trained = only_trained(params, model.specs)
+    if staged:
+        rngs = jax.vmap(jax.random.fold_in, (None, 0))(rng, jnp.arange(micro_batches))
+        (loss, sums), grads = value_and_grad(trained, batch, rngs)
+        return loss, grads, sums, weights
     if micro_batches == 1:
         (loss, sums), grads = value_and_grad(trained, batch, jax.random.fold_in(rng, 0))
         return loss, grads, sums, weights
@@ -103,6 +117,7 @@ def train_step(
     optimizer: optax.GradientTransformationExtraArgs,
     schedule: Schedule,
     micro_batches: int = 1,
+    staged: bool = False,
     clip_norm: float | None = None,
     ema_decay: float | None = None,
     max_bad_steps: int | None = None,
@@ -118,7 +133,7 @@ def train_step(
       model: the model.
       optimizer: of `optim.make_optimizer`, or any other of optax's through `optim.skip_nonfinite`.
       schedule: the optimizer's, for the report.
-      micro_batches: see `gradients`.
+      micro_batches, staged: see `gradients`.
       clip_norm: largest global gradient norm; None: no clipping.
       ema_decay: of the average of the weights after n updates it is min(ema_decay, (1 + n) / (10 + n)), so that a
         young average forgets the initial values; None: there is no average.
@@ -130,7 +145,7 @@ def train_step(
     """
     rng = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
     loss, grads, sums, weights = gradients(
-        state.params, batch, rng, state.frozen, model=model, micro_batches=micro_batches
+        state.params, batch, rng, state.frozen, model=model, micro_batches=micro_batches, staged=staged
     )
     scale, norm = clip(grads, clip_norm)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
@@ -233,6 +248,7 @@ def compile_steps(
         optimizer=optimizer,
         schedule=make_schedule(cfg.optimizer, cfg.train.steps),
         micro_batches=cfg.execution.gradient_accumulation_steps,
+        staged=STAGE in mesh.shape,
         clip_norm=cfg.optimizer.clip_norm,
         ema_decay=cfg.optimizer.ema_decay,
     )
