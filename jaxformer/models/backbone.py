@@ -18,8 +18,7 @@ from jaxformer.functional.position_encodings import encoding_of, rotation, score
 from jaxformer.masks import Mask
 from jaxformer.models import embedding
 from jaxformer.models.embedding import ShardedRows
-from jaxformer.parallel.context import SequenceSharding
-from jaxformer.parallel.pipeline import MicroBatches
+from jaxformer.parallel.pipeline import MicroBatches, RowSharding, stages
 from jaxformer.specs import stack_specs
 from jaxformer.types import Array, Params, Sums
 
@@ -72,7 +71,7 @@ def hidden_sharded(
     prefix: Array | None = None,
     rng: Array | None = None,
     execution: Execution = DEFAULT_EXECUTION,
-) -> tuple[Array, SequenceSharding, Terms]:
+) -> tuple[Array, RowSharding, Terms]:
     """`hidden`, with rows sharded over the context axis of the mesh in use.
 
     Args:
@@ -149,7 +148,7 @@ def _in_stages(
     x = _embedded(params, rows.tokens, rows.positions, cfg, lie.arrange(token_types))
     if cfg.dropout and embed_rngs is not None:
         x = lie.map(lambda x, rng: dropout(x, cfg.dropout, rng), x, embed_rngs)
-    read = {"embedding": {}}
+    read: Params = {"embedding": {}}
     encoding = encoding_of(cfg)
     if encoding.biases and encoding.specs is not None:
         read["embedding"] = {name: params["embedding"][name] for name in encoding.specs(cfg)}
@@ -184,7 +183,12 @@ def decode(
 
     Returns:
       [B, T, D] hidden states after the final norm, and the cache with the new tokens added.
+
+    Raises:
+      ValueError: the mesh in use has stages.
     """
+    if stages() > 1:
+        raise ValueError(f"decoding on a mesh of {stages()} stages, of which one would work at a time; accepted: 1")
     mask = masks.causal() if prefix is None else masks.prefix(prefix)
     context = Context(mask & Mask(window=cfg.attention.window), cache=cache, progress=progress)
     if source is not None:
@@ -256,7 +260,7 @@ def _finished(params: Params, x: Array, cfg: ModelConfig) -> Array:
     return x * cfg.width**-0.5 if cfg.scale_output else x
 
 
-def token_metrics(out: TokenLoss, sharding: SequenceSharding) -> Sums:
+def token_metrics(out: TokenLoss, sharding: RowSharding) -> Sums:
     """Per-row sums of negative log-likelihood and accuracy."""
     nll, correct, weight = (sharding.sum_shards(x) for x in (out.nll_rows, out.correct_rows, out.weight_rows))
     return {"loss": (nll, weight), "accuracy": (correct, weight)}

@@ -23,7 +23,7 @@ from jaxformer.functional.losses import VocabularyProjection, cross_entropy
 from jaxformer.functional.masked_loss import masked_token_loss
 from jaxformer.models import backbone, embedding, gpt, mask_decoder
 from jaxformer.models.backbone import DEFAULT_EXECUTION, token_metrics
-from jaxformer.parallel.context import SequenceSharding
+from jaxformer.parallel.pipeline import RowSharding
 from jaxformer.specs import ParamSpec, zeros
 from jaxformer.types import Array, Batch, Params, Sums
 
@@ -67,7 +67,7 @@ def decoded(
     token_types: Array | None = None,
     rng: Array | None = None,
     execution: Execution = DEFAULT_EXECUTION,
-) -> tuple[Array, SequenceSharding, Terms]:
+) -> tuple[Array, RowSharding, Terms]:
     """What the masked-token head reads: `backbone.hidden_sharded`, or with an enhanced mask decoder its output.
 
     Arguments and results as of `backbone.hidden_sharded`.
@@ -143,7 +143,7 @@ def loss(
 
 def projection(
     params: Params, batch: Batch, cfg: ModelConfig, rng: Array | None, execution: Execution
-) -> tuple[VocabularyProjection, SequenceSharding, Terms]:
+) -> tuple[VocabularyProjection, RowSharding, Terms]:
     """What the logits of a batch are made of; see `Family.projection`."""
     x, sharding, terms = decoded(
         params,

@@ -79,7 +79,7 @@ def embed(
 class ShardedRows(NamedTuple):
     """Rows as a stack of layers takes them: how they are sharded, which tokens see which, tokens and positions."""
 
-    sharding: context.SequenceSharding | pipeline.MicroBatches
+    sharding: pipeline.RowSharding
     mask: masks.Mask
     tokens: Array
     positions: Array

@@ -176,6 +176,12 @@ def check_stages(config: Config, mesh: Mesh) -> None:
         ),
         "model.bert.mask_decoder=enhanced runs its last layer twice, outside the stages": model.enhanced_mask_decoder,
         "a head for a task draws its dropout over the whole batch": model.head is not None,
+        f"tune.lora_rank={config.tune.lora_rank} adapts the weights of layers, which is untried in stages": (
+            config.tune.lora_rank > 0
+        ),
+        f"tune.trained_layers={config.tune.trained_layers} leaves some stages little to learn": (
+            config.tune.trained_layers is not None
+        ),
         "distill.teacher has layers of its own": config.distill.teacher is not None,
         f"mesh.context={mesh.shape['context']} has keys and values go round in every layer, which only one stage has": (
             mesh.shape["context"] > 1

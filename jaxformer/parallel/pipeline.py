@@ -13,14 +13,15 @@ Source: Huang et al. 2019 (GPipe), section 2.3.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from jaxformer.parallel.constraints import constrain, mesh_axes
+from jaxformer.parallel.context import SequenceSharding
 from jaxformer.types import Array
 
 STAGE = "stage"  # the mesh axis
@@ -40,7 +41,8 @@ def num_ticks(stages: int, micro_batches: int) -> int:
     return micro_batches + stages - 1
 
 
-class MicroBatches(NamedTuple):
+@dataclass(frozen=True)
+class MicroBatches:
     """How the rows of a batch lie in a pipeline: one group of micro-batches on each stage.
 
     Micro-batch m has the rows m, m + M, m + 2 M, ... of the batch, as in gradient accumulation, and is kept by stage
@@ -79,7 +81,9 @@ class MicroBatches(NamedTuple):
         x = jnp.swapaxes(x.reshape(-1, self.stages, self.each, *x.shape[1:]), 0, 1)
         return constrain(x.reshape(-1, *x.shape[3:]), "rows", *[None] * (x.ndim - 3))
 
-    shard = arrange
+    def shard(self, x: Any) -> Any:
+        """As `arrange`."""
+        return self.arrange(x)
 
     def unshard(self, x: Array) -> Array:
         """The inverse of `arrange`."""
@@ -106,6 +110,9 @@ class MicroBatches(NamedTuple):
         numbers = (a.reshape(self.stages, self.each, *a.shape[1:]) for a in each)
         out = jnp.swapaxes(jax.vmap(jax.vmap(function))(parts, *numbers), 1, 2)
         return constrain(out.reshape(x.shape), "rows", *[None] * (x.ndim - 1))
+
+
+RowSharding = SequenceSharding | MicroBatches  # how a model's rows lie on the mesh in use
 
 
 def micro_batches(rows: int, count: int) -> MicroBatches:
@@ -181,7 +188,7 @@ def run(
         out_specs=(of_stages, of_stages),
         axis_names={STAGE},
         check_vma=False,
-    )(np.arange(stages, dtype=np.int32), params, common, rows)
+    )(jnp.arange(stages), params, common, rows)
     return out, jax.tree.map(lambda x: jnp.sum(x, axis=0), terms)
 
 

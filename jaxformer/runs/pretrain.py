@@ -164,8 +164,8 @@ def _prepare(
     lock of the working directory."""
     mesh = make_mesh(config.mesh)
     check_available(config.execution)
-    check_batch(config.train.global_batch_size, config.execution.gradient_accumulation_steps, mesh)
     check_stages(config, mesh)
+    check_batch(config.train.global_batch_size, config.execution.gradient_accumulation_steps, mesh)
     check_context(config.model, mesh)
     check_mesh(config.execution, mesh)
     manifest.check_workdir(config, changes.MAY_CHANGE)
@@ -230,11 +230,11 @@ def open_run(workdir: str | Path, mesh: str | None = None) -> Run:
       ConfigError: there is no run; CheckpointError: it has no valid checkpoint.
     """
     config: Config = manifest.read_config(workdir)
+    devices = mesh_of(workdir, mesh)
+    check_without_stages(devices, "decoding")
     tokenizer = tokenizer_of(workdir)
     if note := manifest.changed_files(workdir, config):
         say(note)
-    devices = mesh_of(workdir, mesh)
-    check_without_stages(devices, "decoding")
     if mesh is not None:
         jax.set_mesh(devices)
     specs = make_model(config.model, config.loss, tune=config.tune.of_weights).specs
