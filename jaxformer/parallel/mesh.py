@@ -162,10 +162,14 @@ def check_context(model: ModelConfig, mesh: Mesh) -> None:
 
 def check_stages(config: Config, mesh: Mesh) -> None:
     """Raises ConfigError: layers or micro-batches do not divide over the stages, or the model cannot be split."""
-    stages, model = mesh.shape.get(STAGE, 1), config.model
-    if stages == 1:
-        return
-    where = f"config.mesh.stage: {stages}"
+    why = cannot_split(config, mesh.shape[STAGE], mesh.shape["context"]) if STAGE in mesh.shape else None
+    if why is not None:
+        raise ConfigError(why)
+
+
+def cannot_split(config: Config, stages: int, context: int = 1) -> str | None:
+    """Why a run cannot have `stages` stages, 2 or more, beside a context axis of `context` devices; None: it can."""
+    model, where = config.model, f"config.mesh.stage: {stages}"
     able = [name for name, traits in FAMILIES.items() if traits is not None and traits.stages]
     cannot = {
         f"model.family={model.family} is not one stack of layers over its tokens (those are {', '.join(able)})": (
@@ -183,25 +187,22 @@ def check_stages(config: Config, mesh: Mesh) -> None:
             config.tune.trained_layers is not None
         ),
         "distill.teacher has layers of its own": config.distill.teacher is not None,
-        f"mesh.context={mesh.shape['context']} has keys and values go round in every layer, which only one stage has": (
-            mesh.shape["context"] > 1
-        ),
+        f"mesh.context={context} has keys and values go round in every layer, which only one stage has": context > 1,
     }
     for why, holds in cannot.items():
         if holds:
-            raise ConfigError(f"{where}; {why}; accepted: 1")
+            return f"{where}; {why}; accepted: 1"
     period, micro = len(period_of(model)), config.execution.gradient_accumulation_steps
     if model.num_layers % (stages * period):
         alike = "" if period == 1 else f" in groups of {period} that are alike"
-        raise ConfigError(
-            f"{where} does not divide model.num_layers {model.num_layers}{alike}; "
-            f"accepted: a divisor of {model.num_layers // period}"
-        )
+        divisors = f"a divisor of {model.num_layers // period}"
+        return f"{where} does not divide model.num_layers {model.num_layers}{alike}; accepted: {divisors}"
     if micro % stages:
-        raise ConfigError(
+        return (
             f"config.execution.gradient_accumulation_steps: {micro}; each of mesh.stage {stages} stages keeps as many "
             f"micro-batches as the others; accepted: multiples of {stages}"
         )
+    return None
 
 
 def check_without_stages(mesh: Mesh, what: str) -> None:

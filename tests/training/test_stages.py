@@ -13,7 +13,7 @@ from jaxformer.models import backbone
 from jaxformer.modules import make_model
 from jaxformer.parallel import mesh as meshes
 from jaxformer.parallel.pipeline import STAGE
-from jaxformer.specs import init_params
+from jaxformer.specs import is_spec
 from jaxformer.training.checkpoint.manager import Checkpoints
 from jaxformer.training.optim import make_optimizer
 from jaxformer.training.step import compile_steps, device_put_batch, gradients
@@ -34,7 +34,9 @@ def config(name, remat="none", **mesh):
     bert = name == "bert"
     return Config(
         model=model_config(**fields | MODELS[name]),
-        execution=Execution(gradient_accumulation_steps=MICRO, remat=remat, layers="scan", attention="xla"),
+        execution=Execution(
+            gradient_accumulation_steps=MICRO, remat=remat, layers="scan", attention="xla", steps_per_dispatch=1
+        ),
         data=DataConfig(objective="masked" if bert else "next_token", pairs=bert),
         mesh=MeshConfig(**mesh),
         train=TrainConfig(global_batch_size=ROWS),
@@ -61,15 +63,21 @@ def batch(name):
     return Batch(tokens, (3 * tokens + 1) % VOCAB, weights, positions, segments, inputs if name == "bert" else None)
 
 
+def filled(specs):
+    """Numbers for parameters, without a program that draws them."""
+    rng = np.random.default_rng(1)
+    return jax.tree.map(
+        lambda spec: rng.normal(float(spec.role == "norm"), 0.2, spec.shape).astype(np.float32), specs, is_leaf=is_spec
+    )
+
+
 @functools.cache
 def program(name, remat="none", **mesh):
     """(batch) -> loss, gradient and metrics of a model on a mesh."""
     cfg = config(name, remat=remat, **mesh)
     mesh, model = mesh_of(cfg), make_model(cfg.model, LossConfig(), cfg.execution)
-    init = functools.partial(init_params, model.specs)
     run = jax.jit(functools.partial(gradients, model=model, micro_batches=MICRO, staged=STAGE in mesh.shape))
-    with jax.set_mesh(mesh):
-        params = jax.jit(init, out_shardings=meshes.param_shardings(model.specs, mesh))(jax.random.key(1))
+    params = jax.device_put(filled(model.specs), meshes.param_shardings(model.specs, mesh))
 
     def found(batch):
         with jax.set_mesh(mesh):
@@ -101,7 +109,7 @@ def test_so_they_are_where_layers_differ():
     """Local, global, local, global, of which each stage has two."""
     cfg = config("gpt", data=1, stage=2)
     model = replace(cfg.model, attention=replace(cfg.model.attention, window=3, global_every=2))
-    params, of = init_params(backbone.specs(model), jax.random.key(1)), batch("gpt")
+    params, of = filled(backbone.specs(model)), batch("gpt")
 
     @jax.jit
     def run(params):
@@ -126,18 +134,20 @@ def test_packed_documents_do_not_see_each_other():
 
 @functools.cache
 def updates(**mesh):
-    """The mesh and the compiled steps of a run there."""
+    """A state of step 0 and the compiled steps of a run there."""
     cfg = config("gpt", **mesh)
     mesh, model = mesh_of(cfg), make_model(cfg.model, LossConfig(), cfg.execution)
-    with jax.set_mesh(mesh):
-        return mesh, compile_steps(model, make_optimizer(cfg.optimizer, cfg.train.steps, model.specs), mesh, cfg)
+    steps = compile_steps(model, make_optimizer(cfg.optimizer, cfg.train.steps, model.specs), mesh, cfg)
+    state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), steps.abstract_state)
+    state = state._replace(params=filled(model.specs))
+    return mesh, steps, jax.tree.map(lambda x, of: jax.device_put(x, of.sharding), state, steps.abstract_state)
 
 
 def updated(state, **mesh):
     """The state after one update, and its metrics."""
-    mesh, steps = updates(**mesh)
+    mesh, steps, first = updates(**mesh)
     with jax.set_mesh(mesh):
-        state, metrics = steps.train(steps.init() if state is None else state, *steps.place_chunk([batch("gpt")]))
+        state, metrics = steps.train(first if state is None else state, *steps.place_chunk([batch("gpt")]))
         return state, jax.device_get(metrics)
 
 
