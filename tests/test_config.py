@@ -313,6 +313,7 @@ WRONG = [
     ({"mesh": {"fsdp": 0}}, "config.mesh.fsdp: 0; accepted: at least 1"),
     ({"mesh": {"tensor": -1}}, "config.mesh.tensor: -1; accepted: at least 1"),
     ({"mesh": {"context": 0}}, "config.mesh.context: 0; accepted: at least 1"),
+    ({"mesh": {"stage": 0}}, "config.mesh.stage: 0; accepted: at least 1"),
     ({"train": {"steps": 0}}, "config.train.steps: 0; accepted: at least 1"),
     ({"train": {"batch_rows": 0}}, "config.train.global_batch_size: 0; accepted: at least 1"),
     ({"train": {"micro_batches": 0}}, "config.execution.gradient_accumulation_steps: 0; accepted: at least 1"),

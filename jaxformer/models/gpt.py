@@ -19,7 +19,7 @@ from jaxformer.functional.losses import VocabularyProjection, token_loss
 from jaxformer.functional.multipliers import parametrized
 from jaxformer.models import backbone, embedding
 from jaxformer.models.backbone import DEFAULT_EXECUTION, hidden, hidden_sharded, token_metrics
-from jaxformer.parallel.context import SequenceSharding
+from jaxformer.parallel.pipeline import RowSharding
 from jaxformer.types import Array, Batch, Params, Sums
 
 
@@ -66,7 +66,7 @@ def loss(
 
 def projection(
     params: Params, batch: Batch, cfg: ModelConfig, rng: Array | None, execution: Execution
-) -> tuple[VocabularyProjection, SequenceSharding, Terms]:
+) -> tuple[VocabularyProjection, RowSharding, Terms]:
     """What the logits of a batch are made of; see `Family.projection`."""
     x, sharding, terms = hidden_sharded(
         params,

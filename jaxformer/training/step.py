@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from jaxformer.config import Config
 from jaxformer.parallel.constraints import sequence_parallel
 from jaxformer.parallel.mesh import batch_sharding, check_batch, replicated
+from jaxformer.parallel.pipeline import STAGE
 from jaxformer.runtime.host_memory import one_at_a_time
 from jaxformer.specs import only_trained, with_trained
 from jaxformer.training import state as states
@@ -57,6 +58,7 @@ def gradients(
     model: Model,
     micro_batches: int = 1,
     noise_scale: bool = False,
+    staged: bool = False,
 ) -> tuple[Array, Params, Sums, dict[str, Array]]:
     """Loss and gradient of a whole batch, computed one micro-batch after another.
 
@@ -71,6 +73,8 @@ def gradients(
       model: the model.
       micro_batches: how many.
       noise_scale: the metrics have those of `noise_scale.noise_sums`, too; with at least two micro-batches.
+      staged: the loss takes the whole batch and splits it itself, as on a mesh with stages; it gets the keys of all
+        micro-batches, [micro_batches].
 
     Returns:
       The loss (scalar, mean), its gradient (None for parameters that are not trained), the metrics' sums
@@ -88,6 +92,10 @@ def gradients(
 
     value_and_grad = jax.value_and_grad(share, has_aux=True)
     trained = only_trained(params, model.specs)
+    if staged:
+        rngs = jax.vmap(jax.random.fold_in, (None, 0))(rng, jnp.arange(micro_batches))
+        (loss, sums), grads = value_and_grad(trained, batch, rngs)
+        return loss, grads, sums, weights
     if micro_batches == 1:
         (loss, sums), grads = value_and_grad(trained, batch, jax.random.fold_in(rng, 0))
         return loss, grads, sums, weights
@@ -115,6 +123,7 @@ def train_step(
     schedule: Schedule,
     micro_batches: int = 1,
     noise_scale: bool = False,
+    staged: bool = False,
     clip_norm: float | None = None,
     ema_decay: float | None = None,
     max_bad_steps: int | None = None,
@@ -130,7 +139,7 @@ def train_step(
       model: the model.
       optimizer: of `optim.make_optimizer`, or any other of optax's through `optim.skip_nonfinite`.
       schedule: the optimizer's, for the report.
-      micro_batches, noise_scale: see `gradients`.
+      micro_batches, noise_scale, staged: see `gradients`.
       clip_norm: largest global gradient norm; None: no clipping.
       ema_decay: of the average of the weights after n updates it is min(ema_decay, (1 + n) / (10 + n)), so that a
         young average forgets the initial values; None: there is no average.
@@ -142,7 +151,8 @@ def train_step(
     """
     rng = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
     loss, grads, sums, weights = gradients(
-        state.params, batch, rng, state.frozen, model=model, micro_batches=micro_batches, noise_scale=noise_scale
+        state.params, batch, rng, state.frozen, model=model, micro_batches=micro_batches, noise_scale=noise_scale,
+        staged=staged,
     )
     scale, norm = clip(grads, clip_norm)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
@@ -246,6 +256,7 @@ def compile_steps(
         schedule=make_schedule(cfg.optimizer, cfg.train.steps),
         micro_batches=cfg.execution.gradient_accumulation_steps,
         noise_scale=cfg.train.noise_scale,
+        staged=STAGE in mesh.shape,
         clip_norm=cfg.optimizer.clip_norm,
         ema_decay=cfg.optimizer.ema_decay,
     )
