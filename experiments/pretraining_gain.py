@@ -53,18 +53,19 @@ class Task(NamedTuple):
 
 
 TASKS = {
+    "exception_type": Task("tune_exception_type", {"train.global_batch_size": "16"}, (100, 400, None)),
     "token_kinds": Task("tune_token_kinds", {"train.global_batch_size": "8"}, (1, 8, 64)),
     "name_roles": Task(
         "tune_token_kinds",
         {"data.source": "name_roles", "model.head.outputs": "none", "train.global_batch_size": "8"},
         (1, 8, 64),
     ),
-    "exception_type": Task("tune_exception_type", {"train.global_batch_size": "16"}, (100, 400, None)),
 }
-ARMS = {  # name -> learning rates that are tried, changes; PRETRAINED stands for the folder of that run
+# Name -> learning rates, of which the better one is taken, and changes; PRETRAINED stands for the folder of that run.
+ARMS = {
     "scratch": (("1e-3", "3e-3"), {}),
     "full": (("1e-3", "3e-3"), {"init_from": "PRETRAINED"}),
-    "lora": (("3e-3", "1e-2"), {"init_from": "PRETRAINED", "tune.lora_rank": str(RANK)}),
+    "lora": (("1e-2",), {"init_from": "PRETRAINED", "tune.lora_rank": str(RANK)}),
 }
 
 
@@ -92,7 +93,7 @@ def trials(options: Any, arms: Any = ARMS) -> list[Planned]:
     """The runs that choose the learning rates: of the middle number of examples, with a seed of their own."""
     return [
         run_of(task, arm, TASKS[task].examples[len(TASKS[task].examples) // 2], TRIAL, rate, options)
-        for task in TASKS for arm in arms for rate in ARMS[arm][0]
+        for task in TASKS for arm in arms for rate in ARMS[arm][0] if len(ARMS[arm][0]) > 1
     ]  # fmt: skip
 
 
