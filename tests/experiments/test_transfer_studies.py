@@ -1,17 +1,12 @@
-"""Studies of learning from other weights: what is chosen, what is planned, and pages that say what the records do."""
+"""Studies of learning from other weights: what is chosen, what is planned."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from experiments import distillation_gain, pretraining_gain, pretraining_gain_page
+from experiments import distillation_gain, pretraining_gain
 from experiments import transfer_runs as runs
 from jaxformer.models.flops import training_flops
-
-RESULTS = Path(__file__).parents[2] / "experiments" / "results"
-PAGES = {"pretraining_gain": pretraining_gain_page.page, "distillation_gain": distillation_gain.page}
 
 
 def end(arm, seed, accuracy, **more):
@@ -77,14 +72,3 @@ def test_a_record_of_the_same_run_takes_the_place_of_the_old_one(tmp_path):
     assert runs.keep(tmp_path, {"run": "a", "loss": 3}) == runs.read(tmp_path) == [
         {"run": "b", "loss": 2}, {"run": "a", "loss": 3},
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_the_page_is_what_the_records_say(name):
-    found = runs.read(RESULTS / name)
-    text = (RESULTS / name / "README.md").read_text(encoding="utf-8")
-    assert text == PAGES[name](found)
-    pictures = {"pretraining_gain": "labels.svg", "distillation_gain": "loss.svg"}
-    assert f"({pictures[name]})" in text and (RESULTS / name / pictures[name]).exists()
-    for line in (RESULTS / name / "records.jsonl").read_text(encoding="utf-8").splitlines():
-        assert json.loads(line)["arm"]
