@@ -41,7 +41,6 @@ RATES = ("1e-3", "3e-3")
 LABELS = {
     "scratch": "from scratch", "layers": "begun as the teacher's layers", "distilled": "the same, and distilled",
 }  # fmt: skip
-PICTURES = {"loss": "the held-out loss against training compute, beside the teacher's"}
 
 
 def begin(options: Any) -> Planned:
@@ -178,7 +177,7 @@ def page(found: Sequence[dict[str, Any]]) -> str:
         "Claim to be tested, after Sanh et al. (2019): a student with every other layer of its teacher learns more "
         "from the teacher's probabilities than from the text alone, even if the teacher's forward passes are counted.",
         "",
-        f"![{PICTURES['loss']}](loss.svg)",
+        "![the held-out loss against training compute, beside the teacher's](loss.svg)",
         "",
         f"On held-out files, mean over {seeds} seeds with its 95 % interval; the last column is the difference seed by "
         "seed:",
