@@ -125,16 +125,13 @@ def figure(found: Sequence[dict[str, Any]]) -> bytes:
         drawn, axes = plotting.panel()
         for i, arm in enumerate(arms(found)):
             curves = np.array([each["curve"] for each in select(found, arm=arm)])
-            means = [over_seeds(losses) for losses in curves[:, :, 1].T]
-            value, low, high = np.array(means).T
+            flops, (value, low, high) = curves[0, :, 0] / 1e12, np.array([*map(over_seeds, curves[:, :, 1].T)]).T
             style = plotting.line_style(i, len(LABELS))
-            axes.plot(curves[0, :, 0], value, label=LABELS[arm], marker=plotting.marker(i), **style)
-            axes.fill_between(curves[0, :, 0], low, high, color=style["color"], alpha=0.2, linewidth=0)
+            axes.plot(flops, value, label=LABELS[arm], marker=plotting.marker(i), **style)
+            axes.fill_between(flops, low, high, color=style["color"], alpha=0.2, linewidth=0)
         (teacher,) = [each for each in found if each["run"] == "pretrained"]
         axes.axhline(teacher["loss"], color="0.5", linewidth=1, linestyle=":", label="the teacher")
-        axes.set(
-            xlabel="training compute (FLOP), the teacher's forward passes included", ylabel="nats per masked token"
-        )
+        axes.set(xlabel="training compute (TFLOP), the teacher's included", ylabel="nats per masked token")
         axes.legend(loc="best")
         return plotting.encoded(drawn, "svg", bbox_inches="tight")
 
