@@ -37,7 +37,10 @@ def tuned(specs: dict[str, Any], tune: TuneConfig, num_layers: int) -> dict[str,
         return replace(spec, rate=tune.layer_decay**num_layers, trained=trained == num_layers and spec.trained)
 
     def block(spec: ParamSpec) -> ParamSpec:
-        return replace(spec, rate=rates, trained=bool(trained) and spec.trained)
+        own = spec.rate if isinstance(spec.rate, tuple) else (spec.rate,) * num_layers
+        return replace(
+            spec, rate=tuple(a * b for a, b in zip(own, rates, strict=True)), trained=bool(trained) and spec.trained
+        )
 
     changes = {**dict.fromkeys(BELOW, below), "blocks": block}
 

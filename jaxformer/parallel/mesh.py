@@ -26,7 +26,9 @@ from jaxformer.parallel.constraints import ACTIVATION_RULES, RULES, entries
 from jaxformer.specs import ParamSpec, is_spec
 
 # Slowest links first: neighbours along the last axis are neighbours in the machine.
-AXES = ("data", "fsdp", "context", "tensor")
+AXES = ("data", "fsdp", "context", "expert", "tensor")
+# Of those, the ones that only meshes with several devices along them have; others are made as if these did not exist.
+OPTIONAL = ("expert",)
 
 # Arrays of up to this many numbers stay whole if a dimension does not divide; for larger ones that is an error.
 LARGE = 2**20
@@ -35,33 +37,36 @@ MAY_REPLICATE = frozenset({"kv_heads"})
 
 
 def make_mesh(mesh: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """The mesh with the axes of `AXES`, over `devices` (None: all there are).
+    """The mesh with the axes of `AXES`, of the OPTIONAL ones those with several devices, over `devices` (None: all).
 
     Raises:
       ConfigError: the axes do not multiply to the number of devices.
     """
     devices = jax.devices() if devices is None else list(devices)
-    sizes = [getattr(mesh, name) for name in AXES]
+    names = tuple(name for name in AXES if name not in OPTIONAL or getattr(mesh, name) != 1)
+    sizes = [getattr(mesh, name) for name in names]
     known = math.prod(n for n in sizes if n is not None)
     shape = tuple(len(devices) // known if n is None else n for n in sizes)
     if math.prod(shape) != len(devices):
-        wanted = " x ".join(f"{name} {'none' if n is None else n}" for name, n in zip(AXES, sizes, strict=True))
+        wanted = " x ".join(f"{name} {'none' if n is None else n}" for name, n in zip(names, sizes, strict=True))
         accepted = f"a divisor of {len(devices)}" if None in sizes else f"a product of {len(devices)}"
         raise ConfigError(
             f"config.mesh: {wanted} makes {known}, but the number of devices is {len(devices)}; accepted: {accepted}"
         )
-    kinds = (AxisType.Auto,) * len(AXES)  # the default, Explicit, raises on an einsum over a split dimension
+    there = [(name, size) for name, size in zip(names, shape, strict=True) if name not in OPTIONAL or size > 1]
+    names, shape = tuple(name for name, _ in there), tuple(size for _, size in there)
+    kinds = (AxisType.Auto,) * len(names)  # the default, Explicit, raises on an einsum over a split dimension
     slices = len({getattr(device, "slice_index", 0) for device in devices})
     if slices > 1:
         between = across_slices(shape, slices)
         within = [size // outer for size, outer in zip(shape, between, strict=True)]
-        return Mesh(mesh_utils.create_hybrid_device_mesh(within, between, devices), AXES, axis_types=kinds)
+        return Mesh(mesh_utils.create_hybrid_device_mesh(within, between, devices), names, axis_types=kinds)
     try:
         # The shape goes by position because its keyword was renamed in jax 0.11.
-        return jax.make_mesh(shape, AXES, axis_types=kinds, devices=devices)
+        return jax.make_mesh(shape, names, axis_types=kinds, devices=devices)
     except NotImplementedError:  # no axes of the torus multiply to an axis of the mesh: 8 of 4 x 4 x 4
         split = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-        return Mesh(split, AXES, axis_types=kinds)
+        return Mesh(split, names, axis_types=kinds)
 
 
 def across_slices(shape: Sequence[int], slices: int) -> tuple[int, ...]:
@@ -97,7 +102,7 @@ def partition(shape: Sequence[int], axes: Sequence[str | None], mesh: Mesh, name
     used = {mesh_axis for entry in found for mesh_axis in entry or ()}
     for size, axis, rule in zip(shape, axes, wanted, strict=True):
         for mesh_axis in rule:
-            whole = mesh.shape[mesh_axis] > 1 and mesh_axis not in used and axis not in MAY_REPLICATE
+            whole = mesh.shape.get(mesh_axis, 1) > 1 and mesh_axis not in used and axis not in MAY_REPLICATE
             if whole and math.prod(shape) > LARGE:
                 raise ConfigError(
                     f"config.mesh.{mesh_axis}: {mesh.shape[mesh_axis]} does not divide {axis} {size} of {name}, so all "
@@ -123,7 +128,8 @@ def batch_sharding(mesh: Mesh, leading: int = 0) -> NamedSharding:
 
     Rows are whole on all devices of the `context` axis, because integers are small; the models shard them.
     """
-    return NamedSharding(mesh, P(*[None] * leading, ACTIVATION_RULES["batch_rows"]))
+    rows = tuple(axis for axis in ACTIVATION_RULES["batch_rows"] if axis in mesh.shape)
+    return NamedSharding(mesh, P(*[None] * leading, rows))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -140,6 +146,7 @@ def check_context(model: ModelConfig, mesh: Mesh) -> None:
     for what, part in (
         (f"model.attention.kind={model.attention.kind}", model.attention),
         (f"model.positions.kind={model.positions.kind}", model.positions),
+        (f"model.feed_forward.kind={model.feed_forward.kind}", model.feed_forward),
         (f"model.family={model.family}", FAMILIES[model.family]),
     ):
         if parts > 1 and part.whole_rows:
@@ -152,20 +159,30 @@ def check_context(model: ModelConfig, mesh: Mesh) -> None:
             )
 
 
+def check_experts(model: ModelConfig, mesh: Mesh) -> None:
+    """Raises ConfigError: the experts do not divide over the expert axis, or there are none."""
+    parts, kind = mesh.shape.get("expert", 1), model.feed_forward
+    count = kind.count if kind.has_experts else 1
+    if count % parts:
+        why = f"does not divide model.feed_forward.count {count}" if kind.has_experts else "has no experts to split"
+        accepted = f"a divisor of {count}" if kind.has_experts else "1, or model.feed_forward.kind=experts"
+        raise ConfigError(f"config.mesh.expert: {parts} {why}; accepted: {accepted}")
+
+
 def check_batch(rows: int, micro_batches: int, mesh: Mesh) -> None:
     """Raises ConfigError if the rows of a micro-batch do not divide over the data-parallel devices."""
-    devices = batch_shards(mesh)
+    devices, axes = batch_shards(mesh), [axis for axis in ACTIVATION_RULES["batch_rows"] if axis in mesh.shape]
     if rows % (micro_batches * devices):
         raise ConfigError(
             f"config.train.global_batch_size: {rows} in micro-batches of {rows / micro_batches:g} rows does not divide "
-            f"over {devices} devices (mesh.data {mesh.shape['data']} x mesh.fsdp {mesh.shape['fsdp']}); "
+            f"over {devices} devices ({' x '.join(f'mesh.{a} {mesh.shape[a]}' for a in axes)}); "
             f"accepted: multiples of {micro_batches * devices}"
         )
 
 
 def batch_shards(mesh: Mesh) -> int:
     """The number of shards of the rows of a batch."""
-    return math.prod(mesh.shape[a] for a in ACTIVATION_RULES["batch_rows"])
+    return math.prod(mesh.shape.get(a, 1) for a in ACTIVATION_RULES["batch_rows"])
 
 
 def host_rows(rows: int, mesh: Mesh) -> np.ndarray:

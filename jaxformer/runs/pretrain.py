@@ -27,7 +27,7 @@ from jaxformer.models.distilled_model import teacher_flops
 from jaxformer.models.flops import six_n, training_flops
 from jaxformer.models.lora import with_adapters
 from jaxformer.modules import make_model
-from jaxformer.parallel.mesh import check_batch, check_context, host_rows, make_mesh, param_shardings
+from jaxformer.parallel.mesh import check_batch, check_context, check_experts, host_rows, make_mesh, param_shardings
 from jaxformer.runs import changes, distilling, manifest, memory_check, messages, tasks, texts, warm_start
 from jaxformer.runs.command_line import Parsed
 from jaxformer.runs.store_lock import lock_of
@@ -158,6 +158,7 @@ def _prepare(
     check_available(config.execution)
     check_batch(config.train.global_batch_size, config.execution.gradient_accumulation_steps, mesh)
     check_context(config.model, mesh)
+    check_experts(config.model, mesh)
     check_mesh(config.execution, mesh)
     manifest.check_workdir(config, changes.MAY_CHANGE)
     if made := max(list_steps(f"{config.workdir}/checkpoints"), default=0):
