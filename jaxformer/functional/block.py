@@ -241,10 +241,19 @@ def unstack(tree: Any, num_layers: int) -> list[Any]:
     return [jax.tree.unflatten(structure, [parts[i][0] for parts in split]) for i in range(num_layers)]
 
 
-def term_weights(cfg: ModelConfig, tokens: Array) -> Terms:
-    """The weights of the terms that the blocks add to the objective: number of tokens [B, T] times layers."""
-    names = [name for sublayer in sublayers_of(cfg).values() for name in sublayer.terms]
-    return dict.fromkeys(names, jnp.asarray(tokens.size * cfg.depth, jnp.float32))
+def term_weights(cfg: ModelConfig, segments: Array) -> Terms:
+    """The weights of the terms that the blocks add to the objective: number of tokens times layers.
+
+    Args:
+      cfg: the model.
+      segments: [B, T] int, the document of each token, 0 for padding, which counts where a sublayer counts it.
+    """
+    weights = Terms()
+    for sublayer in sublayers_of(cfg).values():
+        if sublayer.terms:
+            count = segments.size if sublayer.terms_of_padding else jnp.sum(segments != 0)
+            weights |= dict.fromkeys(sublayer.terms, jnp.asarray(count * cfg.depth, jnp.float32))
+    return weights
 
 
 def init_cache(cfg: ModelConfig, rows: int, length: int, dtype: Any) -> list[dict[str, Any]]:

@@ -83,13 +83,13 @@ def projection(
 
 def with_weights(terms: dict[str, Array], batch: Batch, cfg: ModelConfig) -> Sums:
     """The terms that blocks add to the objective, with their weights."""
-    weights = term_weights(cfg, batch.tokens)
+    weights = term_weights(cfg, batch.segments)
     return {name: (total, weights[name]) for name, total in terms.items()}
 
 
 def weights(batch: Batch, cfg: ModelConfig) -> dict[str, Array]:
     """The weights of `loss`'s objective, without running the model."""
-    return {"loss": jnp.sum(batch.weights), **term_weights(cfg, batch.tokens)}
+    return {"loss": jnp.sum(batch.weights), **term_weights(cfg, batch.segments)}
 
 
 def head_flops(cfg: ModelConfig) -> float:

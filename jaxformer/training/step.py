@@ -16,9 +16,10 @@ from jaxformer.parallel.constraints import sequence_parallel
 from jaxformer.parallel.mesh import batch_sharding, check_batch, replicated
 from jaxformer.parallel.pipeline import STAGE
 from jaxformer.runtime.host_memory import one_at_a_time
-from jaxformer.specs import only_trained, with_trained
+from jaxformer.specs import is_spec, is_statistic, merge, only, only_trained, with_trained
 from jaxformer.training import state as states
 from jaxformer.training.chunks import longest_chunk
+from jaxformer.training.counter_biases import without_counter_biases
 from jaxformer.training.eval_step import compile_eval
 from jaxformer.training.microbatch import fori_over_batches, split_microbatches
 from jaxformer.training.noise_scale import accumulate
@@ -63,7 +64,8 @@ def gradients(
     """Loss and gradient of a whole batch, computed one micro-batch after another.
 
     Exact even if micro-batches have unequal weights: each one's sums are divided by the weight of the whole batch. They
-    are added in float32 (or wider, where the parameters are).
+    are added in float32 (or wider, where the parameters are). What the loss needs of the whole batch, the parameters of
+    role "statistic", is summed over all micro-batches before the first of them has its gradient computed.
 
     Args:
       params: the parameters.
@@ -82,8 +84,10 @@ def gradients(
     """
     weights = model.weights(batch)
 
-    def share(trained: Params, part: Batch, rng: Array) -> tuple[Array, Sums]:
-        objective, metrics = model.loss(with_trained(params, trained, model.specs), part, rng, frozen)
+    def share(trained: Params, part: Batch, rng: Array, statistics: Any = None) -> tuple[Array, Sums]:
+        whole = with_trained(params, trained, model.specs)
+        whole = whole if statistics is None else merge(whole, statistics, model.specs, is_statistic)
+        objective, metrics = model.loss(whole, part, rng, frozen)
         if objective.keys() != weights.keys():
             raise ValueError(f"Model.weights names {sorted(weights)}, Model.loss {sorted(objective)}")
         # A batch without any weight (no token was selected) has sum 0, and so loss and gradient 0.
@@ -102,13 +106,22 @@ def gradients(
 
     # Each part takes rows from the whole batch, so that no row moves to another device.
     parts = jax.tree.map(lambda x: split_microbatches(x, micro_batches), batch)
-    shapes = jax.eval_shape(value_and_grad, trained, jax.tree.map(lambda x: x[0], parts), rng)
+    statistics = None
+    if any(map(is_statistic, jax.tree.leaves(model.specs, is_leaf=is_spec))):
+        count = jax.grad(lambda *of: share(trained, *of)[0], argnums=2)
+
+        def add_counts(index, total, rows):
+            return jax.tree.map(jnp.add, total, count(rows, jax.random.fold_in(rng, index), nothing))
+
+        nothing = jax.tree.map(jnp.zeros_like, only(params, model.specs, is_statistic))
+        statistics = fori_over_batches(add_counts, nothing, parts, micro_batches)
+    shapes = jax.eval_shape(value_and_grad, trained, jax.tree.map(lambda x: x[0], parts), rng, statistics)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), shapes)
     if noise_scale:
         return (*accumulate(value_and_grad, zeros, trained, parts, rng, model), weights)
 
     def add(index, total, rows):
-        return jax.tree.map(jnp.add, total, value_and_grad(trained, rows, jax.random.fold_in(rng, index)))
+        return jax.tree.map(jnp.add, total, value_and_grad(trained, rows, jax.random.fold_in(rng, index), statistics))
 
     (loss, sums), grads = fori_over_batches(add, zeros, parts, micro_batches)
     return loss, grads, sums, weights
@@ -151,10 +164,16 @@ def train_step(
     """
     rng = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
     loss, grads, sums, weights = gradients(
-        state.params, batch, rng, state.frozen, model=model, micro_batches=micro_batches, noise_scale=noise_scale,
+        state.params,
+        batch,
+        rng,
+        state.frozen,
+        model=model,
+        micro_batches=micro_batches,
+        noise_scale=noise_scale,
         staged=staged,
     )
-    scale, norm = clip(grads, clip_norm)
+    scale, norm = clip(without_counter_biases(grads, model.specs), clip_norm)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     if max_bad_steps is not None:
         finite &= state.bad_steps < max_bad_steps
