@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from experiments import coordinates, coordinates_page
 from jaxformer.models import gpt
@@ -32,6 +33,7 @@ def test_slopes_are_planted_powers():
     assert line in coordinates_page.page(found).splitlines()
 
 
+@pytest.mark.slow
 def test_outputs_are_those_of_the_model():
     cfg = replace(coordinates.model(coordinates.Point("adamw", "mup", 64, 4, 0)), vocab_size=16)
     rng = np.random.default_rng(0)
