@@ -38,7 +38,7 @@ class ParamSpec:
       role: what it does, by which the optimizer chooses its update. "input": a table that is looked up; "hidden": a
         matrix between activations; "output": makes logits; "norm": a scale; "bias": is added; "counter_bias": is moved
         by `rate` against the sign of its gradient; "statistic": no parameter of the model, but what the loss sums over
-        a whole batch by its gradient, before it is computed (`training.step.gradients`).
+        a whole batch by its gradient, before it is computed (`training.gradients.gradients`).
       num_inputs: of a "hidden" matrix, how many leading dimensions are its input, "layers" and "experts" not counted;
         the others are its output: 2 of [heads, head_width, embed].
       rate, decay, epsilon: multiply the optimizer's learning rate, weight decay and epsilon for this parameter; rate

@@ -475,7 +475,7 @@ WRONG = [
     ),
     (
         {"mesh": {"fsdp": None}},
-        "config.mesh: at most one of data, fsdp, tensor, context, expert may be none (what is left)",
+        "config.mesh: at most one of data, fsdp, tensor, context, stage, expert may be none (what is left)",
     ),
     (
         {"train": {"batch_rows": 16, "micro_batches": 3}},

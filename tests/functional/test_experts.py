@@ -17,8 +17,8 @@ from jaxformer.functional.layers import mlp
 from jaxformer.kernels.grouped import megablox
 from jaxformer.masks import causal, segments
 from jaxformer.specs import init_params, param_axes, stack_specs
+from jaxformer.training.gradients import gradients
 from jaxformer.training.optim import make_optimizer, muon_dimensions
-from jaxformer.training.step import gradients
 from jaxformer.types import Batch, Model
 
 B, T, D, F, E, K = 2, 24, 6, 8, 4, 2

@@ -13,7 +13,7 @@ from jaxformer.functional import router
 from jaxformer.models import gpt
 from jaxformer.parallel.mesh import batch_sharding, check_context, check_experts, make_mesh, param_shardings
 from jaxformer.specs import init_params
-from jaxformer.training.step import gradients
+from jaxformer.training.gradients import gradients
 from jaxformer.types import Batch, Model
 
 B, T, V = 16, 16, 32
