@@ -27,6 +27,7 @@ from experiments.transfer_runs import (
     read,
     select,
     train,
+    unfinished,
     write,
 )  # fmt: skip
 from jaxformer.config import Config
@@ -181,6 +182,7 @@ def page(found: Sequence[dict[str, Any]]) -> str:
         "",
         *table(found),
         "",
+        *unfinished(found, [{"arm": arm} for arm in LABELS]),
         *(said(paired(by[a], by[b], "loss"), what, than) for a, b, what, than in compare if a in by and b in by),
         "",
         f"The teacher's loss is {teacher['loss']:.3f}, {100 * teacher['accuracy']:.1f} % right, after "

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.transfer_runs import TRIAL, Mean, over_seeds, paired, select
+from experiments.transfer_runs import TRIAL, Mean, over_seeds, paired, select, unfinished
 from jaxformer.scaling import plotting
 
 LABELS = {"scratch": "from scratch", "full": "pretrained", "lora": "pretrained, LoRA"}
@@ -152,6 +152,10 @@ def page(found: Sequence[dict[str, Any]]) -> str:
         rates = [f"{LABELS[arm]} {mine[0]['rate']}" for arm in LABELS if (mine := select(found, task=task, arm=arm))]
         chosen.append(f"`{task}` {', '.join(rates)}")
     lora = costs(found)
+    places: list[dict[str, Any]] = [
+        {"task": task, "arm": arm, "examples": count} for task in TITLES for arm in LABELS
+        for count in counts(found, task)[-1 if arm == "lora" else 0 :]
+    ]  # fmt: skip
     return "\n".join([
         "# pretraining_gain: what pretraining is worth when there are few labels",
         "",
@@ -167,6 +171,7 @@ def page(found: Sequence[dict[str, Any]]) -> str:
         "",
         verdict(found),
         "",
+        *unfinished(found, places),
         *(["## LoRA beside all weights", "", "With the most labels, at equal updates:", "", *lora, ""] if lora else []),
         "## How",
         "",

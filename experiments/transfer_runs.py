@@ -87,6 +87,14 @@ def paired(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]], field
     return over_seeds(both) if both else None
 
 
+def unfinished(found: Sequence[dict[str, Any]], places: Sequence[dict[str, Any]]) -> list[str]:
+    """Lines for a page where not all seeds of all places, each what their records say, have ended; else none."""
+    fewest = min(len(select(found, **about)) for about in places)
+    if fewest >= SEEDS:
+        return []
+    return [f"Not all runs have ended yet ({fewest} of {SEEDS} seeds in some places); the command below goes on.", ""]
+
+
 def best_rate(found: Sequence[dict[str, Any]], field: str = "accuracy", **about: Any) -> str | None:
     """The learning rate of the best of the runs that choose it, more of `field` being better, then less loss; None:
     they have not all ended."""
