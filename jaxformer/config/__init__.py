@@ -27,6 +27,7 @@ from jaxformer.config.distill import DistillConfig
 from jaxformer.config.distributed import DistributedConfig
 from jaxformer.config.encoder import EncoderConfig
 from jaxformer.config.execution import Execution
+from jaxformer.config.experts import Experts
 from jaxformer.config.feed_forward import Dense, FeedForwardConfig
 from jaxformer.config.fields import Section
 from jaxformer.config.funnel import Funnel, FunnelAttention
@@ -64,9 +65,9 @@ from jaxformer.config.tune import TuneConfig
 __all__ = [
     "Alibi", "Alignment", "AttentionConfig", "Bert", "BigBird", "CheckpointConfig", "Choice", "Config",
     "DataConfig", "Denoising", "Dense", "Dilated", "Disentangled", "DistillConfig", "DistributedConfig",
-    "EncoderConfig", "Execution", "FeedForwardConfig", "Fixed", "Funnel", "FunnelAttention", "Gru", "HeadConfig",
-    "Labelled", "Learned", "LinearAttention", "Linformer", "Longformer", "LossConfig", "Lsh", "Lstm", "MeshConfig",
-    "Mixture", "ModelConfig", "MuP", "NoPositions", "OptimizerConfig", "Parametrization", "Performer",
+    "EncoderConfig", "Execution", "Experts", "FeedForwardConfig", "Fixed", "Funnel", "FunnelAttention", "Gru",
+    "HeadConfig", "Labelled", "Learned", "LinearAttention", "Linformer", "Longformer", "LossConfig", "Lsh", "Lstm",
+    "MeshConfig", "Mixture", "ModelConfig", "MuP", "NoPositions", "OptimizerConfig", "Parametrization", "Performer",
     "Permutation", "PositionsConfig", "PrefixLM", "Relative", "Rotary", "Section", "Sinusoidal", "Softmax",
     "SpanCorruption", "Standard", "Strided", "T5", "TrackingConfig", "TrainConfig", "TuneConfig", "Ul2", "diff",
     "encoder_of", "from_mapping", "layers_of", "load", "period_of", "plain", "stacks_of", "to_dict",

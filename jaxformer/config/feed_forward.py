@@ -1,7 +1,7 @@
 """`model.feed_forward`: what each token goes through by itself."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from jaxformer.config.checks import at_least
 from jaxformer.config.choice import Choice
@@ -12,6 +12,15 @@ class FeedForwardConfig(Choice, group="model.feed_forward", default="dense"):
     """Base of the kinds of feed-forward layers. What a kind computes stands in `functional.sublayers.FEED_FORWARDS`."""
 
     any_width: ClassVar[bool] = False  # True if roles and shapes of its parameters say all that muP has to know
+    whole_rows: ClassVar[Any] = False  # True of a kind that cannot have rows cut over devices
+    has_experts: ClassVar[bool] = False  # True of a kind with `count` layers beside each other
+
+    def check_model(self, model: Any) -> None:
+        """Raises ConfigError: a model of these settings cannot have this kind."""
+
+    def summary(self) -> str:
+        """What an overview says of it beside the model's width; mostly nothing."""
+        return ""
 
     def sized(self) -> "FeedForwardConfig":
         """This kind on a ladder of sizes, its width left to follow the model's."""

@@ -155,6 +155,7 @@ class ModelConfig(
     def _check(self):
         self.attention.check_model(self)
         self.positions.check_model(self)
+        self.feed_forward.check_model(self)
         if self.positions.needs_softmax and self.attention.kind != "softmax":
             raise ConfigError(
                 f"config.model.positions.kind: {self.positions.kind} is made of a layer's queries and keys; accepted "

@@ -31,6 +31,8 @@ class FamilyTraits(NamedTuple):
       positions: the kinds of positions that it can have; (): all.
       any_width: True if its specs go through `functional.multipliers.parametrized`, and its logits are the table
         times the hidden states of `backbone`, so that model.parametrization may be one of its own.
+      stages: True if its layers can be split over the mesh's stage axis: `backbone.hidden_sharded` runs them, with the
+        micro-batches of the run's `Execution`.
     """
 
     causal: bool
@@ -41,6 +43,7 @@ class FamilyTraits(NamedTuple):
     whole_rows: bool = False
     positions: tuple[str, ...] = ()
     any_width: bool = False
+    stages: bool = False
 
 
 class ObjectiveTraits(NamedTuple):
@@ -69,8 +72,8 @@ class ObjectiveTraits(NamedTuple):
 
 
 FAMILIES: dict[str, FamilyTraits] = {
-    "gpt": FamilyTraits(True, ("next_token", "prefix_lm"), any_width=True),
-    "bert": FamilyTraits(False, ("masked",)),
+    "gpt": FamilyTraits(True, ("next_token", "prefix_lm"), any_width=True, stages=True),
+    "bert": FamilyTraits(False, ("masked",), stages=True),
     "xlnet": FamilyTraits(False, ("permutation",), whole_rows=True, positions=("relative", "disentangled", "rotary")),
     "transformer_xl": FamilyTraits(
         True,
