@@ -405,7 +405,10 @@ WRONG = [
             ("markov", "language_seed", -1, "0 to 2147483647"),
         )
     ),
-    ({"mesh": {"fsdp": None}}, "config.mesh: at most one of data, fsdp, tensor, context may be none (what is left)"),
+    (
+        {"mesh": {"fsdp": None}},
+        "config.mesh: at most one of data, fsdp, tensor, context, stage may be none (what is left)",
+    ),
     (
         {"train": {"batch_rows": 16, "micro_batches": 3}},
         "config.execution.gradient_accumulation_steps: 3 does not divide train.global_batch_size 16",
