@@ -14,6 +14,7 @@ from jaxformer.functional.block import Terms, block_specs, model_specs, stack
 from jaxformer.functional.layer import Context, DecodeProgress, norm, norm_specs
 from jaxformer.functional.layers import dropout
 from jaxformer.functional.losses import TokenLoss
+from jaxformer.functional.multipliers import logit_scale, scaled
 from jaxformer.functional.position_encodings import encoding_of, rotation, score_bias, shared_positions
 from jaxformer.masks import Mask
 from jaxformer.models import embedding
@@ -257,7 +258,7 @@ def _contexts(cfg: ModelConfig, params: Params, context: Context, positions: Arr
 def _finished(params: Params, x: Array, cfg: ModelConfig) -> Array:
     """What the last layer returned, as the heads read it."""
     x = norm(params["final_norm"], x, cfg) if "final_norm" in params else x
-    return x * cfg.width**-0.5 if cfg.scale_output else x
+    return scaled(x, logit_scale(cfg))
 
 
 def token_metrics(out: TokenLoss, sharding: RowSharding) -> Sums:

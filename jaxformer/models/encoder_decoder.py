@@ -184,5 +184,5 @@ def _source(batch: Batch) -> dict[str, Array]:
 
 def _term_weights(batch: Batch, cfg: ModelConfig) -> Terms:
     """The weights of the terms of both stacks together."""
-    of_encoder = term_weights(encoder_of(cfg), _source(batch)["source_tokens"])
-    return {name: each + of_encoder.get(name, 0) for name, each in term_weights(cfg, batch.tokens).items()}
+    of_encoder = term_weights(encoder_of(cfg), _source(batch)["source_segments"])
+    return {name: each + of_encoder.get(name, 0) for name, each in term_weights(cfg, batch.segments).items()}

@@ -28,8 +28,7 @@ from jaxformer.specs import ParamSpec, is_spec
 
 # Slowest links first: neighbours along the last axis are neighbours in the machine.
 AXES = ("data", "fsdp", "context", "tensor")
-# In front of those, in meshes that have several devices along it; the others are made as if it did not exist.
-FIRST = (STAGE,)
+ORDER = (STAGE, "data", "fsdp", "context", "expert", "tensor")  # those not in AXES only where they have several devices
 
 # Arrays of up to this many numbers stay whole if a dimension does not divide; for larger ones that is an error.
 LARGE = 2**20
@@ -38,13 +37,13 @@ MAY_REPLICATE = frozenset({"kv_heads"})
 
 
 def make_mesh(mesh: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """The mesh with the axes of `AXES`, and `stage` where it has several, over `devices` (None: all there are).
+    """The mesh with the axes of `AXES`, and those of `ORDER` that have several devices, over `devices` (None: all).
 
     Raises:
       ConfigError: the axes do not multiply to the number of devices.
     """
     devices = jax.devices() if devices is None else list(devices)
-    names = (*(name for name in FIRST if getattr(mesh, name) != 1), *AXES)
+    names = tuple(name for name in ORDER if name in AXES or getattr(mesh, name) != 1)
     sizes = [getattr(mesh, name) for name in names]
     known = math.prod(n for n in sizes if n is not None)
     shape = tuple(len(devices) // known if n is None else n for n in sizes)
@@ -54,9 +53,8 @@ def make_mesh(mesh: MeshConfig, devices: Sequence[jax.Device] | None = None) -> 
         raise ConfigError(
             f"config.mesh: {wanted} makes {known}, but the number of devices is {len(devices)}; accepted: {accepted}"
         )
-    more = len(names) - len(AXES)
-    if more and shape[0] == 1:  # what was left for it is one device
-        names, shape, more = AXES, shape[1:], 0
+    there = [(name, size) for name, size in zip(names, shape, strict=True) if name in AXES or size > 1]
+    names, shape = tuple(name for name, _ in there), tuple(size for _, size in there)
     kinds = (AxisType.Auto,) * len(names)  # the default, Explicit, raises on an einsum over a split dimension
     slices = len({getattr(device, "slice_index", 0) for device in devices})
     if slices > 1:
@@ -148,6 +146,7 @@ def check_context(model: ModelConfig, mesh: Mesh) -> None:
     for what, part in (
         (f"model.attention.kind={model.attention.kind}", model.attention),
         (f"model.positions.kind={model.positions.kind}", model.positions),
+        (f"model.feed_forward.kind={model.feed_forward.kind}", model.feed_forward),
         (f"model.family={model.family}", FAMILIES[model.family]),
     ):
         if parts > 1 and part.whole_rows:
@@ -179,6 +178,7 @@ def cannot_split(config: Config, stages: int, context: int = 1) -> str | None:
             model.block == "reversible"
         ),
         "model.bert.mask_decoder=enhanced runs its last layer twice, outside the stages": model.enhanced_mask_decoder,
+        "model.feed_forward.kind=experts is untried in stages": model.feed_forward.has_experts,
         "a head for a task draws its dropout over the whole batch": model.head is not None,
         f"tune.lora_rank={config.tune.lora_rank} adapts the weights of layers, which is untried in stages": (
             config.tune.lora_rank > 0
@@ -186,6 +186,7 @@ def cannot_split(config: Config, stages: int, context: int = 1) -> str | None:
         f"tune.trained_layers={config.tune.trained_layers} leaves some stages little to learn": (
             config.tune.trained_layers is not None
         ),
+        "train.noise_scale=True measures between micro-batches, which stages share": config.train.noise_scale,
         "distill.teacher has layers of its own": config.distill.teacher is not None,
         f"mesh.context={context} has keys and values go round in every layer, which only one stage has": context > 1,
     }
@@ -209,6 +210,16 @@ def check_without_stages(mesh: Mesh, what: str) -> None:
     """Raises ConfigError: the mesh has stages, which `what` cannot use."""
     if STAGE in mesh.shape:
         raise ConfigError(f"config.mesh.stage: {mesh.shape[STAGE]}; {what} has no micro-batches for them; accepted: 1")
+
+
+def check_experts(model: ModelConfig, mesh: Mesh) -> None:
+    """Raises ConfigError: the experts do not divide over the expert axis, or there are none."""
+    parts, kind = mesh.shape.get("expert", 1), model.feed_forward
+    count = kind.count if kind.has_experts else 1
+    if count % parts:
+        why = f"does not divide model.feed_forward.count {count}" if kind.has_experts else "has no experts to split"
+        accepted = f"a divisor of {count}" if kind.has_experts else "1, or model.feed_forward.kind=experts"
+        raise ConfigError(f"config.mesh.expert: {parts} {why}; accepted: {accepted}")
 
 
 def check_batch(rows: int, micro_batches: int, mesh: Mesh) -> None:

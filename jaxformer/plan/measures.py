@@ -51,11 +51,13 @@ def describe(step: CompiledStep, topology: Topology) -> Plan:
     sizes = {name: int(size) for name, size in step.mesh.shape.items()}
     tokens = config.train.global_batch_size * config.model.context_length
     model_flops = training_flops(config.model, config.data, config.tune) * tokens
+    counts = count_parameters(config.model)
     plan: Plan = {
         "topology": topology.name,
         "devices": len(topology.devices),
         "mesh": sizes,
-        "parameters": count_parameters(config.model).total,
+        "parameters": counts.total,
+        **({} if counts.active == counts.total else {"active": counts.active}),
         "tokens": tokens,
         "seconds": round(step.seconds, 1),
         "memory": memory,

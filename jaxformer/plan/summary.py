@@ -26,8 +26,9 @@ def lines(plan: Plan) -> list[str]:
     """The whole plan as lines of text."""
     mesh = " x ".join(f"{name} {n}" for name, n in plan["mesh"].items())
     memory = plan["memory"]
+    used = f"{plan['active']:,} used by a token, " if "active" in plan else ""
     out = [
-        f"{plan['topology']}: {plan['devices']} devices, mesh {mesh}; {plan['parameters']:,} parameters, "
+        f"{plan['topology']}: {plan['devices']} devices, mesh {mesh}; {plan['parameters']:,} parameters, {used}"
         f"{plan['tokens']} tokens an update; compiled in {plan['seconds']:.0f} s",
         "",
         "memory of one device",

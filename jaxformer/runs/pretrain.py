@@ -30,6 +30,7 @@ from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import (
     check_batch,
     check_context,
+    check_experts,
     check_stages,
     check_without_stages,
     host_rows,
@@ -167,6 +168,7 @@ def _prepare(
     check_stages(config, mesh)
     check_batch(config.train.global_batch_size, config.execution.gradient_accumulation_steps, mesh)
     check_context(config.model, mesh)
+    check_experts(config.model, mesh)
     check_mesh(config.execution, mesh)
     manifest.check_workdir(config, changes.MAY_CHANGE)
     if made := max(list_steps(f"{config.workdir}/checkpoints"), default=0):

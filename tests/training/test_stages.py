@@ -16,9 +16,10 @@ from jaxformer.parallel import mesh as meshes
 from jaxformer.parallel.pipeline import STAGE
 from jaxformer.specs import is_spec
 from jaxformer.training.checkpoint.manager import Checkpoints
+from jaxformer.training.gradients import gradients
 from jaxformer.training.optim import make_optimizer
 from jaxformer.training.state import abstract_state
-from jaxformer.training.step import compile_steps, device_put_batch, gradients
+from jaxformer.training.step import compile_steps, device_put_batch
 from jaxformer.types import Batch
 
 ROWS, LENGTH, VOCAB, LAYERS, MICRO = 16, 8, 32, 4, 4
