@@ -31,14 +31,14 @@ def mesh_of(stages):
 
 
 def test_rows_lie_on_the_stages_that_keep_their_micro_batches():
-    lie, rows = MicroBatches(stages=2, count=4), np.arange(24).reshape(12, 2)
+    lie, rows = MicroBatches(stages=2, count=6), np.arange(36).reshape(18, 2)
     arranged = lie.arrange(rows)
     np.testing.assert_array_equal(lie.unshard(arranged), rows)
-    of_stages = np.asarray(arranged[:, 0]).reshape(2, -1) // 2 % 4
-    assert [sorted(set(each)) for each in of_stages.tolist()] == [[0, 1], [2, 3]]
-    numbers = jnp.arange(4)
+    of_stages = np.asarray(arranged[:, 0]).reshape(2, -1) // 2 % 6
+    assert [sorted(set(each)) for each in of_stages.tolist()] == [[0, 1, 2], [3, 4, 5]]
+    numbers = jnp.arange(6)
     told = lie.map(lambda x, number: x * 0 + number, arranged, numbers)
-    np.testing.assert_array_equal(lie.unshard(told)[:, 0], np.arange(12) % 4)
+    np.testing.assert_array_equal(lie.unshard(told)[:, 0], np.arange(18) % 6)
 
 
 def test_every_micro_batch_meets_every_stage_once():
