@@ -50,6 +50,11 @@ def lopsided(n: Any, c: Any) -> Any:
     return 9.0 * np.asarray(c, float) ** -0.06 * np.exp(0.08 * wall)
 
 
+def by_law(law: dict[str, float], price: optimum.Price) -> Callable[[Any, Any], Any]:
+    """(N, C) -> the loss by a law of N and D at that price."""
+    return lambda n, c: coverage.loss_of(law, n, c / np.exp(price.per_token(np.log(n))))
+
+
 def truths(noise: float = 0.0022) -> dict[str, Truth]:
     """The laws, each on five budgets over two decades with five sizes a factor of 4 either way."""
     price = optimum.Price.constant(6.0)
@@ -58,7 +63,7 @@ def truths(noise: float = 0.0022) -> dict[str, Truth]:
     for name, law in coverage.LAWS.items():
         whole = np.geomspace(1e17, 1e19, 5)
         sizes = {float(c): tuple(np.exp(coverage.best_size(law, c, price)) * grid) for c in whole}
-        found[name] = Truth(lambda n, c, law=law: coverage.loss_of(law, n, c / 6 / n), sizes, noise)
+        found[name] = Truth(by_law(law, price), sizes, noise)
     sizes = {float(c): tuple(np.sqrt(c / 120) * grid) for c in np.geomspace(1e13, 1e15, 5)}
     return found | {"a lopsided valley": Truth(lopsided, sizes, noise)}
 
@@ -72,9 +77,8 @@ def novels() -> dict[str, Truth]:
         budgets: dict[float, set[float]] = {}
         for n, c in zip(case.design.n, case.design.c, strict=True):
             budgets.setdefault(min((2.5e11, 7.8e11, 2.4e12, 7.5e12), key=lambda b: abs(np.log(b / c))), set()).add(n)
-        loss = lambda n, c, law=case.law, of_n=of_n: coverage.loss_of(law, n, c / np.exp(of_n.per_token(np.log(n))))  # noqa: E731
         found[f"novels, {coverage.fit.CALLED[key]}"] = Truth(
-            loss, {c: tuple(sorted(ns)) for c, ns in budgets.items()}, case.noise, 4
+            by_law(case.law, of_n), {c: tuple(sorted(ns)) for c, ns in budgets.items()}, case.noise, 4
         )
     return found
 

@@ -17,9 +17,11 @@ from jaxformer.storage.address import place
 
 BASELINE = "baseline"
 RECORDS = "records.jsonl"
-# The text and its tokens, what is held out of it, and the ladder: where they differ, losses cannot be compared.
+# The text and its tokens, what is held out of it, the ladder and what it sets: where they differ, losses cannot be
+# compared.
 SHARED = (
-    "data", "ladder", "workdir", "mesh", "distributed", "train.eval_rows", "model.context_length", "model.vocab_size"
+    "data", "ladder", "workdir", "mesh", "distributed", "train.eval_rows", "train.steps", "model.context_length",
+    "model.vocab_size", "model.width", "model.num_layers", "model.attention.num_heads",
 )  # fmt: skip
 
 
