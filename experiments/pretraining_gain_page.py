@@ -17,7 +17,7 @@ PICTURE = "the share of held-out labels that are right against the number of lab
 
 def tasks(found: Sequence[dict[str, Any]]) -> list[str]:
     """The tasks that have runs which count."""
-    return [task for task in TITLES if any("loss" in each for each in select(found, task=task))]
+    return [task for task in TITLES if select(found, task=task, arm="scratch")]
 
 
 def counts(found: Sequence[dict[str, Any]], task: str) -> list[Any]:
@@ -77,6 +77,8 @@ def figure(found: Sequence[dict[str, Any]]) -> bytes:
             for i, arm in enumerate(("scratch", "full")):
                 means = [share(found, task, arm, examples) for examples in every]
                 known = [(x, mean) for x, mean in zip(at, means, strict=True) if mean is not None]
+                if not known:
+                    continue
                 style = plotting.line_style(i, 3)
                 x, (value, low, high) = [x for x, _ in known], np.array([mean for _, mean in known]).T
                 axes.plot(x, value, label=LABELS[arm], marker=plotting.marker(i), **style)
@@ -154,7 +156,7 @@ def page(found: Sequence[dict[str, Any]]) -> str:
     lora = costs(found)
     places: list[dict[str, Any]] = [
         {"task": task, "arm": arm, "examples": count} for task in TITLES for arm in LABELS
-        for count in counts(found, task)[-1 if arm == "lora" else 0 :]
+        for count in (counts(found, task) or [None])[-1 if arm == "lora" else 0 :]
     ]  # fmt: skip
     return "\n".join([
         "# pretraining_gain: what pretraining is worth when there are few labels",
