@@ -38,9 +38,8 @@ def tuned(specs: dict[str, Any], tune: TuneConfig, num_layers: int) -> dict[str,
 
     def block(spec: ParamSpec) -> ParamSpec:
         own = spec.rate if isinstance(spec.rate, tuple) else (spec.rate,) * num_layers
-        return replace(
-            spec, rate=tuple(a * b for a, b in zip(own, rates, strict=True)), trained=bool(trained) and spec.trained
-        )
+        both = tuple(a * b for a, b in zip(own, rates, strict=True))
+        return replace(spec, rate=both, trained=bool(trained) and spec.trained)
 
     changes = {**dict.fromkeys(BELOW, below), "blocks": block}
 
