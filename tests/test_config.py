@@ -26,6 +26,10 @@ JOINING = {"coordinator_address": "node1:8476", "num_processes": 2, "process_id"
 TASK = {"model": {"family": "bert"}, "data": {"objective": "token_classification"}}
 EXPERTS = {"kind": "experts"}
 WRONG = [
+    (
+        {"model": {"attention": {"joint_qk_norm": True}}},
+        "config.model.attention.joint_qk_norm: True; accepted with qk_norm=true",
+    ),
     *(
         ({"model": {"feed_forward": {**EXPERTS, name: value}}}, f"config.model.feed_forward.{name}: {line}")
         for name, value, line in (

@@ -77,7 +77,7 @@ class AttentionConfigWithHeads(
 
     has_heads: ClassVar[bool] = True
     has_implementations: ClassVar[bool] = True
-    qkv_bias = False  # a field of `Softmax`
+    qkv_bias = joint_qk_norm = False  # fields of `Softmax`
 
     def sized(self, width: int, head_width: int) -> "AttentionConfigWithHeads":
         """As many heads of `head_width` as fill `width`."""
@@ -130,6 +130,7 @@ class Softmax(
         None: all layers are alike.
       soft_cap: scores become soft_cap * tanh(score / soft_cap); None: no cap.
       qk_norm: RMS norm of each head's queries and keys, before the rotation.
+      joint_qk_norm: that norm is of all heads together, as in OLMoE.
       qkv_bias: queries, keys and values have biases even if model.use_bias is false, as in Qwen 2.
       dropout: of the attention weights.
       scale: of the scores, as 1 in T5; None: head_width ** -0.5.
@@ -143,6 +144,7 @@ class Softmax(
     global_every: int | None = None
     soft_cap: float | None = None
     qk_norm: bool = False
+    joint_qk_norm: bool = False
     qkv_bias: bool = False
     dropout: float = 0.0
     scale: float | None = None
@@ -160,4 +162,6 @@ class Softmax(
                 f"config.model.attention.global_every: {self.global_every}; without model.attention.window all layers "
                 "see all keys; accepted: none"
             )
+        if self.joint_qk_norm and not self.qk_norm:
+            raise ConfigError("config.model.attention.joint_qk_norm: True; accepted with qk_norm=true")
         super()._check()

@@ -69,7 +69,10 @@ def projection_specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
             (h, k, d), ("heads", "head_width", "embed"), weight_init(cfg, h * k, d, residual=True), "hidden", 2
         ),
     }
-    if cfg.attention.qk_norm:
+    if cfg.attention.joint_qk_norm:
+        tree["query_scale"] = ParamSpec((h, k), ("heads", "head_width"), scale_init(cfg), "norm")
+        tree["key_scale"] = ParamSpec((g, k), ("kv_heads", "head_width"), scale_init(cfg), "norm")
+    elif cfg.attention.qk_norm:
         tree |= dict.fromkeys(("query_scale", "key_scale"), ParamSpec((k,), ("head_width",), scale_init(cfg), "norm"))
     if cfg.use_bias or cfg.attention.qkv_bias:
         tree |= {
@@ -160,8 +163,7 @@ def project(params: Params, x: Array, source: Array, cfg: ModelConfig) -> tuple[
         _heads(params, name, read) for name, read in (("query", x), ("key", source), ("value", source))
     )
     if cfg.attention.qk_norm:
-        query = rms_norm(query, scale_of(params["query_scale"], cfg), cfg.norm_epsilon)
-        key = rms_norm(key, scale_of(params["key_scale"], cfg), cfg.norm_epsilon)
+        query, key = _normed(query, params["query_scale"], cfg), _normed(key, params["key_scale"], cfg)
     return query, key, value
 
 
@@ -170,7 +172,13 @@ def project_query(params: Params, x: Array, cfg: ModelConfig) -> Array:
     query = _heads(params, "query", x)
     if not cfg.attention.qk_norm:
         return query
-    return rms_norm(query, scale_of(params["query_scale"], cfg), cfg.norm_epsilon)
+    return _normed(query, params["query_scale"], cfg)
+
+
+def _normed(x: Array, scale: Array, cfg: ModelConfig) -> Array:
+    """The norm of queries or keys [B, T, H, K]: of each head, or of all together."""
+    flat = x.reshape(*x.shape[:2], -1) if cfg.attention.joint_qk_norm else x
+    return rms_norm(flat, scale_of(scale, cfg).reshape(-1), cfg.norm_epsilon).reshape(x.shape)
 
 
 def _heads(params: Params, name: str, x: Array) -> Array:

@@ -46,9 +46,8 @@ def specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
         shape, axes, init = ((f, d), out_of, down) if name == "w_down" else ((d, f), into, up)
         tree[name] = ParamSpec((kind.count, *shape), ("experts", *axes), init, "hidden", active=active)
         if kind.shared:
-            wide = tuple(
-                size * kind.shared if size_axis == "mlp" else size for size, size_axis in zip(shape, axes, strict=True)
-            )
+            at = axes.index("mlp")
+            wide = (*shape[:at], kind.shared * shape[at], *shape[at + 1 :])
             tree[f"shared_{name}"] = ParamSpec(wide, axes, init, "hidden")
     if kind.bias_rate:
         tree["bias"] = ParamSpec((kind.count,), (None,), zeros, "counter_bias", rate=kind.bias_rate)
@@ -63,7 +62,7 @@ def apply(params: Params, x: Array, cfg: ModelConfig, context: Context) -> tuple
         out, cache, terms = apply(params, x[None], cfg, context)
         return out[0], cache, terms
     kind = cfg.feed_forward
-    there = _no_padding(x, context)
+    there = not_padding(x, context)
     logits = _router_logits(x, params["w_router"])
     weights = {name: params[name] for name in WEIGHTS if name in params}
     axes = {name: spec.axes for name, spec in specs(cfg).items() if name in weights}
@@ -89,7 +88,7 @@ def _router_logits(x: Array, w: Array) -> Array:
     return constrain(jnp.einsum("BTD,DE->BTE", x.astype(wide), w.astype(wide), precision=precision), "rows", None, None)
 
 
-def _no_padding(x: Array, context: Context) -> Array | None:
+def not_padding(x: Array, context: Context) -> Array | None:
     """[B, T] bool, False for padding; None: nothing is known of any."""
     mask = context.mask
     if mask is None or mask.query_segments is None:

@@ -7,7 +7,18 @@ from typing import Any
 from jaxformer.config import Config, ModelConfig, diff, from_mapping, to_dict
 from jaxformer.config.fields import nearest
 from jaxformer.errors import ConfigError
-from jaxformer.interchange import hf_bart, hf_bert, hf_gemma, hf_gpt2, hf_llama, hf_neox, hf_phi3, hf_roberta, hf_t5
+from jaxformer.interchange import (
+    hf_bart,
+    hf_bert,
+    hf_experts,
+    hf_gemma,
+    hf_gpt2,
+    hf_llama,
+    hf_neox,
+    hf_phi3,
+    hf_roberta,
+    hf_t5,
+)
 from jaxformer.interchange.foreign import LAYER, Foreign
 
 ARCHITECTURES: dict[str, Foreign] = {
@@ -17,6 +28,9 @@ ARCHITECTURES: dict[str, Foreign] = {
     "qwen2": hf_llama.QWEN2,
     "qwen3": hf_llama.QWEN3,
     "phi3": hf_phi3.PHI3,
+    "mixtral": hf_experts.MIXTRAL,
+    "qwen3_moe": hf_experts.QWEN3_MOE,
+    "olmoe": hf_experts.OLMOE,
     "gpt_neox": hf_neox.NEOX,
     "gemma": hf_gemma.GEMMA,
     "gemma2": hf_gemma.GEMMA2,
@@ -82,6 +96,10 @@ def _explicit(cfg: ModelConfig) -> dict[str, Any]:
     for name in ("initializer", "dtype"):
         del tree[name]
     tree["feed_forward"]["width"] = cfg.feed_forward.hidden_width(cfg.width)
+    if cfg.feed_forward.has_experts:
+        tree["feed_forward"]["renormalize"] = cfg.feed_forward.normalized
+        for name in ("balance", "z_loss"):  # of the training
+            del tree["feed_forward"][name]
     if "num_kv_heads" in tree["attention"]:
         tree["attention"] |= {"num_kv_heads": cfg.attention.kv_heads, "head_width": cfg.head_size}
     if tree["positions"].get("scaling", "none") != "none":

@@ -9,14 +9,15 @@ from jaxformer.errors import ConfigError
 from jaxformer.interchange.pattern import Pattern
 
 LAYER = "{layer}"  # in the name of a tensor that every layer has
+EXPERT = "{expert}"  # in the name of a tensor that every expert has
 
 
 class Place(NamedTuple):
     """Where one of our parameters lies.
 
     Attributes:
-      name: of the tensor; with LAYER in it, one of each layer.
-      pattern: how the tensor of one layer lies beside ours.
+      name: of the tensor; with LAYER in it, one of each layer; with EXPERT in it, one of each expert.
+      pattern: how the tensor of one layer, or expert, lies beside ours.
     """
 
     name: str

@@ -20,7 +20,7 @@ from jaxformer.interchange.tensor_files import TensorFolder, read_json
 from jaxformer.interchange.tensor_layout import Layout, dotted, layout_of, names_of
 from jaxformer.models.families import family_of
 from jaxformer.parallel.mesh import param_shardings
-from jaxformer.specs import ParamSpec, is_spec
+from jaxformer.specs import ParamSpec, is_spec, is_statistic
 from jaxformer.types import Params
 
 OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # the first BERTs have these
@@ -67,6 +67,9 @@ def import_model(directory: str | Path, mesh: Mesh | None = None, dtype: Any = N
     shardings = [None] * len(leaves) if mesh is None else jax.tree.leaves(param_shardings(specs, mesh))
     found = []
     for (path, spec), sharding in zip(leaves, shardings, strict=True):
+        if is_statistic(spec):
+            found.append(jnp.zeros(spec.shape, dtype or "float32", device=sharding))
+            continue
         found.append(_read(tensors, by_name, places[dotted(path)], spec, sharding, jnp.dtype(dtype or "float32")))
     params = jax.tree.unflatten(structure, found)
     _check_copies(folder, tensors, by_name, foreign, places)
@@ -124,17 +127,17 @@ def _read(
     """One parameter, each device's part by itself."""
     stacked = spec.num_stacked
     shape = spec.shape[stacked:]
-    names = [by_name[name] for name in names_of(place, spec)]
+    names = np.array([by_name[name] for name in names_of(place, spec).values()]).reshape(spec.shape[:stacked] or (1,))
 
     def part(index: Any) -> np.ndarray:
-        layers = names[index[0]] if stacked else names
+        some = names[index[:stacked]]
         inner = index[stacked:]
         out = None
-        for number, name in enumerate(layers):
-            one = place.pattern.read(tensors[name], shape, inner)
+        for number, name in np.ndenumerate(some):
+            one = place.pattern.read(tensors[str(name)], shape, inner)
             if not stacked:
                 return one.astype(dtype)
-            out = np.empty((len(layers), *one.shape), dtype) if out is None else out
+            out = np.empty((*some.shape, *one.shape), dtype) if out is None else out
             out[number] = one
         assert out is not None
         return out

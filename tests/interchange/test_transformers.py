@@ -36,6 +36,7 @@ GPT2 = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 # name -> (class of the model, class of its config, fields)
 MODELS = {
     "gpt2": ("GPT2LMHeadModel", "GPT2Config", GPT2),
@@ -53,6 +54,14 @@ MODELS = {
         {**SIZES, "num_key_value_heads": 2, "hidden_size": 64, "pad_token_id": 0, "sliding_window": 9,
          "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}},
     ),
+    "mixtral": (
+        "MixtralForCausalLM", "MixtralConfig", {**SIZES, "num_key_value_heads": 2, "num_local_experts": 4},
+    ),
+    "qwen3_moe": (
+        "Qwen3MoeForCausalLM", "Qwen3MoeConfig",
+        {**SIZES, **EXPERTS, "num_key_value_heads": 2, "head_dim": 16, "moe_intermediate_size": 20},
+    ),
+    "olmoe": ("OlmoeForCausalLM", "OlmoeConfig", {**SIZES, **EXPERTS, "pad_token_id": 1}),
     "gpt_neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", SIZES),
     "gpt_neox one after the other": (
         "GPTNeoXForCausalLM", "GPTNeoXConfig", {**SIZES, "use_parallel_residual": False, "tie_word_embeddings": True},
