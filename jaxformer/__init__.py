@@ -25,6 +25,7 @@ from jaxformer.config import (
     Dense,
     EncoderConfig,
     Execution,
+    Experts,
     Gru,
     Learned,
     LinearAttention,
