@@ -26,9 +26,9 @@ from jaxformer.parallel.constraints import ACTIVATION_RULES, RULES, entries
 from jaxformer.specs import ParamSpec, is_spec
 
 # Slowest links first: neighbours along the last axis are neighbours in the machine.
-AXES = ("data", "fsdp", "context", "expert", "tensor")
-# Of those, the ones that only meshes with several devices along them have; others are made as if these did not exist.
-OPTIONAL = ("expert",)
+AXES = ("data", "fsdp", "context", "tensor")
+# With those that only meshes with several devices along them have; others are made as if these did not exist.
+EVERY_AXIS = ("data", "fsdp", "context", "expert", "tensor")
 
 # Arrays of up to this many numbers stay whole if a dimension does not divide; for larger ones that is an error.
 LARGE = 2**20
@@ -37,13 +37,13 @@ MAY_REPLICATE = frozenset({"kv_heads"})
 
 
 def make_mesh(mesh: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """The mesh with the axes of `AXES`, of the OPTIONAL ones those with several devices, over `devices` (None: all).
+    """The mesh with the axes of `AXES`, and of EVERY_AXIS those with several devices, over `devices` (None: all).
 
     Raises:
       ConfigError: the axes do not multiply to the number of devices.
     """
     devices = jax.devices() if devices is None else list(devices)
-    names = tuple(name for name in AXES if name not in OPTIONAL or getattr(mesh, name) != 1)
+    names = tuple(name for name in EVERY_AXIS if name in AXES or getattr(mesh, name) != 1)
     sizes = [getattr(mesh, name) for name in names]
     known = math.prod(n for n in sizes if n is not None)
     shape = tuple(len(devices) // known if n is None else n for n in sizes)
@@ -53,7 +53,7 @@ def make_mesh(mesh: MeshConfig, devices: Sequence[jax.Device] | None = None) -> 
         raise ConfigError(
             f"config.mesh: {wanted} makes {known}, but the number of devices is {len(devices)}; accepted: {accepted}"
         )
-    there = [(name, size) for name, size in zip(names, shape, strict=True) if name not in OPTIONAL or size > 1]
+    there = [(name, size) for name, size in zip(names, shape, strict=True) if name in AXES or size > 1]
     names, shape = tuple(name for name, _ in there), tuple(size for _, size in there)
     kinds = (AxisType.Auto,) * len(names)  # the default, Explicit, raises on an einsum over a split dimension
     slices = len({getattr(device, "slice_index", 0) for device in devices})
