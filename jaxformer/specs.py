@@ -38,7 +38,7 @@ class ParamSpec:
       role: what it does, by which the optimizer chooses its update. "input": a table that is looked up; "hidden": a
         matrix between activations; "output": makes logits; "norm": a scale; "bias": is added; "counter_bias": is moved
         by `rate` against the sign of its gradient; "statistic": no parameter of the model, but what the loss sums over
-        a whole batch by its gradient, before it is computed (`training.step.gradients`).
+        a whole batch by its gradient, before it is computed (`training.gradients.gradients`).
       num_inputs: of a "hidden" matrix, how many leading dimensions are its input, "layers" and "experts" not counted;
         the others are its output: 2 of [heads, head_width, embed].
       rate, decay, epsilon: multiply the optimizer's learning rate, weight decay and epsilon for this parameter; rate
@@ -133,6 +133,18 @@ def abstract_params(specs: Any, dtype=jnp.float32) -> Any:
 def param_axes(specs: Any) -> Any:
     """The tree of logical axis names, one tuple per parameter."""
     return jax.tree.map(lambda s: s.axes, specs, is_leaf=is_spec)
+
+
+def multiply_rate(spec: ParamSpec, by: float | tuple[float, ...]) -> ParamSpec:
+    """`spec` with its learning rate multiplied by a number, or by one for each stacked layer.
+
+    >>> multiply_rate(ParamSpec((2, 4), ("layers", "norm"), ones, "norm", rate=0.5), (1.0, 0.1)).rate
+    (0.5, 0.05)
+    """
+    if isinstance(spec.rate, tuple):
+        more = by if isinstance(by, tuple) else (by,) * len(spec.rate)
+        return replace(spec, rate=tuple(a * b for a, b in zip(spec.rate, more, strict=True)))
+    return replace(spec, rate=tuple(spec.rate * b for b in by) if isinstance(by, tuple) else spec.rate * by)
 
 
 def freeze(specs: Any, names: Sequence[str]) -> Any:

@@ -6,6 +6,7 @@ import itertools
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
@@ -30,21 +31,30 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
 
 
+STARTED = time.monotonic()
 collect_ignore = ["extensions"]  # config files that register what they bring when they are read; no tests
 
 
 def pytest_addoption(parser):
-    parser.addoption("--turn", choices=("0", "1"), help="half of the files: every second one, from this one on")
+    parser.addoption("--turn", type=int, help="which file is first, 0 to 255; the others follow in a ring")
+    parser.addoption("--seconds", type=float, help="no test begins later than this; what was not reached is skipped")
 
 
 @pytest.hookimpl(trylast=True)  # of those that the marks leave
 def pytest_collection_modifyitems(config, items):
-    """Keeps the files whose turn it is, whole, because their tests share what they train."""
+    """Begins with the file whose turn it is, so that what a landing has no time for is another part each time."""
     if (turn := config.getoption("--turn")) is not None:
         files = sorted({item.path for item in items})
-        own = set(files[int(turn) :: 2])
-        config.hook.pytest_deselected(items=[item for item in items if item.path not in own])
-        items[:] = [item for item in items if item.path in own]
+        first = turn * len(files) // 256
+        items.sort(key=lambda item: (files.index(item.path) - first) % len(files))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Skips, and says so, what `--seconds` leaves no time for."""
+    limit = item.config.getoption("--seconds")
+    if limit is not None and time.monotonic() - STARTED > limit:
+        pytest.skip(f"{item.path.stem}: not reached within {limit:.0f} s; `.ci/run slow` has no such limit")
 
 
 def pytest_configure(config):
@@ -74,6 +84,7 @@ QUICK = {
     "test_warm_start.py",
     "test_distilling.py",
     "test_changes.py",
+    "test_manifest.py",
     "test_tasks.py",
     "test_mixture_run.py",
     "test_encoder_decoder_run.py",

@@ -12,7 +12,7 @@ from jaxformer.functional.layer import Context
 from jaxformer.masks import segments
 from jaxformer.parallel.constraints import constrain
 from jaxformer.specs import is_spec
-from jaxformer.training.step import gradients
+from jaxformer.training.gradients import gradients
 from jaxformer.types import Batch, Model
 
 T, V, D = 24, 32, 8

@@ -272,6 +272,27 @@ WRONG = [
         "config.model.positions.local_base: 10.0; no layer has a window; accepted with model.attention.window and "
         "global_every",
     ),
+    *(
+        (
+            {"model": {"parametrization": {"kind": "mup", name: value}}},
+            f"config.model.parametrization.{name}: {value}; accepted: {accepted}",
+        )
+        for name, value, accepted in (
+            ("base_width", 0, "at least 1"),
+            ("base_layers", 0, "at least 1"),
+            ("base_head_width", 0, "at least 1"),
+            ("alpha", 0.4, "0.5 to 1.0"),
+            ("embedding_rate_exponent", 1.5, "-1.0 to 1.0"),
+            ("decay_exponent", 1.5, "0.0 to 1.0"),
+            ("base_width", 256, "at most model.width 128"),
+            ("base_layers", 5, "at most model.num_layers 4"),
+            ("base_head_width", 64, "at most the width of a head, 32"),
+        )
+    ),
+    (
+        {"model": {"parametrization": "mup"}, "optimizer": {"name": "adafactor"}},
+        "config.optimizer.name: adafactor; accepted with model.parametrization.kind=mup: adamw, lion, muon",
+    ),
     ({"model": {"logit_soft_cap": 0}}, "config.model.logit_soft_cap: 0.0; accepted: a finite number above 0"),
     (
         {"model": {"logit_soft_cap": 9, "family": "bert"}, "data": {"objective": "masked"}},
@@ -343,6 +364,7 @@ WRONG = [
     ({"mesh": {"tensor": -1}}, "config.mesh.tensor: -1; accepted: at least 1"),
     ({"mesh": {"expert": 0}}, "config.mesh.expert: 0; accepted: at least 1"),
     ({"mesh": {"context": 0}}, "config.mesh.context: 0; accepted: at least 1"),
+    ({"mesh": {"stage": 0}}, "config.mesh.stage: 0; accepted: at least 1"),
     ({"train": {"steps": 0}}, "config.train.steps: 0; accepted: at least 1"),
     ({"train": {"batch_rows": 0}}, "config.train.global_batch_size: 0; accepted: at least 1"),
     ({"train": {"micro_batches": 0}}, "config.execution.gradient_accumulation_steps: 0; accepted: at least 1"),
@@ -457,7 +479,7 @@ WRONG = [
     ),
     (
         {"mesh": {"fsdp": None}},
-        "config.mesh: at most one of data, fsdp, tensor, context, expert may be none (what is left)",
+        "config.mesh: at most one of data, fsdp, tensor, context, stage, expert may be none (what is left)",
     ),
     (
         {"train": {"batch_rows": 16, "micro_batches": 3}},

@@ -11,6 +11,7 @@ from jaxformer.config.choice import Choice
 class FeedForwardConfig(Choice, group="model.feed_forward", default="dense"):
     """Base of the kinds of feed-forward layers. What a kind computes stands in `functional.sublayers.FEED_FORWARDS`."""
 
+    any_width: ClassVar[bool] = False  # True if roles and shapes of its parameters say all that muP has to know
     whole_rows: ClassVar[Any] = False  # True of a kind that cannot have rows cut over devices
     has_experts: ClassVar[bool] = False  # True of a kind with `count` layers beside each other
 
@@ -34,6 +35,8 @@ class Dense(FeedForwardConfig, kind="dense", accepts={"width": at_least(1)}, mos
       width: None: 4 * model.width, or 8/3 * model.width rounded up to 64 where it is gated.
       activation: swiglu, geglu and geglu_tanh have a gate matrix beside the up projection.
     """
+
+    any_width: ClassVar[bool] = True
 
     width: int | None = None
     activation: Literal["relu", "gelu", "gelu_tanh", "swiglu", "geglu", "geglu_tanh"] = "gelu"

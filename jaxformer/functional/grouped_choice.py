@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import jax
 
-from jaxformer.kernels.grouped import expert_blocks, megablox, ragged_dot
+from jaxformer.kernels.grouped import expert_blocks, megablox, ragged_products
 from jaxformer.types import Array
 
 
@@ -36,7 +36,7 @@ class Grouped(NamedTuple):
 
 GROUPED = {
     "blocks": Grouped(expert_blocks.product_of, expert_blocks.alignment),
-    "ragged": Grouped(ragged_dot.product_of, ragged_dot.alignment),
+    "ragged": Grouped(ragged_products.product_of, ragged_products.alignment),
     "megablox": Grouped(megablox.product_of, megablox.alignment, "tpu", "a TPU", megablox.unsupported),
 }
 ANY = ", ".join(("auto", *(name for name, one in GROUPED.items() if one.platform is None)))

@@ -197,10 +197,26 @@ def orthogonal_directions(rng: Array, count: int, width: int) -> Array:
     """
     of_blocks, of_lengths = jax.random.split(rng)
     blocks = jax.random.normal(of_blocks, (-(-count // width), width, width))
-    q, r = jnp.linalg.qr(blocks)
-    rotations = q * jnp.sign(jnp.diagonal(r, axis1=-2, axis2=-1))[:, None]
+    rotations = _orthonormal_columns(blocks)
     lengths = jnp.linalg.norm(jax.random.normal(of_lengths, (count, width)), axis=-1)
     return rotations.reshape(-1, width)[:count] * lengths[:, None]
+
+
+def _orthonormal_columns(blocks: Array) -> Array:
+    """Gram and Schmidt's, [N, K, K]: Q of the QR decomposition in which R has a positive diagonal.
+
+    Each column twice, because once leaves what rounding makes of it (Giraud et al. 2005). Not `jnp.linalg.qr`: jaxlib
+    0.10's for CPU waits for threads of the pool that it runs in, so layers that draw at once can wait for ever.
+    """
+
+    def column(i: Array, q: Array) -> Array:
+        v = blocks[:, :, i]
+        for _ in range(2):
+            along = jnp.einsum("nkc,nk->nc", q, v, precision=jax.lax.Precision.HIGHEST)
+            v = v - jnp.einsum("nkc,nc->nk", q, along, precision=jax.lax.Precision.HIGHEST)
+        return q.at[:, :, i].set(v / jnp.linalg.norm(v, axis=-1, keepdims=True))
+
+    return jax.lax.fori_loop(0, blocks.shape[-1], column, jnp.zeros_like(blocks))
 
 
 def attend(

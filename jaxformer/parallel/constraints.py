@@ -30,17 +30,18 @@ RULES: dict[str, tuple[str, ...] | None] = {
     "mlp": ("tensor",),
     "experts": ("expert",),
     "head_width": None,
-    "layers": None,
+    "layers": ("stage",),
     "positions": None,
     "types": None,
     "norm": None,
 }
 # THE rule table of activations: axis -> the mesh axes that shard it, if the mesh has them.
 ACTIVATION_RULES: dict[str, tuple[str, ...]] = {
-    "batch_rows": ("data", "fsdp", "expert"),  # of a batch
+    "batch_rows": ("stage", "data", "fsdp", "expert"),  # of a batch
     "parts": ("context",),  # of a row, see `parallel.context`
-    "rows": ("context", "data", "fsdp", "expert"),  # as a model sees them: the parts of all rows, one after the other
-    "looked_up_rows": ("context", "data"),  # in the embedding's look-up, where `fsdp` shards the width instead of rows
+    # As a model sees them: the parts of all rows, one after the other.
+    "rows": ("stage", "context", "data", "fsdp", "expert"),
+    "looked_up_rows": ("stage", "context", "data"),  # in the embedding's look-up, where the others shard the width
     "looked_up_width": ("fsdp", "expert"),
     "tokens": (),  # of a row, between the layers; see `sequence_parallel`
     "heads": ("tensor",),

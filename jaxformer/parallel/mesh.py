@@ -19,16 +19,16 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxformer.config import MeshConfig, ModelConfig
+from jaxformer.config import Config, MeshConfig, ModelConfig, period_of
 from jaxformer.config.registry import FAMILIES
 from jaxformer.errors import ConfigError
 from jaxformer.parallel.constraints import ACTIVATION_RULES, RULES, entries
+from jaxformer.parallel.pipeline import STAGE
 from jaxformer.specs import ParamSpec, is_spec
 
 # Slowest links first: neighbours along the last axis are neighbours in the machine.
 AXES = ("data", "fsdp", "context", "tensor")
-# With those that only meshes with several devices along them have; others are made as if these did not exist.
-EVERY_AXIS = ("data", "fsdp", "context", "expert", "tensor")
+ORDER = (STAGE, "data", "fsdp", "context", "expert", "tensor")  # those not in AXES only where they have several devices
 
 # Arrays of up to this many numbers stay whole if a dimension does not divide; for larger ones that is an error.
 LARGE = 2**20
@@ -37,13 +37,13 @@ MAY_REPLICATE = frozenset({"kv_heads"})
 
 
 def make_mesh(mesh: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """The mesh with the axes of `AXES`, and of EVERY_AXIS those with several devices, over `devices` (None: all).
+    """The mesh with the axes of `AXES`, and those of `ORDER` that have several devices, over `devices` (None: all).
 
     Raises:
       ConfigError: the axes do not multiply to the number of devices.
     """
     devices = jax.devices() if devices is None else list(devices)
-    names = tuple(name for name in EVERY_AXIS if name in AXES or getattr(mesh, name) != 1)
+    names = tuple(name for name in ORDER if name in AXES or getattr(mesh, name) != 1)
     sizes = [getattr(mesh, name) for name in names]
     known = math.prod(n for n in sizes if n is not None)
     shape = tuple(len(devices) // known if n is None else n for n in sizes)
@@ -58,7 +58,7 @@ def make_mesh(mesh: MeshConfig, devices: Sequence[jax.Device] | None = None) -> 
     kinds = (AxisType.Auto,) * len(names)  # the default, Explicit, raises on an einsum over a split dimension
     slices = len({getattr(device, "slice_index", 0) for device in devices})
     if slices > 1:
-        between = across_slices(shape, slices)
+        between = across_slices(shape, slices, names)
         within = [size // outer for size, outer in zip(shape, between, strict=True)]
         return Mesh(mesh_utils.create_hybrid_device_mesh(within, between, devices), names, axis_types=kinds)
     try:
@@ -69,7 +69,7 @@ def make_mesh(mesh: MeshConfig, devices: Sequence[jax.Device] | None = None) -> 
         return Mesh(split, names, axis_types=kinds)
 
 
-def across_slices(shape: Sequence[int], slices: int) -> tuple[int, ...]:
+def across_slices(shape: Sequence[int], slices: int, names: Sequence[str] = AXES) -> tuple[int, ...]:
     """How many slices (joined by slow links) lie along each axis of a mesh: the first axes take as many as they can.
 
     Raises:
@@ -81,12 +81,12 @@ def across_slices(shape: Sequence[int], slices: int) -> tuple[int, ...]:
     out: list[int] = []
     left = slices
     for size in shape:
-        out.append(math.gcd(size, left) if len(out) < AXES.index("context") else 1)
+        out.append(math.gcd(size, left) if len(out) < names.index("context") else 1)
         left //= out[-1]
     if left > 1:
+        outer = " x ".join(f"{name} {size}" for name, size in zip(names[: names.index("context")], shape, strict=False))
         raise ConfigError(
-            f"config.mesh: data {shape[0]} x fsdp {shape[1]} cannot be laid over {slices} slices; "
-            f"accepted: a product that {slices} divides"
+            f"config.mesh: {outer} cannot be laid over {slices} slices; accepted: a product that {slices} divides"
         )
     return tuple(out)
 
@@ -159,6 +159,59 @@ def check_context(model: ModelConfig, mesh: Mesh) -> None:
             )
 
 
+def check_stages(config: Config, mesh: Mesh) -> None:
+    """Raises ConfigError: layers or micro-batches do not divide over the stages, or the model cannot be split."""
+    why = cannot_split(config, mesh.shape[STAGE], mesh.shape["context"]) if STAGE in mesh.shape else None
+    if why is not None:
+        raise ConfigError(why)
+
+
+def cannot_split(config: Config, stages: int, context: int = 1) -> str | None:
+    """Why a run cannot have `stages` stages, 2 or more, beside a context axis of `context` devices; None: it can."""
+    model, where = config.model, f"config.mesh.stage: {stages}"
+    able = [name for name, traits in FAMILIES.items() if traits is not None and traits.stages]
+    cannot = {
+        f"model.family={model.family} is not one stack of layers over its tokens (those are {', '.join(able)})": (
+            model.family not in able
+        ),
+        "model.block=reversible computes its backward pass itself, from the last layer to the first": (
+            model.block == "reversible"
+        ),
+        "model.bert.mask_decoder=enhanced runs its last layer twice, outside the stages": model.enhanced_mask_decoder,
+        "model.feed_forward.kind=experts is untried in stages": model.feed_forward.has_experts,
+        "a head for a task draws its dropout over the whole batch": model.head is not None,
+        f"tune.lora_rank={config.tune.lora_rank} adapts the weights of layers, which is untried in stages": (
+            config.tune.lora_rank > 0
+        ),
+        f"tune.trained_layers={config.tune.trained_layers} leaves some stages little to learn": (
+            config.tune.trained_layers is not None
+        ),
+        "train.noise_scale=True measures between micro-batches, which stages share": config.train.noise_scale,
+        "distill.teacher has layers of its own": config.distill.teacher is not None,
+        f"mesh.context={context} has keys and values go round in every layer, which only one stage has": context > 1,
+    }
+    for why, holds in cannot.items():
+        if holds:
+            return f"{where}; {why}; accepted: 1"
+    period, micro = len(period_of(model)), config.execution.gradient_accumulation_steps
+    if model.num_layers % (stages * period):
+        alike = "" if period == 1 else f" in groups of {period} that are alike"
+        divisors = f"a divisor of {model.num_layers // period}"
+        return f"{where} does not divide model.num_layers {model.num_layers}{alike}; accepted: {divisors}"
+    if micro % stages:
+        return (
+            f"config.execution.gradient_accumulation_steps: {micro}; each of mesh.stage {stages} stages keeps as many "
+            f"micro-batches as the others; accepted: multiples of {stages}"
+        )
+    return None
+
+
+def check_without_stages(mesh: Mesh, what: str) -> None:
+    """Raises ConfigError: the mesh has stages, which `what` cannot use."""
+    if STAGE in mesh.shape:
+        raise ConfigError(f"config.mesh.stage: {mesh.shape[STAGE]}; {what} has no micro-batches for them; accepted: 1")
+
+
 def check_experts(model: ModelConfig, mesh: Mesh) -> None:
     """Raises ConfigError: the experts do not divide over the expert axis, or there are none."""
     parts, kind = mesh.shape.get("expert", 1), model.feed_forward
@@ -171,7 +224,10 @@ def check_experts(model: ModelConfig, mesh: Mesh) -> None:
 
 def check_batch(rows: int, micro_batches: int, mesh: Mesh) -> None:
     """Raises ConfigError if the rows of a micro-batch do not divide over the data-parallel devices."""
-    devices, axes = batch_shards(mesh), [axis for axis in ACTIVATION_RULES["batch_rows"] if axis in mesh.shape]
+    axes = [axis for axis in ACTIVATION_RULES["batch_rows"] if axis in mesh.shape]
+    if STAGE in axes and micro_batches % mesh.shape[STAGE] == 0:  # then a micro-batch is on one stage
+        axes.remove(STAGE)
+    devices = math.prod(mesh.shape[axis] for axis in axes)
     if rows % (micro_batches * devices):
         raise ConfigError(
             f"config.train.global_batch_size: {rows} in micro-batches of {rows / micro_batches:g} rows does not divide "

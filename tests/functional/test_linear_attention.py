@@ -261,6 +261,16 @@ def test_orthogonal_directions():
     np.testing.assert_allclose(many.mean(0), 0, atol=0.06)
 
 
+def test_directions_are_those_of_a_qr_decomposition_without_lapack():
+    """LAPACK's batched calls wait inside XLA's pool for a thread of the same pool: several at once, and all wait."""
+    draw_some = jax.jit(orthogonal_directions, static_argnums=(1, 2))
+    assert "lapack" not in draw_some.lower(jax.random.key(5), 48, 24).as_text()
+    w = np.asarray(draw_some(jax.random.key(5), 48, 24)).reshape(2, 24, 24)
+    q, r = np.linalg.qr(np.asarray(jax.random.normal(jax.random.split(jax.random.key(5))[0], (2, 24, 24)), np.float64))
+    q *= np.sign(np.diagonal(r, axis1=-2, axis2=-1))[:, None]
+    np.testing.assert_allclose(w / np.linalg.norm(w, axis=-1, keepdims=True), q, atol=3e-6)
+
+
 def linformer_by_hand(query, key, value, w_key, w_value, there):
     per_head = lambda w: np.broadcast_to(w[:, None], (T, G, w.shape[-1])) if w.ndim == 2 else w  # noqa: E731
     key, value = (

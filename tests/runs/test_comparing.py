@@ -1,0 +1,105 @@
+"""`jaxformer compare`, small: a baseline and a variant on one ladder, their rows kept, three lines and a page."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from quick_runs import one_device
+
+from experiments.simulated_ladders import ladder, truths
+from jaxformer import records
+from jaxformer.errors import ConfigError
+from jaxformer.programs import compare
+from jaxformer.runs import comparing, scaling_study
+from jaxformer.runs.command_line import parse_config, parser
+from jaxformer.scaling.ladder import StudyConfig
+
+CONFIG = """
+def get_config():
+    return {
+        "model": {"context_length": 16, "positions": "rotary"},
+        "data": {"source": "markov", "language_symbols": 16, "language_order": 1, "language_tokens": 500_000},
+        "optimizer": {"schedule": "wsd", "warmup_steps": 5, "learning_rate": 1e-2},
+        "train": {"global_batch_size": 8, "eval_rows": 32},
+        "execution": {"steps_per_dispatch": 5},
+        "ladder": {"widths": (8, 16, 24), "head_width": 8, "min_layers": 1, "min_steps": 5,
+                   "budgets": (4e7, 8e7, 1.6e8),
+                   "max_tokens_per_parameter": 1e4, "min_tokens_per_parameter": 0.01,
+                   "learning_rates": (1.0,)},
+        "variants": VARIANTS,
+    }
+"""
+
+
+def config(folder, variants):
+    (folder / "ladder.py").write_text(CONFIG.replace("VARIANTS", repr(variants)))
+    return [f"--config={folder / 'ladder.py'}", f"--config.workdir={folder / 'study'}",
+            f"--config.data.cache_dir={folder / 'cache'}"]  # fmt: skip
+
+
+def entrants(folder, variants, *flags):
+    return comparing.entrants(
+        parse_config(parser("", "compare"), [*config(folder, variants), *flags], StudyConfig, beside=("variants",))
+    )
+
+
+def test_variants_differ_in_what_they_change(tmp_path):
+    variants = {"slow": {"optimizer.learning_rate": 1e-3}, "wide": {"model.mlp_width": 64, "seed": 3}}
+    base, slow, wide = entrants(tmp_path, variants, "--config.optimizer.weight_decay=0.3")
+    assert [each.config.workdir for each in (base, slow)] == [str(tmp_path / "study" / n) for n in ("baseline", "slow")]
+    assert base.config.optimizer.learning_rate == 1e-2 and slow.config.optimizer.learning_rate == 1e-3
+    assert wide.config.model.feed_forward.width == 64 and wide.config.seed == 3
+    assert {each.config.optimizer.weight_decay for each in (base, slow, wide)} == {0.3}
+    assert len({each.config.ladder for each in (base, slow, wide)}) == 1
+    assert slow.overrides[-1] == "optimizer.learning_rate: 0.01 -> 0.001"
+
+
+def simulated(study, m):
+    """Writes the records of a ladder that is worth `m`, as if `study` had trained it."""
+    rng = np.random.default_rng(study.config.seed)
+    found = ladder(truths()["the sum"], m, 1.0, rng, 0.2 * np.random.default_rng(9).standard_normal(32))
+    more = {"step": 100, "branched_at": 80, "params_non_embedding": 1, "seconds": 1.0}
+    lines = [
+        {**each, **more, "trunk": each["run"], **{k: int(each[k]) for k in ("tokens", "params")}} for each in found
+    ]
+    records.write(Path(study.config.workdir) / "records.jsonl", lines)
+
+
+@pytest.mark.slow
+def test_a_comparison_from_plan_to_page(tmp_path, monkeypatch, capsys):
+    """Training aside, which is `scaling`'s own (tests/runs/test_scaling_study.py)."""
+    one_device(monkeypatch)
+    monkeypatch.setattr(compare, "a_device_for_each_core", lambda: None)
+    monkeypatch.setattr(scaling_study, "product_speed", lambda config: 1e10)
+    flags = config(tmp_path, {"other_seeds": {"seed": 7}, "better": {"optimizer.beta2": 0.9}})
+
+    def said(*more):
+        monkeypatch.setattr(sys, "argv", ["jaxformer compare", *flags, "--bootstrap=100", *more])
+        return compare.main(), capsys.readouterr().out
+
+    code, out = said("--stage=plan")
+    assert code == 0 and "== other_seeds: seed=7" in out and out.count("9 runs on 3 trunks") == 3
+    with pytest.raises(ConfigError, match=r"no run of baseline, other_seeds, better has finished; --stage=run trains"):
+        said("--stage=report")
+    worth = {"baseline": 1.0, "other_seeds": 1.0, "better": 1.6}
+    trained = []
+
+    def run(study, *_, **__):
+        trained.append(Path(study.config.workdir).name)
+        simulated(study, worth[trained[-1]])
+
+    monkeypatch.setattr(scaling_study, "run", run)
+    code, out = said()
+    assert code == 0 and trained == list(worth)
+    last = out.splitlines()[-6:]
+    assert last[0] == "other_seeds (seed=7): no difference seen" and last[3] == "better (optimizer.beta2=0.9): saves"
+    study = tmp_path / "study"
+    numbers = json.loads((study / "comparison.json").read_text())["better"]
+    assert numbers["paired"] and len(numbers["budgets"]) == 5
+    assert numbers["flop"]["ci95"][0] < 1.6 < numbers["flop"]["ci95"][1]
+    page = (study / "comparison.html").read_text()
+    assert all(text in page for text in ("What each variant is worth", "What was tuned", "jaxformer compare --config="))
+    assert page.count("<img") == 3
+    assert said("--stage=report")[1].splitlines()[-6:] == last

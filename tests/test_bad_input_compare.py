@@ -1,0 +1,65 @@
+"""Comparisons that cannot be: one line before anything is trained, and nothing written."""
+
+import pytest
+from bad_input_cases import expected, place
+from quick_runs import one_device
+
+from jaxformer import records
+from jaxformer.programs import compare
+
+__all__ = ["place"]
+
+LADDER = {
+    "data": {"source": "markov", "language_symbols": 16, "language_tokens": 100_000},
+    "model": {"context_length": 16, "positions": "rotary"},
+    "ladder": {"widths": (8, 16), "head_width": 8, "tokens": (512,)},
+}
+
+
+def said(place, variants, *flags):
+    config = LADDER if variants is None else {**LADDER, "variants": variants}
+    place.config.write_text(f"def get_config():\n    return {config!r}\n")
+    where = [f"--config.workdir={place.folder / 'study'}", f"--config.data.cache_dir={place.folder / 'cache'}"]
+    return place.run("compare", f"--config={place.config}", *where, "--config.optimizer.weight_decay=0.3", *flags)
+
+
+@pytest.mark.parametrize(("case", "variants"), [
+    ("comparison without variants", None),
+    ("comparison with a variant of nothing", {"a": {}}),
+    ("comparison with a variant named as the baseline", {"baseline": {"seed": 1}}),
+    ("comparison with a variant that no folder can have", {"a/b": {"seed": 1}}),
+    ("comparison with a variant of other text", {"a": {"data.seed": 1}}),
+    ("comparison with a variant of what the ladder sets", {"a": {"model.num_heads": 2}}),
+    ("comparison with a variant misspelt", {"a": {"model.widht": 2}}),
+    ("comparison with a variant out of range", {"a": {"model.dropout": 2}}),
+    ("comparison with a variant given on the command line", {"a": {"optimizer.weight_decay": 0}}),
+    ("comparison with a teacher", {"a": {"distill.teacher": "runs/a"}}),
+])  # fmt: skip
+def test_variants(place, monkeypatch, case, variants):
+    one_device(monkeypatch)
+    monkeypatch.setattr(compare, "a_device_for_each_core", lambda: None)
+    assert said(place, variants) == (2, expected()[case])
+    assert not (place.folder / "study").exists()
+
+
+def test_a_report_of_nothing(place):
+    assert said(place, {"a": {"seed": 1}}, "--stage=report") == (2, expected()["report of no comparison"])
+
+
+def test_ladders_that_cannot_be_compared(place):
+    def write(name, **more):
+        final = {"kind": "final", "step": 1, "tokens": 10, "loss": 3.0, "loss_stderr": 0.1, "params": 5, "flops": 1e9,
+                 "params_non_embedding": 5, "run": "w8", "trunk": "t", "role": "ladder", "status": "finished",
+                 "seed": 0, "width": 8, "learning_rate": 0.1, "branched_at": 0}  # fmt: skip
+        (place.folder / "study" / name).mkdir(parents=True, exist_ok=True)
+        lines = [{**final, **more, "run": f"w{i}", "params": i + 1, "flops": f} for f in (1e9, 4e9) for i in range(4)]
+        records.write(place.folder / "study" / name / "records.jsonl", lines)
+
+    for case, more in (
+        ("comparison of diverged runs", {"status": "diverged"}),
+        ("comparison of two budgets", {}),
+        ("comparison of damaged rows", {"row_losses": "no"}),
+    ):
+        write("baseline", **more)
+        write("a", **more)
+        assert said(place, {"a": {"seed": 1}}, "--stage=report") == (2, expected()[case])
