@@ -96,6 +96,14 @@ def test_each_step_equals_the_full_forward_pass(case):
 
 
 @pytest.mark.slow
+def test_each_step_of_experts_equals_the_full_forward_pass():
+    with jax.enable_x64(True):
+        kind = {"kind": "experts", "count": 4, "activation": "swiglu", "shared": 1}
+        cfg = make("rotary", None, 2, "pre_norm", dtype="float64", feed_forward=kind)
+        assert differences(cfg, params_of(cfg, dtype=np.float64)) < 1e-12
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [PAIRS[8], PAIRS[15]], ids=str)
 def test_each_step_equals_the_full_forward_pass_in_float32(case):
     changes = {"qk_norm": True, "attention_soft_cap": 5.0, "tie_embeddings": False}
