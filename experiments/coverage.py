@@ -2,13 +2,14 @@
 
     python -m experiments.coverage --tables=400 --out=experiments/results/coverage/isoflop.json
     python -m experiments.coverage --what=laws --tables=40 --out=experiments/results/coverage/laws.json
+    python -m experiments.coverage --what=multipliers --out=experiments/results/coverage/multipliers.json
 
 `isoflop`: 95 % intervals of the optimal size at each budget and of the exponent in N ~ C^a, by iso-FLOP curves. Tables
 follow Kaplan's law, with and without E, and Chinchilla's sum, on the grid of `results/gpt_gutenberg` (which extends
 further above the optimum than below; laws and noise as fitted there) and on grids that extend a factor of 6 each way:
 centred on the optimum, on twice it, and drifting across it from budget to budget. `laws`: which law is found to fit
 best, and whether the intervals of E and a by that law contain the truth; true E is 0 for Kaplan's law, 1.8172 for the
-sum.
+sum. `multipliers`: pairs of ladders of which one saves a known share of the compute (`experiments.simulated_ladders`).
 """
 
 import sys
@@ -148,17 +149,23 @@ def law_coverage(law: dict[str, float], tables: int, replicates: int = 300) -> d
 def main() -> int:
     """Runs the simulations; returns exit code 0."""
     arguments = parser(__doc__, "coverage")
-    arguments.add_argument("--what", choices=("isoflop", "laws"), default="isoflop", help="intervals of what")
+    arguments.add_argument(
+        "--what", choices=("isoflop", "laws", "multipliers"), default="isoflop", help="intervals of what"
+    )
     arguments.add_argument("--tables", type=integer(1, 10**6), default=100, help="tables of each case (default 100)")
     arguments.add_argument(
         "--out", required=True, type=path_text, metavar="FILE.json", help="where to write the counts"
     )
     args = arguments.parse_args()
-    found = {}
+    found: dict[str, Any] = {}
     if args.what == "laws":
         for name, law in LAWS.items():
             found[name] = law_coverage(law, args.tables)
             print(name, found[name], flush=True)
+    elif args.what == "multipliers":
+        from experiments import simulated_ladders  # which imports this file
+
+        found = simulated_ladders.coverage_table(args.tables, lambda line: print(line, flush=True))
     else:
         for name, case in cases().items():
             found[name] = isoflop_coverage(case, args.tables)

@@ -25,6 +25,7 @@ from jaxformer.config import (
     Dense,
     EncoderConfig,
     Execution,
+    Experts,
     Gru,
     Learned,
     LinearAttention,
@@ -44,6 +45,7 @@ from jaxformer.config import (
 from jaxformer.errors import ConfigError
 from jaxformer.functional.attention import attention, combine
 from jaxformer.functional.block import block, block_specs, stack
+from jaxformer.functional.experts import capacity_mlp, expert_choice_mlp, expert_mlp
 from jaxformer.functional.layer import Context, Cost, Sublayer
 from jaxformer.functional.layers import (
     dropout,
@@ -82,6 +84,7 @@ from jaxformer.functional.positions import (
     t5_buckets,
 )  # fmt: skip
 from jaxformer.functional.recurrent import LstmState, gru, lstm
+from jaxformer.functional.router import balance_loss, route
 from jaxformer.masks import Mask, causal, dense, expand, padding, prefix, segments, window
 from jaxformer.models import bert, encoder_decoder, gpt
 from jaxformer.specs import ParamSpec, abstract_params, count_params, init_params, param_axes, stack_specs
@@ -91,14 +94,15 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Alibi", "Array", "AttentionConfig", "Batch", "Bert", "Config", "ConfigError", "Context", "Cost", "Dense",
-    "EncoderConfig", "Execution", "Gru", "Learned", "LinearAttention", "Linformer", "LossConfig", "Lsh", "Lstm",
-    "LstmState", "Mask", "Model", "ModelConfig", "NoPositions", "ParamSpec", "Params", "Performer", "PositionEncoding",
-    "Rotary", "Sinusoidal", "Softmax", "Sublayer", "T5", "TokenLoss", "abstract_params", "alibi", "alibi_slopes",
-    "attention", "bert", "block", "block_specs", "causal", "combine", "count_params", "cross_entropy", "dense",
-    "dropout", "elu_plus_one", "embed", "encoder_decoder", "encoder_of", "expand", "favor_attention", "favor_features",
-    "from_mapping", "gelu", "gelu_tanh", "gpt", "gru", "init_params", "layer_norm", "learned", "linear",
-    "linear_attention", "linformer_attention", "lsh_attention", "lstm", "masked_token_loss", "masks", "mlp",
-    "orthogonal_directions", "padding", "param_axes", "patterns", "prefix", "random_rotations", "relu", "rms_norm",
-    "rotary", "rotary_angles", "rotary_frequencies", "rotation", "score_bias", "segments", "silu", "sinusoidal",
+    "EncoderConfig", "Execution", "Experts", "Gru", "Learned", "LinearAttention", "Linformer", "LossConfig", "Lsh",
+    "Lstm", "LstmState", "Mask", "Model", "ModelConfig", "NoPositions", "ParamSpec", "Params", "Performer",
+    "PositionEncoding", "Rotary", "Sinusoidal", "Softmax", "Sublayer", "T5", "TokenLoss", "abstract_params",
+    "alibi", "alibi_slopes", "attention", "balance_loss", "bert", "block", "block_specs", "capacity_mlp", "causal",
+    "combine", "count_params", "cross_entropy", "dense", "dropout", "elu_plus_one", "embed", "encoder_decoder",
+    "encoder_of", "expand", "expert_choice_mlp", "expert_mlp", "favor_attention", "favor_features", "from_mapping",
+    "gelu", "gelu_tanh", "gpt", "gru", "init_params", "layer_norm", "learned", "linear", "linear_attention",
+    "linformer_attention", "lsh_attention", "lstm", "masked_token_loss", "masks", "mlp", "orthogonal_directions",
+    "padding", "param_axes", "patterns", "prefix", "random_rotations", "relu", "rms_norm", "rotary",
+    "rotary_angles", "rotary_frequencies", "rotation", "route", "score_bias", "segments", "silu", "sinusoidal",
     "stack", "stack_specs", "t5_bias", "t5_buckets", "token_loss", "unembed", "window",
 ]  # fmt: skip

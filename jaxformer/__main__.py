@@ -33,6 +33,7 @@ COMMANDS = {
     "curves": Command("plot the loss curves of runs"),
     "sweep": Command("a grid of runs that differ in some fields, and how they compare", printing=False),
     "scaling": Command("a scaling study: a ladder of runs, fits with intervals, a report", printing=False),
+    "compare": Command("what changes are worth: compute multipliers with intervals", printing=False),
     "fit": Command("scaling laws with intervals, from any table"),
     "tokenize": Command("tokenise text on any number of machines, into shards that runs read"),
     "plan": Command("memory, communication and time of a config on devices that are not here"),

@@ -249,6 +249,9 @@ def make_model(
         if tune.trained_layers is not None or adapters:
             params = without_gradients(with_adapters(params, tune), tune, config.num_layers)
             return family.loss(params, batch, config, loss_config, rng, execution, frozen)
+        if rng is not None and rng.ndim:  # a key for each micro-batch of a pipeline
+            own = jax.vmap(lambda key: shell.bind({"params": params}, rngs={"dropout": key}).dropout_rng())(rng)
+            return family.loss(params, batch, config, loss_config, own, execution, frozen)
         rngs = {} if rng is None else {"dropout": rng}
         out: Any = shell.apply({"params": params}, batch, frozen, rngs=rngs, method="loss")
         return out

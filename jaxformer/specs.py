@@ -23,7 +23,8 @@ import jax.numpy as jnp
 from jaxformer.types import Array, Params
 
 Initializer = Callable[[Array, tuple[int, ...]], Array]
-Role = Literal["input", "hidden", "output", "norm", "bias"]
+Role = Literal["input", "hidden", "output", "norm", "bias", "counter_bias", "statistic"]
+STACKED = ("layers", "experts")
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,14 @@ class ParamSpec:
       axes: one logical axis name per dimension (`parallel.mesh` maps names to mesh axes); None is "never split".
       init: ``(rng, shape) -> float32 array``.
       role: what it does, by which the optimizer chooses its update. "input": a table that is looked up; "hidden": a
-        matrix between activations; "output": makes logits; "norm": a scale; "bias": is added.
-      num_inputs: of a "hidden" matrix, how many leading dimensions are its input, "layers" not counted; the others
-        are its output: 2 of [heads, head_width, embed].
+        matrix between activations; "output": makes logits; "norm": a scale; "bias": is added; "counter_bias": is moved
+        by `rate` against the sign of its gradient; "statistic": no parameter of the model, but what the loss sums over
+        a whole batch by its gradient, before it is computed (`training.gradients.gradients`).
+      num_inputs: of a "hidden" matrix, how many leading dimensions are its input, "layers" and "experts" not counted;
+        the others are its output: 2 of [heads, head_width, embed].
       rate, decay, epsilon: multiply the optimizer's learning rate, weight decay and epsilon for this parameter; rate
         may be a tuple, one for each stacked layer. The decay is 0 for norms and biases where nothing is said.
+      active: the share of it that one token uses.
       trained: False: the optimizer leaves it as it was initialised or loaded, and no gradient is computed for it.
 
     Raises:
@@ -55,6 +59,7 @@ class ParamSpec:
     decay: float | None = None
     epsilon: float = 1.0
     trained: bool = True
+    active: float = 1.0
 
     def __post_init__(self):
         if len(self.shape) != len(self.axes):
@@ -64,12 +69,12 @@ class ParamSpec:
         if self.role == "hidden" and not 0 < self.num_inputs < len(self.shape) - self.num_stacked:
             raise ValueError(f"ParamSpec: num_inputs {self.num_inputs} of the hidden matrix {self.shape}")
         if self.decay is None:
-            object.__setattr__(self, "decay", 0.0 if self.role in ("norm", "bias") else 1.0)
+            object.__setattr__(self, "decay", 0.0 if self.role in ("norm", "bias", "counter_bias") else 1.0)
 
     @property
     def num_stacked(self) -> int:
-        """Leading dimensions that number equal parameters, as layers do, and are no side of a matrix."""
-        return int(self.axes[:1] == ("layers",))
+        """Leading dimensions that number equal parameters, as layers and experts do, and are no side of a matrix."""
+        return next((i for i, axis in enumerate(self.axes) if axis not in STACKED), len(self.axes))
 
 
 def normal(std: float) -> Initializer:
@@ -130,6 +135,18 @@ def param_axes(specs: Any) -> Any:
     return jax.tree.map(lambda s: s.axes, specs, is_leaf=is_spec)
 
 
+def multiply_rate(spec: ParamSpec, by: float | tuple[float, ...]) -> ParamSpec:
+    """`spec` with its learning rate multiplied by a number, or by one for each stacked layer.
+
+    >>> multiply_rate(ParamSpec((2, 4), ("layers", "norm"), ones, "norm", rate=0.5), (1.0, 0.1)).rate
+    (0.5, 0.05)
+    """
+    if isinstance(spec.rate, tuple):
+        more = by if isinstance(by, tuple) else (by,) * len(spec.rate)
+        return replace(spec, rate=tuple(a * b for a, b in zip(spec.rate, more, strict=True)))
+    return replace(spec, rate=tuple(spec.rate * b for b in by) if isinstance(by, tuple) else spec.rate * by)
+
+
 def freeze(specs: Any, names: Sequence[str]) -> Any:
     """`specs` with the parameters whose dotted path is one of `names`, or begins with one, not trained.
 
@@ -154,19 +171,45 @@ def freeze(specs: Any, names: Sequence[str]) -> Any:
     return tree
 
 
+def only(tree: Any, specs: Any, wanted: Callable[[ParamSpec], bool]) -> Any:
+    """`tree`, which has a leaf for each of `specs`, with None in place of those that are not wanted."""
+    return jax.tree.map(lambda spec, leaf: leaf if wanted(spec) else None, specs, tree, is_leaf=is_spec)
+
+
+def merge(tree: Any, some: Any, specs: Any, wanted: Callable[[ParamSpec], bool]) -> Any:
+    """`tree` with the wanted leaves from another: the inverse of `only`."""
+    return jax.tree.map(lambda spec, old, new: new if wanted(spec) else old, specs, tree, some, is_leaf=is_spec)
+
+
+def is_trained(spec: ParamSpec) -> bool:
+    """Whether the optimizer updates a parameter."""
+    return spec.trained
+
+
+def is_statistic(spec: ParamSpec) -> bool:
+    """Whether a leaf is counted over a whole batch, and no parameter of the model."""
+    return spec.role == "statistic"
+
+
 def only_trained(tree: Any, specs: Any) -> Any:
     """`tree`, which has a leaf for each of `specs`, with None in place of the parameters that are not trained."""
-    return jax.tree.map(lambda spec, leaf: leaf if spec.trained else None, specs, tree, is_leaf=is_spec)
+    return only(tree, specs, is_trained)
 
 
 def with_trained(tree: Any, trained: Any, specs: Any) -> Any:
     """`tree` with its trained leaves from another: the inverse of `only_trained`."""
-    return jax.tree.map(lambda spec, old, new: new if spec.trained else old, specs, tree, trained, is_leaf=is_spec)
+    return merge(tree, trained, specs, is_trained)
 
 
 def count_params(specs: Any) -> int:
     """Number of parameters, all groups together."""
-    return sum(math.prod(s.shape) for s in jax.tree.leaves(specs, is_leaf=is_spec))
+    return sum(math.prod(s.shape) for s in jax.tree.leaves(specs, is_leaf=is_spec) if not is_statistic(s))
+
+
+def count_active(specs: Any) -> int:
+    """Number of parameters that one token uses: of experts, those that it goes through."""
+    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
+    return round(sum(s.active * count_params(s) for s in leaves))
 
 
 def count_non_embedding(specs: Any) -> int:

@@ -64,10 +64,10 @@ class Model(NamedTuple):
       specs: tree of ``ParamSpec``, one per parameter; shardings, counts and the optimizer derive from it.
       init: ``rng -> params``.
       loss: ``(params, batch, rng, frozen) -> (objective, metrics)``, both ``Sums``. ``rng`` is None when nothing
-        is dropped (evaluation); ``frozen`` has the values of the specs below. The objective to minimise is the sum
-        over ``objective`` of sum / weight, scalars. ``metrics`` hold a sum and a weight for each row, [B]: rows are the
-        sampling unit of a standard error. Always there: "loss" (nats of negative log-likelihood over tokens) and
-        "accuracy".
+        is dropped (evaluation), and [M] keys, one for each micro-batch, on a mesh with stages; ``frozen`` has the
+        values of the specs below. The objective to minimise is the sum over ``objective`` of sum / weight, scalars.
+        ``metrics`` hold a sum and a weight for each row, [B]: rows are the sampling unit of a standard error. Always
+        there: "loss" (nats of negative log-likelihood over tokens) and "accuracy".
       weights: ``batch -> {name: weight}``: the weights of ``objective`` without running the model, so that
         micro-batches of unequal weight add up to exactly the whole batch.
       frozen: tree of ``ParamSpec`` of arrays that the loss sees and nobody updates, or None.

@@ -24,7 +24,53 @@ def bert(**model):
 # (mapping, the whole message). One row for every way a config can be wrong.
 JOINING = {"coordinator_address": "node1:8476", "num_processes": 2, "process_id": 0}
 TASK = {"model": {"family": "bert"}, "data": {"objective": "token_classification"}}
+EXPERTS = {"kind": "experts"}
 WRONG = [
+    *(
+        ({"model": {"feed_forward": {**EXPERTS, name: value}}}, f"config.model.feed_forward.{name}: {line}")
+        for name, value, line in (
+            ("count", 1, "1; accepted: at least 2"),
+            ("per_token", 0, "0; accepted: at least 1"),
+            ("per_token", 9, "9; accepted: at most count 8"),
+            ("shared", -1, "-1; accepted: at least 0"),
+            ("capacity_factor", 0.0, "0.0; accepted: 0.01 to 1000.0"),
+            ("balance", -1.0, "-1.0; accepted: 0.0 to 1000.0"),
+            ("z_loss", -1.0, "-1.0; accepted: 0.0 to 1000.0"),
+            ("bias_rate", 2.0, "2.0; accepted: 0.0 to 1.0"),
+            (
+                "capacity_factor",
+                1.0,
+                "1.0; accepted with dispatch=capacity or expert_choice: a number; with dropless: none",
+            ),
+        )
+    ),
+    (
+        {"model": {"feed_forward": {**EXPERTS, "per_token": 1, "renormalize": True}}},
+        "config.model.feed_forward.renormalize: True; with per_token=1 the gate would always be 1, and the router "
+        "would not learn; accepted: none or false",
+    ),
+    (
+        {"model": {"feed_forward": {**EXPERTS, "dispatch": "expert_choice"}}},
+        "config.model.feed_forward.dispatch: expert_choice compares a token with later ones; model.family=gpt is "
+        "causal; accepted: dropless, capacity",
+    ),
+    *(
+        (
+            {"model": {"family": "bert", "feed_forward": {**EXPERTS, "dispatch": "expert_choice", name: 0.5}}},
+            f"config.model.feed_forward.{name}: 0.5; with expert_choice all experts are equally busy; accepted: 0",
+        )
+        for name in ("balance", "bias_rate")
+    ),
+    (
+        {"model": {"feed_forward": EXPERTS, "block": "reversible"}},
+        "config.model.block: reversible computes layers again from rounded activations, which may choose other "
+        "experts; accepted with model.feed_forward.kind=experts: others",
+    ),
+    (
+        {"model": {"feed_forward": EXPERTS, "family": "xlnet", "positions": "relative"}},
+        "config.model.feed_forward.kind: experts; model.family=xlnet has more than one stream of tokens; "
+        "accepted: dense",
+    ),
     ({"model": {"memory": 0}}, "config.model.memory: 0; accepted: at least 1"),
     (
         {"data": {"objective": "permutation", "permutation": {"predict": 0}}},
@@ -222,6 +268,27 @@ WRONG = [
         "config.model.positions.local_base: 10.0; no layer has a window; accepted with model.attention.window and "
         "global_every",
     ),
+    *(
+        (
+            {"model": {"parametrization": {"kind": "mup", name: value}}},
+            f"config.model.parametrization.{name}: {value}; accepted: {accepted}",
+        )
+        for name, value, accepted in (
+            ("base_width", 0, "at least 1"),
+            ("base_layers", 0, "at least 1"),
+            ("base_head_width", 0, "at least 1"),
+            ("alpha", 0.4, "0.5 to 1.0"),
+            ("embedding_rate_exponent", 1.5, "-1.0 to 1.0"),
+            ("decay_exponent", 1.5, "0.0 to 1.0"),
+            ("base_width", 256, "at most model.width 128"),
+            ("base_layers", 5, "at most model.num_layers 4"),
+            ("base_head_width", 64, "at most the width of a head, 32"),
+        )
+    ),
+    (
+        {"model": {"parametrization": "mup"}, "optimizer": {"name": "adafactor"}},
+        "config.optimizer.name: adafactor; accepted with model.parametrization.kind=mup: adamw, lion, muon",
+    ),
     ({"model": {"logit_soft_cap": 0}}, "config.model.logit_soft_cap: 0.0; accepted: a finite number above 0"),
     (
         {"model": {"logit_soft_cap": 9, "family": "bert"}, "data": {"objective": "masked"}},
@@ -291,7 +358,9 @@ WRONG = [
     ({"mesh": {"data": 0}}, "config.mesh.data: 0; accepted: at least 1"),
     ({"mesh": {"fsdp": 0}}, "config.mesh.fsdp: 0; accepted: at least 1"),
     ({"mesh": {"tensor": -1}}, "config.mesh.tensor: -1; accepted: at least 1"),
+    ({"mesh": {"expert": 0}}, "config.mesh.expert: 0; accepted: at least 1"),
     ({"mesh": {"context": 0}}, "config.mesh.context: 0; accepted: at least 1"),
+    ({"mesh": {"stage": 0}}, "config.mesh.stage: 0; accepted: at least 1"),
     ({"train": {"steps": 0}}, "config.train.steps: 0; accepted: at least 1"),
     ({"train": {"batch_rows": 0}}, "config.train.global_batch_size: 0; accepted: at least 1"),
     ({"train": {"micro_batches": 0}}, "config.execution.gradient_accumulation_steps: 0; accepted: at least 1"),
@@ -404,7 +473,10 @@ WRONG = [
             ("markov", "language_seed", -1, "0 to 2147483647"),
         )
     ),
-    ({"mesh": {"fsdp": None}}, "config.mesh: at most one of data, fsdp, tensor, context may be none (what is left)"),
+    (
+        {"mesh": {"fsdp": None}},
+        "config.mesh: at most one of data, fsdp, tensor, context, stage, expert may be none (what is left)",
+    ),
     (
         {"train": {"batch_rows": 16, "micro_batches": 3}},
         "config.execution.gradient_accumulation_steps: 3 does not divide train.global_batch_size 16",

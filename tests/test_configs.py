@@ -26,6 +26,7 @@ CONFIGS = sorted(p for p in (Path(__file__).parent.parent / "configs").glob("*.p
 def load(source):
     """The config of a file: of a scaling study, where it has a ladder."""
     mapping = configs.load(str(source))
+    mapping.pop("variants", None)  # of a comparison
     return from_mapping(mapping, cls=StudyConfig if "ladder" in mapping else Config)
 
 

@@ -170,7 +170,7 @@ def test_every_config_says_its_command():
         if path.name == "__init__.py":
             continue
         text = path.read_text(encoding="utf-8")
-        program = "scaling" if path.name.startswith("scaling_") else "pretrain"
+        program = {"scaling": "scaling", "compare": "compare"}.get(path.name.split("_")[0], "pretrain")
         assert f"jaxformer {program} {path.stem}" in text, path.name
         assert len(text.splitlines()) <= 70, path.name
 

@@ -39,7 +39,7 @@ from jaxformer.runs import evaluation, pretrain
 from jaxformer.runs.command_line import Parsed, parse_config, parser
 from jaxformer.scaling.ladder import LadderConfig, size_model
 from jaxformer.specs import abstract_params, init_params
-from jaxformer.training.step import gradients
+from jaxformer.training.gradients import gradients
 from jaxformer.types import Batch
 
 FOLDER = Path(__file__).parent / "extensions"

@@ -10,8 +10,9 @@ from flat_config import model_config
 from jaxformer.config import Config, DataConfig, Execution, LossConfig, MeshConfig, OptimizerConfig, TrainConfig
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import make_mesh
+from jaxformer.training.gradients import gradients
 from jaxformer.training.optim import make_optimizer
-from jaxformer.training.step import compile_steps, device_put_batch, gradients, with_sequence_parallelism
+from jaxformer.training.step import compile_steps, device_put_batch, with_sequence_parallelism
 from jaxformer.types import Batch
 
 ROWS, LENGTH, SOURCE, VOCAB, STEPS = 8, 32, 48, 64, 10

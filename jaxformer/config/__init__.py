@@ -27,6 +27,7 @@ from jaxformer.config.distill import DistillConfig
 from jaxformer.config.distributed import DistributedConfig
 from jaxformer.config.encoder import EncoderConfig
 from jaxformer.config.execution import Execution
+from jaxformer.config.experts import Experts
 from jaxformer.config.feed_forward import Dense, FeedForwardConfig
 from jaxformer.config.fields import Section
 from jaxformer.config.funnel import Funnel, FunnelAttention
@@ -40,6 +41,7 @@ from jaxformer.config.mesh import MeshConfig
 from jaxformer.config.mixture import Mixture
 from jaxformer.config.model import Bert, ModelConfig, encoder_of, layers_of, period_of, stacks_of
 from jaxformer.config.optimizer import OptimizerConfig
+from jaxformer.config.parametrization import MuP, Parametrization, Standard
 from jaxformer.config.permutation import Permutation
 from jaxformer.config.positions import (
     T5,
@@ -63,10 +65,10 @@ from jaxformer.config.tune import TuneConfig
 __all__ = [
     "Alibi", "Alignment", "AttentionConfig", "Bert", "BigBird", "CheckpointConfig", "Choice", "Config",
     "DataConfig", "Denoising", "Dense", "Dilated", "Disentangled", "DistillConfig", "DistributedConfig",
-    "EncoderConfig", "Execution", "FeedForwardConfig", "Fixed", "Funnel", "FunnelAttention", "Gru", "HeadConfig",
-    "Labelled", "Learned", "LinearAttention", "Linformer", "Longformer", "LossConfig", "Lsh", "Lstm", "MeshConfig",
-    "Mixture", "ModelConfig", "NoPositions", "OptimizerConfig", "Performer", "Permutation", "PositionsConfig",
-    "PrefixLM", "Relative", "Rotary", "Section", "Sinusoidal", "Softmax", "SpanCorruption", "Strided", "T5",
-    "TrackingConfig", "TrainConfig", "TuneConfig", "Ul2", "diff", "encoder_of", "from_mapping", "layers_of", "load",
-    "period_of", "plain", "stacks_of", "to_dict",
+    "EncoderConfig", "Execution", "Experts", "FeedForwardConfig", "Fixed", "Funnel", "FunnelAttention", "Gru",
+    "HeadConfig", "Labelled", "Learned", "LinearAttention", "Linformer", "Longformer", "LossConfig", "Lsh", "Lstm",
+    "MeshConfig", "Mixture", "ModelConfig", "MuP", "NoPositions", "OptimizerConfig", "Parametrization", "Performer",
+    "Permutation", "PositionsConfig", "PrefixLM", "Relative", "Rotary", "Section", "Sinusoidal", "Softmax",
+    "SpanCorruption", "Standard", "Strided", "T5", "TrackingConfig", "TrainConfig", "TuneConfig", "Ul2", "diff",
+    "encoder_of", "from_mapping", "layers_of", "load", "period_of", "plain", "stacks_of", "to_dict",
 ]  # fmt: skip

@@ -27,6 +27,7 @@ class AttentionConfig(Choice, group="model.attention", default="softmax", reserv
     has_scores: ClassVar[bool] = True  # False if there are heads, but no scores that ALiBi or T5 could be added to
     has_implementations: ClassVar[bool] = False  # True if execution.attention chooses how it is computed
     whole_rows: ClassVar[bool] = False  # True if rows cannot be sharded over the mesh's context axis
+    any_width: ClassVar[bool] = False  # True if roles and shapes of its parameters say all that muP has to know
     has_bias: ClassVar[bool] = False  # True if it adds a bias of its own to scores, which not every implementation can
 
     @property
@@ -134,6 +135,7 @@ class Softmax(
       scale: of the scores, as 1 in T5; None: head_width ** -0.5.
     """
 
+    any_width: ClassVar[bool] = True
     num_heads: int = 4
     num_kv_heads: int | None = None
     head_width: int | None = None

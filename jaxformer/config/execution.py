@@ -28,6 +28,7 @@ class Execution(
         all again whatever stands here.
       layers: scan: one compiled body; unroll: faster, slower to compile.
       attention: the implementation; splash needs TPUs, cudnn and flash_gpu an NVIDIA GPU.
+      experts: how the products of experts are computed, where there are experts; megablox needs TPUs.
       steps_per_dispatch: updates inside one compiled call.
       gradient_accumulation_steps: micro-batches of one update.
       feed_forward_chunks: parts of a row that feed-forward layers are computed in, one after the other, in the
@@ -37,6 +38,7 @@ class Execution(
     remat: Literal["none", "dots", "attention", "full"] = "none"
     layers: Literal["scan", "unroll"] = "unroll"
     attention: Literal["auto", "xla", "chunked", "splash", "cudnn", "flash_gpu"] = "auto"
+    experts: Literal["auto", "blocks", "ragged", "megablox"] = "auto"
     steps_per_dispatch: int = 10
     gradient_accumulation_steps: int = 1
     feed_forward_chunks: int = 1

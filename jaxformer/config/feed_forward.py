@@ -1,7 +1,7 @@
 """`model.feed_forward`: what each token goes through by itself."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from jaxformer.config.checks import at_least
 from jaxformer.config.choice import Choice
@@ -10,6 +10,17 @@ from jaxformer.config.choice import Choice
 @dataclass(frozen=True)
 class FeedForwardConfig(Choice, group="model.feed_forward", default="dense"):
     """Base of the kinds of feed-forward layers. What a kind computes stands in `functional.sublayers.FEED_FORWARDS`."""
+
+    any_width: ClassVar[bool] = False  # True if roles and shapes of its parameters say all that muP has to know
+    whole_rows: ClassVar[Any] = False  # True of a kind that cannot have rows cut over devices
+    has_experts: ClassVar[bool] = False  # True of a kind with `count` layers beside each other
+
+    def check_model(self, model: Any) -> None:
+        """Raises ConfigError: a model of these settings cannot have this kind."""
+
+    def summary(self) -> str:
+        """What an overview says of it beside the model's width; mostly nothing."""
+        return ""
 
     def sized(self) -> "FeedForwardConfig":
         """This kind on a ladder of sizes, its width left to follow the model's."""
@@ -24,6 +35,8 @@ class Dense(FeedForwardConfig, kind="dense", accepts={"width": at_least(1)}, mos
       width: None: 4 * model.width, or 8/3 * model.width rounded up to 64 where it is gated.
       activation: swiglu, geglu and geglu_tanh have a gate matrix beside the up projection.
     """
+
+    any_width: ClassVar[bool] = True
 
     width: int | None = None
     activation: Literal["relu", "gelu", "gelu_tanh", "swiglu", "geglu", "geglu_tanh"] = "gelu"

@@ -6,7 +6,7 @@ from jaxformer.config.checks import at_least
 from jaxformer.config.fields import Section
 from jaxformer.errors import ConfigError
 
-AXES = ("data", "fsdp", "tensor", "context")
+AXES = ("data", "fsdp", "tensor", "context", "stage", "expert")
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,9 @@ class MeshConfig(Section, name="mesh", accepts=dict.fromkeys(AXES, at_least(1)),
       fsdp: devices over which parameters are split; they share out the rows too.
       tensor: devices over which heads and hidden widths are split.
       context: parts of each row.
+      stage: groups of layers, through which micro-batches pass one after another (a pipeline); as many as
+        execution.gradient_accumulation_steps says, a multiple of the stages.
+      expert: devices over which the experts of every layer are split; they share out rows and other parameters too.
       sequence_parallel: split the activations between sublayers over the tensor axis, by tokens.
     """
 
@@ -25,6 +28,8 @@ class MeshConfig(Section, name="mesh", accepts=dict.fromkeys(AXES, at_least(1)),
     fsdp: int | None = 1
     tensor: int | None = 1
     context: int | None = 1
+    stage: int | None = 1
+    expert: int | None = 1
     sequence_parallel: bool = False
 
     def _check(self):

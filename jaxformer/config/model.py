@@ -11,6 +11,7 @@ from jaxformer.config.feed_forward import Dense, FeedForwardConfig
 from jaxformer.config.fields import Section
 from jaxformer.config.funnel import Funnel, funnel_parts
 from jaxformer.config.head import HeadConfig
+from jaxformer.config.parametrization import Parametrization, Standard
 from jaxformer.config.positions import Learned, PositionsConfig
 from jaxformer.config.registry import FAMILIES
 from jaxformer.errors import ConfigError
@@ -81,6 +82,7 @@ class ModelConfig(
       scale_output: last hidden states are multiplied by width ** -0.5 before the output table, as in T5 v1.0.
       logit_soft_cap: logits become logit_soft_cap * tanh(logit / logit_soft_cap), as in Gemma 2; None: no cap.
       initializer: see `functional.layer.weight_init`.
+      parametrization: a kind and its fields, see `config.parametrization`.
       dtype: of what is computed; parameters are float32.
     """
 
@@ -110,6 +112,7 @@ class ModelConfig(
     scale_output: bool = False
     logit_soft_cap: float | None = None
     initializer: Literal["gpt2", "glorot", "scaled", "t5"] = "gpt2"
+    parametrization: Parametrization = field(default_factory=Standard)
     dtype: Literal["float32", "bfloat16"] = "float32"
 
     pools = False  # True of a layer of a Funnel-Transformer whose queries are half as many as its keys
@@ -152,6 +155,7 @@ class ModelConfig(
     def _check(self):
         self.attention.check_model(self)
         self.positions.check_model(self)
+        self.feed_forward.check_model(self)
         if self.positions.needs_softmax and self.attention.kind != "softmax":
             raise ConfigError(
                 f"config.model.positions.kind: {self.positions.kind} is made of a layer's queries and keys; accepted "
@@ -228,6 +232,7 @@ class ModelConfig(
                 f"config.model.encoder: None; model.family={self.family} reads a source; accepted: a section, with "
                 "source_length"
             )
+        self.parametrization.check_model(self)
 
     def _check_streams(self):
         """Layers whose keys are of another stream than their queries are all alike, and softmax attention."""

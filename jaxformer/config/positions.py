@@ -15,6 +15,7 @@ class PositionsConfig(Choice, group="model.positions", default="learned"):
     needs_heads: ClassVar[bool] = False  # works on queries, keys or scores of heads
     whole_rows: ClassVar[bool] = False  # True if rows cannot be sharded over the mesh's context axis
     needs_scores: ClassVar[bool] = False  # adds to the scores
+    any_width: ClassVar[bool] = False  # True if roles and shapes of its parameters say all that muP has to know
     needs_softmax: ClassVar[bool] = False  # adds what depends on a layer's queries and keys, which only softmax gives
 
     def of_layer(self, attention: Any) -> "PositionsConfig":
@@ -45,6 +46,7 @@ class Learned(PositionsConfig, kind="learned", accepts={"offset": at_least(0)}, 
       offset: rows of the table before the one of the first position; RoBERTa and BART have 2, which nothing reads.
     """
 
+    any_width: ClassVar[bool] = True
     offset: int = 0
 
 
@@ -79,6 +81,7 @@ class Rotary(
         differ, as in Gemma 3; None: the same.
     """
 
+    any_width: ClassVar[bool] = True
     base: float = 10_000.0
     scaling: Literal["none", "linear", "ntk", "yarn", "llama3"] = "none"
     factor: float = 1.0
@@ -132,6 +135,7 @@ class Rotary(
 class Alibi(PositionsConfig, kind="alibi"):
     """A penalty on scores that grows with the distance, by a fixed slope for each head (Press et al. 2022)."""
 
+    any_width: ClassVar[bool] = True
     needs_heads: ClassVar[bool] = True
     needs_scores: ClassVar[bool] = True
 
@@ -140,6 +144,7 @@ class Alibi(PositionsConfig, kind="alibi"):
 class T5(PositionsConfig, kind="t5"):
     """A learned bias of scores for each head and bucket of distances (Raffel et al. 2020, section 2.1)."""
 
+    any_width: ClassVar[bool] = True
     needs_heads: ClassVar[bool] = True
     needs_scores: ClassVar[bool] = True
 
@@ -206,3 +211,5 @@ class Relative(PositionsConfig, kind="relative"):
 @dataclass(frozen=True)
 class NoPositions(PositionsConfig, kind="none"):
     """None: a causal model can tell positions from what it sees (Kazemnejad et al. 2023)."""
+
+    any_width: ClassVar[bool] = True

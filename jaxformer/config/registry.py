@@ -29,6 +29,10 @@ class FamilyTraits(NamedTuple):
       memory: True if its rows go on from a memory, of the length model.memory.
       whole_rows: True if rows cannot be sharded over the mesh's context axis.
       positions: the kinds of positions that it can have; (): all.
+      any_width: True if its specs go through `functional.multipliers.parametrized`, and its logits are the table
+        times the hidden states of `backbone`, so that model.parametrization may be one of its own.
+      stages: True if its layers can be split over the mesh's stage axis: `backbone.hidden_sharded` runs them, with the
+        micro-batches of the run's `Execution`.
     """
 
     causal: bool
@@ -38,6 +42,8 @@ class FamilyTraits(NamedTuple):
     memory: bool = False
     whole_rows: bool = False
     positions: tuple[str, ...] = ()
+    any_width: bool = False
+    stages: bool = False
 
 
 class ObjectiveTraits(NamedTuple):
@@ -66,8 +72,8 @@ class ObjectiveTraits(NamedTuple):
 
 
 FAMILIES: dict[str, FamilyTraits] = {
-    "gpt": FamilyTraits(True, ("next_token", "prefix_lm")),
-    "bert": FamilyTraits(False, ("masked",)),
+    "gpt": FamilyTraits(True, ("next_token", "prefix_lm"), any_width=True, stages=True),
+    "bert": FamilyTraits(False, ("masked",), stages=True),
     "xlnet": FamilyTraits(False, ("permutation",), whole_rows=True, positions=("relative", "disentangled", "rotary")),
     "transformer_xl": FamilyTraits(
         True,

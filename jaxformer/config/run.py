@@ -84,6 +84,11 @@ class Config(Section, name="", accepts={"seed": between(0, 2**31 - 1)}, paths=PA
             raise ConfigError(
                 f"config.execution.gradient_accumulation_steps: {parts} does not divide train.global_batch_size {rows}"
             )
+        if self.train.noise_scale and parts == 1:
+            raise ConfigError(
+                "config.train.noise_scale: True; it is measured between micro-batches; accepted with "
+                "execution.gradient_accumulation_steps of at least 2"
+            )
         chunks, lengths = self.execution.feed_forward_chunks, {"model.context_length": self.model.context_length}
         if self.source_length is not None:
             lengths["model.memory" if self.model.encoder is None else "model.encoder.source_length"] = (
@@ -116,6 +121,7 @@ class Config(Section, name="", accepts={"seed": between(0, 2**31 - 1)}, paths=PA
                 f"or {' or '.join(known)}"
             )
         self.model.attention.check_data(self.data)
+        self.model.parametrization.check_optimizer(self.optimizer)
         funnel = self.model.funnel
         if funnel is not None and funnel.separate_cls and not self.data.pairs:
             raise ConfigError(

@@ -27,6 +27,7 @@ class TrainConfig(
       eval_rows: held-out rows in each evaluation on the way, of all sources together; None: all, as at the end.
       max_bad_steps: in a row, not finite: skipped each, then the run stops.
       early_stop_evals: stop after so many evaluations without a better loss; None: never.
+      noise_scale: record the gradient noise scale, see `training.noise_scale`; it needs at least two micro-batches.
       profile_steps: first and last update to trace, as 100,105; whole dispatches are traced, into WORKDIR/profile (of a
         run in a store: runs/BUCKET/NAME/profile).
     """
@@ -38,6 +39,7 @@ class TrainConfig(
     eval_rows: int | None = None
     max_bad_steps: int = 20
     early_stop_evals: int | None = None
+    noise_scale: bool = False
     profile_steps: tuple[int, ...] | None = None
 
     def _check(self):

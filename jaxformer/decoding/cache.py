@@ -159,6 +159,8 @@ def prepare_decode_params(params: Params, cfg: ModelConfig, *, by_columns: bool 
         if spec.role != "hidden":
             return leaf
         leaf = leaf.astype(cfg.dtype)
+        if spec.num_stacked:
+            return leaf
         inputs = math.prod(leaf.shape[: spec.num_inputs])
         return Columns(leaf.reshape(inputs, -1).T, leaf.shape) if by_columns else leaf
 

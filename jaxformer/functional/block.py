@@ -11,10 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxformer.config import ModelConfig, period_of
+from jaxformer.config import Execution, ModelConfig, period_of
 from jaxformer.functional import reversible
 from jaxformer.functional.layer import NO_CONTEXT, Context, gather_sequence, norm, norm_specs, shard_residual
 from jaxformer.functional.layers import PRODUCT, dropout
+from jaxformer.functional.multipliers import branch_scale, scaled
 from jaxformer.functional.sublayers import sublayers_of
 from jaxformer.kernels.rematerialize import ATTENTION, SAME_IN_ALL_LAYERS, keeps_attention
 from jaxformer.masks import Mask
@@ -60,7 +61,8 @@ def block(
     reversible: y1 = x + attention(norm(x)), then the mean of y1 and x + mlp(norm(y1)); between layers both are passed
                on, see `functional.reversible`
 
-    A decoder that reads a source has cross attention between the two, arranged in the same way.
+    A decoder that reads a source has cross attention between the two, arranged in the same way. What is added to x is
+    multiplied by `multipliers.branch_scale`, usually 1.
 
     Args:
       params: as in `block_specs(cfg)`.
@@ -100,7 +102,10 @@ def block(
             if n == first or cfg.block == "parallel_norms"
         }
         reads = {name: gather_sequence(each(x)) for name, each in norms.items()}
-        outs = (run(i, name, reads.get(name, reads[first]), norms[first]) for i, name in enumerate(sublayers))
+        outs = (
+            scaled(run(i, name, reads.get(name, reads[first]), norms[first]), branch_scale(cfg))
+            for i, name in enumerate(sublayers)
+        )
         x = shard_residual(functools.reduce(jnp.add, [x, *outs]))
     elif cfg.block == "plain":
         for number, name in enumerate(sublayers):
@@ -113,7 +118,7 @@ def block(
             else:
                 out = run(number, name, gather_sequence(of_input(x)), of_input)
                 out = norm(params[f"{name}_out_norm"], out, cfg) if cfg.block == "sandwich" else out
-                x = shard_residual(x + out)
+                x = shard_residual(x + scaled(out, branch_scale(cfg)))
     return x, None if context.cache is None else caches, terms
 
 
@@ -158,15 +163,7 @@ def stack(
             x, layer_cache, terms = block(layer_params, x, cfg, context._replace(rng=layer_rng, cache=layer_cache))
             return x, (layer_cache, terms)
 
-        if execution.remat != "none":
-            policies = jax.checkpoint_policies
-            kept = {"dots": PRODUCT, "attention": ATTENTION, "full": SAME_IN_ALL_LAYERS}[execution.remat]
-            keep = policies.save_only_these_names(SAME_IN_ALL_LAYERS, kept)
-            if execution.remat == "attention":
-                keep = policies.save_from_both_policies(keep, keeps_attention)
-            # Outside a loop XLA would merge the recomputation with the first computation, and keep its result.
-            layer = jax.checkpoint(layer, policy=keep, prevent_cse=not scanned)
-        layers.append(layer)
+        layers.append(rematerialized(layer, execution, in_loop=scanned))
     if scanned:
         return _scan(layers, x, depth, params)
     if isinstance(jax.tree.leaves(x)[0], jax.core.Tracer):
@@ -178,6 +175,19 @@ def stack(
         caches.append(layer_cache)
         terms = {name: value + terms.get(name, 0) for name, value in more.items()}
     return x, None if cache is None else caches, terms
+
+
+def rematerialized(function: Callable[..., Any], execution: Execution, in_loop: bool) -> Callable[..., Any]:
+    """`function` whose backward pass computes again what `execution.remat` says. `in_loop`: it is the body of a scan;
+    elsewhere XLA would merge the recomputation with the first computation, and keep its result."""
+    if execution.remat == "none":
+        return function
+    policies = jax.checkpoint_policies
+    kept = {"dots": PRODUCT, "attention": ATTENTION, "full": SAME_IN_ALL_LAYERS}[execution.remat]
+    keep = policies.save_only_these_names(SAME_IN_ALL_LAYERS, kept)
+    if execution.remat == "attention":
+        keep = policies.save_from_both_policies(keep, keeps_attention)
+    return jax.checkpoint(function, policy=keep, prevent_cse=not in_loop)
 
 
 def _of_layers(cfg: ModelConfig, contexts: tuple[Context, ...]) -> list[tuple[ModelConfig, Context]]:
@@ -231,10 +241,19 @@ def unstack(tree: Any, num_layers: int) -> list[Any]:
     return [jax.tree.unflatten(structure, [parts[i][0] for parts in split]) for i in range(num_layers)]
 
 
-def term_weights(cfg: ModelConfig, tokens: Array) -> Terms:
-    """The weights of the terms that the blocks add to the objective: number of tokens [B, T] times layers."""
-    names = [name for sublayer in sublayers_of(cfg).values() for name in sublayer.terms]
-    return dict.fromkeys(names, jnp.asarray(tokens.size * cfg.depth, jnp.float32))
+def term_weights(cfg: ModelConfig, segments: Array) -> Terms:
+    """The weights of the terms that the blocks add to the objective: number of tokens times layers.
+
+    Args:
+      cfg: the model.
+      segments: [B, T] int, the document of each token, 0 for padding, which counts where a sublayer counts it.
+    """
+    weights = Terms()
+    for sublayer in sublayers_of(cfg).values():
+        if sublayer.terms:
+            count = segments.size if sublayer.terms_of_padding else jnp.sum(segments != 0)
+            weights |= dict.fromkeys(sublayer.terms, jnp.asarray(count * cfg.depth, jnp.float32))
+    return weights
 
 
 def init_cache(cfg: ModelConfig, rows: int, length: int, dtype: Any) -> list[dict[str, Any]]:

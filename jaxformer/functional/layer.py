@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from jaxformer.config import Execution, ModelConfig
 from jaxformer.functional.layers import layer_norm, rms_norm
+from jaxformer.functional.multipliers import base_width
 from jaxformer.kernels.attention.xla import Bias
 from jaxformer.masks import Mask
 from jaxformer.parallel.constraints import constrain
@@ -127,6 +128,7 @@ class Sublayer(NamedTuple):
         at most `length` tokens: any tree of arrays whose first axis is a multiple of `rows`. None: a mixer cannot
         decode; a feed-forward layer keeps nothing.
       terms: the names of the terms; none is called "loss".
+      terms_of_padding: False if padding (segment 0) is left out of the terms; they are then means over other tokens.
       per_source: True if what it keeps in decoding is the same for all continuations of a row, as the keys and values
         of a source are: its cache then has the rows of the sources, while `x` may have several rows for each.
       model_specs: ``cfg -> {name: ParamSpec}``: parameters that all layers share; `apply` finds them in
@@ -143,6 +145,7 @@ class Sublayer(NamedTuple):
     per_source: bool = False
     model_specs: Callable[[ModelConfig], dict[str, ParamSpec]] | None = None
     low_rank: tuple[str, ...] = ()
+    terms_of_padding: bool = True
 
 
 def weight_init(
@@ -155,19 +158,23 @@ def weight_init(
     with limit sqrt(6 / (in + out)) (Glorot and Bengio 2010, section 4.2). "scaled": normal(in ** -0.5), residual ones
     divided by sqrt(2 L). "t5": normal(in ** -0.5), for queries divided by sqrt(K), because T5's scores are not (Raffel
     et al. 2020, the released code; Mesh TensorFlow's default).
+
+    Under muP no matrix is divided by sqrt(2 L), and normal(0.02) is that of the base: it is divided by sqrt(m), as the
+    others are by their inputs; see `functional.multipliers`.
     """
+    kind = cfg.parametrization
     if cfg.initializer == "t5":
-        return normal((fan_in * (cfg.head_size if query else 1)) ** -0.5)
-    shrink = 1 / math.sqrt(2 * cfg.num_layers) if residual else 1.0
+        return normal((fan_in * (cfg.head_size / kind.head_ratio(cfg) if query else 1)) ** -0.5)
+    shrink = 1 / math.sqrt(2 * cfg.num_layers) if residual and kind.shrinks_residual else 1.0
     if cfg.initializer == "glorot":
         return uniform(math.sqrt(6 / (fan_in + fan_out)))
-    return normal((0.02 if cfg.initializer == "gpt2" else fan_in**-0.5) * shrink)
+    return normal((0.02 / math.sqrt(kind.width_ratio(cfg)) if cfg.initializer == "gpt2" else fan_in**-0.5) * shrink)
 
 
 def table_spec(cfg: ModelConfig, size: int, axis: str, role: str = "input") -> ParamSpec:
-    """A table [size, D]; normal(0.02) for "gpt2", else normal(D ** -0.5), so that tied logits start at unit size; for
-    "t5" normal(1) where it is looked up."""
-    scale = 0.02 if cfg.initializer == "gpt2" else 1 / math.sqrt(cfg.width)
+    """A table [size, D]; normal(0.02) for "gpt2", else normal(D ** -0.5) of the base, so that tied logits start at
+    unit size; for "t5" normal(1) where it is looked up."""
+    scale = 0.02 if cfg.initializer == "gpt2" else 1 / math.sqrt(base_width(cfg))
     scale = 1.0 if cfg.initializer == "t5" and role == "input" else scale
     return ParamSpec((size, cfg.width), (axis, "embed"), normal(scale), role)
 

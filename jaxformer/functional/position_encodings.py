@@ -22,6 +22,7 @@ from jaxformer.functional import disentangled, relative_positions
 from jaxformer.functional import positions as pos
 from jaxformer.functional.embedding_lookup import look_up
 from jaxformer.functional.layer import Rotation, norm_specs, table_spec, weight_init
+from jaxformer.functional.multipliers import base_width, score_scale
 from jaxformer.kernels.attention import distance_bias
 from jaxformer.kernels.attention.content_bias import ContentBias
 from jaxformer.kernels.attention.xla import Bias
@@ -109,10 +110,11 @@ def shared_positions(params: Params, cfg: ModelConfig) -> Any:
 
 def self_scale(cfg: ModelConfig) -> float:
     """What multiplies query . key in self-attention."""
+    more = score_scale(cfg)
     if cfg.attention.scale is not None:
-        return cfg.attention.scale
+        return cfg.attention.scale * more
     of = encoding_of(cfg).scale
-    return 1 / math.sqrt(cfg.head_size) if of is None else of(cfg)
+    return (1 / math.sqrt(cfg.head_size) if of is None else of(cfg)) * more
 
 
 def is_of_distance(cfg: ModelConfig) -> bool:
@@ -177,7 +179,7 @@ def _disentangled_layer_specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
 
 def _t5_specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
     shape = (T5_BUCKETS, cfg.attention.num_heads)
-    return {"t5": ParamSpec(shape, ("positions", "heads"), normal(cfg.width**-0.5), "input")}
+    return {"t5": ParamSpec(shape, ("positions", "heads"), normal(base_width(cfg) ** -0.5), "input")}
 
 
 POSITIONS: Registry[PositionEncoding] = Registry("model.positions.kind", {}, {

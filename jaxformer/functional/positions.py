@@ -220,7 +220,8 @@ def t5_steps(
     ((-3, -1, 0), (3, 2, 1, 0))
     """
     relative = np.arange(-max_distance - 1, max_distance + 2)
-    with jax.ensure_compile_time_eval():
+    no_mesh = jax.sharding.AbstractMesh((), ())  # inside a shard_map, jax would look for a device's part of a constant
+    with jax.ensure_compile_time_eval(), jax.sharding.use_abstract_mesh(no_mesh):
         buckets = np.asarray(t5_buckets(jnp.asarray(relative), bidirectional, num_buckets, max_distance))
     starts = np.flatnonzero(np.diff(buckets)) + 1
     return tuple(relative[starts].tolist()), tuple(buckets[[0, *starts]].tolist())

@@ -15,6 +15,7 @@ from jaxformer.functional import (
     aligned_recurrent,
     attention_layer,
     cross_attention,
+    experts_layer,
     feed_forward,
     funnel_layer,
     linear_layer,
@@ -35,7 +36,9 @@ MIXERS: Registry[Sublayer] = Registry("model.attention.kind", {}, {
     **dict.fromkeys(("bigbird", "strided", "fixed", "dilated"), sparse_layer.SPARSE),
     "linear": linear_layer.LINEAR, "performer": linear_layer.PERFORMER, "linformer": linformer_layer.LINFORMER,
 })  # fmt: skip
-FEED_FORWARDS: Registry[Sublayer] = Registry("model.feed_forward.kind", {}, {"dense": feed_forward.DENSE})
+FEED_FORWARDS: Registry[Sublayer] = Registry("model.feed_forward.kind", {}, {
+    "dense": feed_forward.DENSE, "experts": experts_layer.EXPERTS,
+})  # fmt: skip
 
 
 def sublayers_of(cfg: ModelConfig) -> dict[str, Sublayer]:

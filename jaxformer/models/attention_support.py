@@ -1,4 +1,4 @@
-"""Which models the platforms' own attention kernels can run, and where; checked before anything compiles."""
+"""Which models the platforms' own kernels can run, and where; checked before anything compiles."""
 
 from dataclasses import replace
 
@@ -7,13 +7,17 @@ from jax.sharding import Mesh
 from jaxformer import masks
 from jaxformer.config import Execution, ModelConfig, stacks_of
 from jaxformer.errors import ConfigError
+from jaxformer.functional import grouped_choice
 from jaxformer.functional.attention_choice import ANY, KERNELS, unavailable, with_window
 from jaxformer.functional.position_encodings import encoding_of, is_of_distance
 from jaxformer.patterns import GlobalPositions
 
+# Field of `Execution` -> (the platform that an implementation needs and that is not here, those that run everywhere).
+CHOICES = {"attention": (unavailable, ANY), "experts": (grouped_choice.unavailable, grouped_choice.ANY)}
+
 
 def check_available(execution: Execution) -> None:
-    """Refuses an attention kernel of a platform that this process does not run on.
+    """Refuses a kernel of a platform that this process does not run on.
 
     Raises:
       ConfigError: there is no such device.
@@ -24,20 +28,23 @@ def check_available(execution: Execution) -> None:
     jaxformer.errors.ConfigError: config.execution.attention: cudnn needs an NVIDIA GPU of compute capability 8 or \
 more, which is not here; accepted here: auto, xla, chunked
     """
-    what = unavailable(execution.attention)
-    if what is not None:
-        raise ConfigError(
-            f"config.execution.attention: {execution.attention} needs {what}, which is not here; accepted here: {ANY}"
-        )
+    for name, (needed, everywhere) in CHOICES.items():
+        what = needed(getattr(execution, name))
+        if what is not None:
+            raise ConfigError(
+                f"config.execution.{name}: {getattr(execution, name)} needs {what}, which is not here; accepted here: "
+                f"{everywhere}"
+            )
 
 
 def fallback_to_auto(execution: Execution) -> Execution:
-    """The same with "auto" in place of an attention kernel that is not available here; the result is the same.
+    """The same with "auto" in place of a kernel that is not available here; the result is the same.
 
     >>> fallback_to_auto(Execution(attention="cudnn")).attention
     'auto'
     """
-    return execution if unavailable(execution.attention) is None else replace(execution, attention="auto")
+    absent = [name for name, (needed, _) in CHOICES.items() if needed(getattr(execution, name)) is not None]
+    return replace(execution, **dict.fromkeys(absent, "auto")) if absent else execution
 
 
 def check_mesh(execution: Execution, mesh: Mesh) -> None:

@@ -1,6 +1,7 @@
 """What all Transformers share: a stack over one sequence of tokens, from embeddings to the final norm. GPT and BERT add
 heads to one of them; an encoder-decoder has two."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -8,15 +9,17 @@ import jax
 
 from jaxformer import masks
 from jaxformer.config import Execution, ModelConfig, period_of
+from jaxformer.functional import pipelined_stack
 from jaxformer.functional.block import Terms, block_specs, model_specs, stack
 from jaxformer.functional.layer import Context, DecodeProgress, norm, norm_specs
 from jaxformer.functional.layers import dropout
 from jaxformer.functional.losses import TokenLoss
+from jaxformer.functional.multipliers import logit_scale, scaled
 from jaxformer.functional.position_encodings import encoding_of, rotation, score_bias, shared_positions
 from jaxformer.masks import Mask
 from jaxformer.models import embedding
 from jaxformer.models.embedding import ShardedRows
-from jaxformer.parallel.context import SequenceSharding
+from jaxformer.parallel.pipeline import MicroBatches, RowSharding, stages
 from jaxformer.specs import stack_specs
 from jaxformer.types import Array, Params, Sums
 
@@ -69,7 +72,7 @@ def hidden_sharded(
     prefix: Array | None = None,
     rng: Array | None = None,
     execution: Execution = DEFAULT_EXECUTION,
-) -> tuple[Array, SequenceSharding, Terms]:
+) -> tuple[Array, RowSharding, Terms]:
     """`hidden`, with rows sharded over the context axis of the mesh in use.
 
     Args:
@@ -88,7 +91,7 @@ def hidden_sharded(
       [parts * B, T / parts, D] in the compute dtype ([B, T, D] without a context axis); how rows are sharded; and the
       terms that the blocks add to the objective.
     """
-    rows = embedding.shard_rows(tokens, positions, segments, cfg, prefix)
+    rows = embedding.shard_rows(tokens, positions, segments, cfg, prefix, execution)
     x, terms = over_rows(params, rows, cfg, rng, execution, token_types=token_types)
     return x, rows.sharding, terms
 
@@ -118,13 +121,44 @@ def over_rows(
     Returns:
       [parts * B, T / parts, D] in the compute dtype, and the terms that the blocks add to the objective.
     """
-    embed_rng, blocks_rng = (None, None) if rng is None else jax.random.split(rng)
+    if isinstance(rows.sharding, MicroBatches):
+        return _in_stages(params, rows, rows.sharding, cfg, rng, execution, token_types)
+    embed_rng, blocks_rng = (None, None) if rng is None else _two_keys(rng)
     context = Context(rows.mask, rng=blocks_rng, execution=execution)
     if source is not None:
         context = context._replace(source=source[0], source_mask=source[1])
     types = rows.sharding.shard(token_types)
     x, _, terms = run(params, rows.tokens, rows.positions, cfg, context, embed_rng, types, looked_up, layers)
     return x, terms
+
+
+def _in_stages(
+    params: Params,
+    rows: ShardedRows,
+    lie: MicroBatches,
+    cfg: ModelConfig,
+    rngs: Array | None,
+    execution: Execution,
+    token_types: Array | None,
+) -> tuple[Array, Terms]:
+    """`over_rows` in a pipeline: embeddings and final norm of all rows at once, `stage` being one more axis of rows.
+
+    `rngs`: a key for each micro-batch, [M], or None.
+    """
+    embed_rngs, blocks_rngs = (None, None) if rngs is None else jax.vmap(_two_keys)(rngs)
+    x = _embedded(params, rows.tokens, rows.positions, cfg, lie.arrange(token_types))
+    if cfg.dropout and embed_rngs is not None:
+        x = lie.map(lambda x, rng: dropout(x, cfg.dropout, rng), x, embed_rngs)
+    read: Params = {"embedding": {}}
+    encoding = encoding_of(cfg)
+    if encoding.biases and encoding.specs is not None:
+        read["embedding"] = {name: params["embedding"][name] for name in encoding.specs(cfg)}
+    if "shared" in params:
+        read["shared"] = params["shared"]
+    context = Context(rows.mask, rng=blocks_rngs, execution=execution)
+    contexts = functools.partial(_contexts, cfg)
+    x, terms = pipelined_stack.stack(params["blocks"], x, cfg, context, rows.positions, contexts, read, lie)
+    return _finished(params, x, cfg), terms
 
 
 def decode(
@@ -150,7 +184,12 @@ def decode(
 
     Returns:
       [B, T, D] hidden states after the final norm, and the cache with the new tokens added.
+
+    Raises:
+      ValueError: the mesh in use has stages.
     """
+    if stages() > 1:
+        raise ValueError(f"decoding on a mesh of {stages()} stages, of which one would work at a time; accepted: 1")
     mask = masks.causal() if prefix is None else masks.prefix(prefix)
     context = Context(mask & Mask(window=cfg.attention.window), cache=cache, progress=progress)
     if source is not None:
@@ -182,22 +221,47 @@ def run(
     Returns:
       Hidden states [B, T, D], the cache of each block, and terms of the objective.
     """
+    x = dropout(_embedded(params, tokens, positions, cfg, types, looked_up), cfg.dropout, rng)
+    x, cache, terms = layers(params["blocks"], x, cfg, _contexts(cfg, params, context, positions))
+    return _finished(params, x, cfg), cache, terms
+
+
+def _two_keys(rng: Array) -> tuple[Array, Array]:
+    """Those of the embeddings and of the blocks."""
+    embed_rng, blocks_rng = jax.random.split(rng)
+    return embed_rng, blocks_rng
+
+
+def _embedded(
+    params: Params,
+    tokens: Array,
+    positions: Array,
+    cfg: ModelConfig,
+    types: Array | None,
+    looked_up: Array | None = None,
+) -> Array:
+    """What the first layer reads, before dropout: Devlin et al. 2019 drop after the norm."""
     x = embedding.embed(params["embedding"], tokens, positions, cfg, types, looked_up)
-    if "embedding_norm" in params:  # Devlin et al. 2019 drop after the norm
-        x = norm(params["embedding_norm"], x, cfg)
-    x = dropout(x, cfg.dropout, rng)
+    return norm(params["embedding_norm"], x, cfg) if "embedding_norm" in params else x
+
+
+def _contexts(cfg: ModelConfig, params: Params, context: Context, positions: Array) -> list[Context]:
+    """`context` with what positions give the layers, one for each of a period."""
     # A bias of every layer's own parameters is the layer's to make.
     bias = None if encoding_of(cfg).layer_specs else score_bias(params["embedding"], cfg, context.mask)
     shared = shared_positions(params["embedding"], cfg)
     context = context._replace(bias=bias, of_model=params.get("shared"), shared=shared)
     rotations = {one.positions: rotation(one, positions) for one in period_of(cfg)}
-    contexts = [context._replace(rotation=rotations[one.positions]) for one in period_of(cfg)]
-    x, cache, terms = layers(params["blocks"], x, cfg, contexts)
+    return [context._replace(rotation=rotations[one.positions]) for one in period_of(cfg)]
+
+
+def _finished(params: Params, x: Array, cfg: ModelConfig) -> Array:
+    """What the last layer returned, as the heads read it."""
     x = norm(params["final_norm"], x, cfg) if "final_norm" in params else x
-    return x * cfg.width**-0.5 if cfg.scale_output else x, cache, terms
+    return scaled(x, logit_scale(cfg))
 
 
-def token_metrics(out: TokenLoss, sharding: SequenceSharding) -> Sums:
+def token_metrics(out: TokenLoss, sharding: RowSharding) -> Sums:
     """Per-row sums of negative log-likelihood and accuracy."""
     nll, correct, weight = (sharding.sum_shards(x) for x in (out.nll_rows, out.correct_rows, out.weight_rows))
     return {"loss": (nll, weight), "accuracy": (correct, weight)}

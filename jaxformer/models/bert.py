@@ -23,7 +23,7 @@ from jaxformer.functional.losses import VocabularyProjection, cross_entropy
 from jaxformer.functional.masked_loss import masked_token_loss
 from jaxformer.models import backbone, embedding, gpt, mask_decoder
 from jaxformer.models.backbone import DEFAULT_EXECUTION, token_metrics
-from jaxformer.parallel.context import SequenceSharding
+from jaxformer.parallel.pipeline import RowSharding
 from jaxformer.specs import ParamSpec, zeros
 from jaxformer.types import Array, Batch, Params, Sums
 
@@ -67,12 +67,12 @@ def decoded(
     token_types: Array | None = None,
     rng: Array | None = None,
     execution: Execution = DEFAULT_EXECUTION,
-) -> tuple[Array, SequenceSharding, Terms]:
+) -> tuple[Array, RowSharding, Terms]:
     """What the masked-token head reads: `backbone.hidden_sharded`, or with an enhanced mask decoder its output.
 
     Arguments and results as of `backbone.hidden_sharded`.
     """
-    rows = embedding.shard_rows(tokens, positions, segments, cfg)
+    rows = embedding.shard_rows(tokens, positions, segments, cfg, execution=execution)
     layers = stack
     if cfg.enhanced_mask_decoder:
         layers = functools.partial(mask_decoder.layers, params["mask_decoder"], rows.positions)
@@ -130,8 +130,7 @@ def loss(
     metrics = token_metrics(out, sharding)
     labels = (batch.inputs or {}).get("pair_labels")
     if cfg.next_sentence and labels is not None:
-        # If rows are sharded, the first shards of all rows come first; they hold the first tokens.
-        logits = next_sentence_logits(params, of.hidden[: batch.tokens.shape[0]])
+        logits = next_sentence_logits(params, sharding.first_tokens(of.hidden))
         each, _ = cross_entropy(logits, labels)
         there = (labels >= 0).astype(each.dtype)  # -1: a row without a label
         objective["next_sentence"] = (jnp.sum(each * there), jnp.sum(there))
@@ -144,7 +143,7 @@ def loss(
 
 def projection(
     params: Params, batch: Batch, cfg: ModelConfig, rng: Array | None, execution: Execution
-) -> tuple[VocabularyProjection, SequenceSharding, Terms]:
+) -> tuple[VocabularyProjection, RowSharding, Terms]:
     """What the logits of a batch are made of; see `Family.projection`."""
     x, sharding, terms = decoded(
         params,

@@ -1,16 +1,16 @@
 """What GPT and BERT share below the first block: the embeddings of tokens, positions and types, and how rows lie."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
 from jaxformer import masks
-from jaxformer.config import ModelConfig
+from jaxformer.config import Execution, ModelConfig
 from jaxformer.functional.embedding_lookup import look_up
 from jaxformer.functional.layer import table_spec
 from jaxformer.functional.position_encodings import encoding_of
-from jaxformer.parallel import context
+from jaxformer.parallel import context, pipeline
 from jaxformer.parallel.constraints import constrain
 from jaxformer.specs import ParamSpec
 from jaxformer.types import Array, Params
@@ -79,33 +79,42 @@ def embed(
 class ShardedRows(NamedTuple):
     """Rows as a stack of layers takes them: how they are sharded, which tokens see which, tokens and positions."""
 
-    sharding: context.SequenceSharding
+    sharding: pipeline.RowSharding
     mask: masks.Mask
     tokens: Array
     positions: Array
 
 
 def shard_rows(
-    tokens: Array, positions: Array | None, segments: Array | None, cfg: ModelConfig, prefix: Array | None = None
+    tokens: Array,
+    positions: Array | None,
+    segments: Array | None,
+    cfg: ModelConfig,
+    prefix: Array | None = None,
+    execution: Execution | None = None,
 ) -> ShardedRows:
-    """Rows sharded over the context axis of the mesh in use, and the mask.
+    """Rows sharded over the context axis of the mesh in use, or split into micro-batches for its stages; and the mask.
 
     Args:
       tokens: [B, T] int.
       positions, segments: [B, T] int, or None.
       cfg: the model.
       prefix: [B, T] bool, tokens that all tokens of their segment see, also those before them; or None.
+      execution: says how many micro-batches there are; None: the stack has no stages.
 
     Returns:
       How rows are sharded; the mask (causality and window of the config, segments); tokens and positions, sharded
       (positions are [T] if they were None and rows are whole).
 
     Raises:
-      ValueError: no positions are given, and rows are longer than the learned table.
+      ValueError: no positions are given, and rows are longer than the learned table; rows do not divide into the
+        micro-batches, or those over the stages.
     """
     # With a window, shards in the plain order have about equal work, and the ring can stop early.
     length, longest = tokens.shape[1], cfg.context_length
-    cut = context.sequence_sharding(length, zigzag=cfg.causal and cfg.attention.window is None)
+    cut: Any = context.sequence_sharding(length, zigzag=cfg.causal and cfg.attention.window is None)
+    if execution is not None and pipeline.stages() > 1:
+        cut = pipeline.micro_batches(len(tokens), execution.gradient_accumulation_steps)
     index = None if cut.order is None else jnp.asarray(cut.order)
     mask = masks.Mask(
         causal=cfg.causal and prefix is None,
@@ -122,4 +131,4 @@ def shard_rows(
             raise ValueError(f"{length} tokens are more than the {longest} positions of model.context_length")
         positions = jnp.arange(length)
         positions = positions if cut.parts == 1 else jnp.broadcast_to(positions, tokens.shape)
-    return ShardedRows(cut, mask, cut.shard(tokens), cut.shard(positions))
+    return ShardedRows(cut, mask, cut.shard(tokens), cut.shard(positions) if positions.ndim == 2 else positions)

@@ -37,7 +37,7 @@ from jaxformer.masks import Mask
 from jaxformer.models import backbone, embedding, gpt
 from jaxformer.models.backbone import DEFAULT_EXECUTION, EncodedSource, token_metrics
 from jaxformer.models.embedding import ShardedRows
-from jaxformer.parallel.context import SequenceSharding
+from jaxformer.parallel.pipeline import RowSharding
 from jaxformer.types import Array, Batch, Params, Sums
 
 
@@ -73,7 +73,7 @@ def hidden_sharded(
     segments: Array | None = None,
     rng: Array | None = None,
     execution: Execution = DEFAULT_EXECUTION,
-) -> tuple[Array, SequenceSharding, Terms, Terms]:
+) -> tuple[Array, RowSharding, Terms, Terms]:
     """`hidden`, with rows sharded over the context axis of the mesh in use.
 
     Args:
@@ -184,5 +184,5 @@ def _source(batch: Batch) -> dict[str, Array]:
 
 def _term_weights(batch: Batch, cfg: ModelConfig) -> Terms:
     """The weights of the terms of both stacks together."""
-    of_encoder = term_weights(encoder_of(cfg), _source(batch)["source_tokens"])
-    return {name: each + of_encoder.get(name, 0) for name, each in term_weights(cfg, batch.tokens).items()}
+    of_encoder = term_weights(encoder_of(cfg), _source(batch)["source_segments"])
+    return {name: each + of_encoder.get(name, 0) for name, each in term_weights(cfg, batch.segments).items()}

@@ -29,7 +29,7 @@ from jaxformer.models import (
 )
 from jaxformer.models.layer_flops import LayerFlops, layer_flops
 from jaxformer.models.task_head import TaskHead, with_head
-from jaxformer.parallel.context import SequenceSharding
+from jaxformer.parallel.pipeline import RowSharding
 from jaxformer.types import Array, Batch, Sums
 
 
@@ -101,7 +101,7 @@ class Family(NamedTuple):
         padded on the right; None: the family reads none.
       frozen: ``cfg -> tree of ParamSpec`` of arrays that the loss reads and nobody updates, or None.
       predict: as `loss`; returns the metrics, and predictions: arrays with the rows first, by name; None: none.
-      projection: ``(params, batch, cfg, rng, execution) -> (VocabularyProjection, SequenceSharding, terms)``: what the
+      projection: ``(params, batch, cfg, rng, execution) -> (VocabularyProjection, RowSharding, terms)``: what the
         logits of the objective are made of, for teachers and students; None: the family can be neither.
     """
 
@@ -118,7 +118,7 @@ class Family(NamedTuple):
     frozen: Callable[[ModelConfig], Any] = no_frozen
     encode: Callable[..., backbone.EncodedSource] | None = None
     predict: Callable[..., tuple[Sums, dict[str, Array]]] | None = None
-    projection: Callable[..., tuple[VocabularyProjection, SequenceSharding, Terms]] | None = None
+    projection: Callable[..., tuple[VocabularyProjection, RowSharding, Terms]] | None = None
 
 
 # The head of each task, by the objective that it is for; see `models.task_head`.

@@ -21,7 +21,7 @@ from jaxformer.config import DataConfig, ModelConfig, TuneConfig
 from jaxformer.config.registry import OBJECTIVES
 from jaxformer.models.families import family_of
 from jaxformer.models.lora import adapter_flops, lora_specs
-from jaxformer.specs import count_by_group, count_non_embedding, count_params
+from jaxformer.specs import count_active, count_by_group, count_non_embedding, count_params
 
 
 class ParameterCount(NamedTuple):
@@ -32,12 +32,14 @@ class ParameterCount(NamedTuple):
       total: all of them (Hoffmann et al. 2022).
       non_embedding: see `specs.count_non_embedding` (Kaplan et al. 2020, 1.3).
       without_positions: all but the position table.
+      active: those that one token uses: of experts, those that it goes through.
     """
 
     by_group: dict[str, int]
     total: int
     non_embedding: int
     without_positions: int
+    active: int
 
 
 class Flops(NamedTuple):
@@ -76,7 +78,8 @@ def count_parameters(cfg: ModelConfig) -> ParameterCount:
     specs = family_of(cfg).specs(cfg)
     total = count_params(specs)
     positions = count_params(specs.get("embedding", {}).get("positions", {}))
-    return ParameterCount(count_by_group(specs), total, count_non_embedding(specs), total - positions)
+    non_embedding = count_non_embedding(specs)
+    return ParameterCount(count_by_group(specs), total, non_embedding, total - positions, count_active(specs))
 
 
 def flops_per_token(
@@ -117,5 +120,6 @@ def training_flops(cfg: ModelConfig, data: DataConfig, tune: TuneConfig | None =
 
 
 def six_n(cfg: ModelConfig) -> float:
-    """The rule of thumb of 6 operations per token and parameter (all of them), to show beside the exact count."""
-    return 6.0 * count_parameters(cfg).total
+    """The rule of thumb of 6 operations per token and parameter (all that a token uses), to show beside the exact
+    count."""
+    return 6.0 * count_parameters(cfg).active

@@ -16,16 +16,18 @@ from jaxformer.config import Execution, LossConfig, ModelConfig
 from jaxformer.functional.block import Terms, term_weights
 from jaxformer.functional.layers import unembed
 from jaxformer.functional.losses import VocabularyProjection, token_loss
+from jaxformer.functional.multipliers import parametrized
 from jaxformer.models import backbone, embedding
 from jaxformer.models.backbone import DEFAULT_EXECUTION, hidden, hidden_sharded, token_metrics
-from jaxformer.parallel.context import SequenceSharding
+from jaxformer.parallel.pipeline import RowSharding
 from jaxformer.types import Array, Batch, Params, Sums
 
 
 def specs(cfg: ModelConfig) -> dict[str, Any]:
     """Every parameter of the model, by group: embedding, blocks, final_norm (not post_norm), head (if not tied)."""
     tree = backbone.specs(cfg)
-    return tree if cfg.tie_embeddings else {**tree, "head": {"table": embedding.output_table_spec(cfg)}}
+    tree = tree if cfg.tie_embeddings else {**tree, "head": {"table": embedding.output_table_spec(cfg)}}
+    return parametrized(tree, cfg)
 
 
 def output_table(params: Params) -> Array:
@@ -64,7 +66,7 @@ def loss(
 
 def projection(
     params: Params, batch: Batch, cfg: ModelConfig, rng: Array | None, execution: Execution
-) -> tuple[VocabularyProjection, SequenceSharding, Terms]:
+) -> tuple[VocabularyProjection, RowSharding, Terms]:
     """What the logits of a batch are made of; see `Family.projection`."""
     x, sharding, terms = hidden_sharded(
         params,
@@ -81,13 +83,13 @@ def projection(
 
 def with_weights(terms: dict[str, Array], batch: Batch, cfg: ModelConfig) -> Sums:
     """The terms that blocks add to the objective, with their weights."""
-    weights = term_weights(cfg, batch.tokens)
+    weights = term_weights(cfg, batch.segments)
     return {name: (total, weights[name]) for name, total in terms.items()}
 
 
 def weights(batch: Batch, cfg: ModelConfig) -> dict[str, Array]:
     """The weights of `loss`'s objective, without running the model."""
-    return {"loss": jnp.sum(batch.weights), **term_weights(cfg, batch.tokens)}
+    return {"loss": jnp.sum(batch.weights), **term_weights(cfg, batch.segments)}
 
 
 def head_flops(cfg: ModelConfig) -> float:

@@ -151,7 +151,7 @@ def with_head(family: Any, head: TaskHead) -> Any:
         types = (batch.inputs or {}).get("token_types")
         fields |= {} if types is None else {"token_types": types}
         outputs, terms = run(params, batch.tokens, cfg, rng=rng, execution=execution, **fields)
-        found, of = head.judge(outputs, batch, cfg, loss_cfg), term_weights(cfg, batch.tokens)
+        found, of = head.judge(outputs, batch, cfg, loss_cfg), term_weights(cfg, batch.segments)
         objective = {name: (total, of[name]) for name, total in terms.items()}
         return {"loss": (found.total, jnp.sum(batch.weights))} | objective, found
 
@@ -164,7 +164,7 @@ def with_head(family: Any, head: TaskHead) -> Any:
         return found.metrics, found.predictions
 
     def weights(batch: Batch, cfg: ModelConfig) -> dict[str, Array]:
-        return {"loss": jnp.sum(batch.weights), **term_weights(cfg, batch.tokens)}
+        return {"loss": jnp.sum(batch.weights), **term_weights(cfg, batch.segments)}
 
     def batch_spec(cfg: ModelConfig, data: DataConfig, rows: int) -> Batch:
         ids = jax.ShapeDtypeStruct((rows, cfg.context_length), jnp.int32)

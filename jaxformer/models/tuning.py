@@ -8,7 +8,7 @@ import jax
 from jaxformer.config import TuneConfig
 from jaxformer.functional.block import unstack
 from jaxformer.models.lora import GROUP
-from jaxformer.specs import ParamSpec, is_spec
+from jaxformer.specs import ParamSpec, is_spec, multiply_rate
 from jaxformer.types import Params
 
 BELOW = ("embedding", "embedding_norm", "shared")  # groups under the first block, or of all blocks together
@@ -34,10 +34,12 @@ def tuned(specs: dict[str, Any], tune: TuneConfig, num_layers: int) -> dict[str,
     )
 
     def below(spec: ParamSpec) -> ParamSpec:
-        return replace(spec, rate=tune.layer_decay**num_layers, trained=trained == num_layers and spec.trained)
+        return multiply_rate(
+            replace(spec, trained=trained == num_layers and spec.trained), tune.layer_decay**num_layers
+        )
 
     def block(spec: ParamSpec) -> ParamSpec:
-        return replace(spec, rate=rates, trained=bool(trained) and spec.trained)
+        return multiply_rate(replace(spec, trained=bool(trained) and spec.trained), rates)
 
     changes = {**dict.fromkeys(BELOW, below), "blocks": block}
 

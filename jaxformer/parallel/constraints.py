@@ -24,23 +24,25 @@ from jaxformer.types import Array
 # THE rule table of parameters: logical axis -> the mesh axes that shard it. None: never sharded.
 RULES: dict[str, tuple[str, ...] | None] = {
     "vocab": ("tensor",),
-    "embed": ("fsdp",),
+    "embed": ("fsdp", "expert"),
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
     "mlp": ("tensor",),
+    "experts": ("expert",),
     "head_width": None,
-    "layers": None,
+    "layers": ("stage",),
     "positions": None,
     "types": None,
     "norm": None,
 }
 # THE rule table of activations: axis -> the mesh axes that shard it, if the mesh has them.
 ACTIVATION_RULES: dict[str, tuple[str, ...]] = {
-    "batch_rows": ("data", "fsdp"),  # of a batch
+    "batch_rows": ("stage", "data", "fsdp", "expert"),  # of a batch
     "parts": ("context",),  # of a row, see `parallel.context`
-    "rows": ("context", "data", "fsdp"),  # as a model sees them: the parts of all rows, one after the other
-    "looked_up_rows": ("context", "data"),  # in the embedding's look-up, where `fsdp` shards the width instead of rows
-    "looked_up_width": ("fsdp",),
+    # As a model sees them: the parts of all rows, one after the other.
+    "rows": ("stage", "context", "data", "fsdp", "expert"),
+    "looked_up_rows": ("stage", "context", "data"),  # in the embedding's look-up, where the others shard the width
+    "looked_up_width": ("fsdp", "expert"),
     "tokens": (),  # of a row, between the layers; see `sequence_parallel`
     "heads": ("tensor",),
     "mlp": ("tensor",),

@@ -52,6 +52,11 @@ class SequenceSharding(NamedTuple):
         """Sums over shards of rows [parts * B] -> sums over rows [B]."""
         return x if self.parts == 1 else jnp.sum(x.reshape(self.parts, -1), axis=0)
 
+    def first_tokens(self, x: Array) -> Array:
+        """[B, 1 or more, D], the first token of each row first, of [parts * B, T / parts, D]: the first shards of all
+        rows come first."""
+        return x[: x.shape[0] // self.parts]
+
 
 def sequence_sharding(length: int, *, zigzag: bool) -> SequenceSharding:
     """How the mesh in use shards rows of `length` tokens; not at all if its `context` axis does not divide them.

@@ -19,14 +19,16 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxformer.config import MeshConfig, ModelConfig
+from jaxformer.config import Config, MeshConfig, ModelConfig, period_of
 from jaxformer.config.registry import FAMILIES
 from jaxformer.errors import ConfigError
 from jaxformer.parallel.constraints import ACTIVATION_RULES, RULES, entries
+from jaxformer.parallel.pipeline import STAGE
 from jaxformer.specs import ParamSpec, is_spec
 
 # Slowest links first: neighbours along the last axis are neighbours in the machine.
 AXES = ("data", "fsdp", "context", "tensor")
+ORDER = (STAGE, "data", "fsdp", "context", "expert", "tensor")  # those not in AXES only where they have several devices
 
 # Arrays of up to this many numbers stay whole if a dimension does not divide; for larger ones that is an error.
 LARGE = 2**20
@@ -35,36 +37,39 @@ MAY_REPLICATE = frozenset({"kv_heads"})
 
 
 def make_mesh(mesh: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """The mesh with the axes of `AXES`, over `devices` (None: all there are).
+    """The mesh with the axes of `AXES`, and those of `ORDER` that have several devices, over `devices` (None: all).
 
     Raises:
       ConfigError: the axes do not multiply to the number of devices.
     """
     devices = jax.devices() if devices is None else list(devices)
-    sizes = [getattr(mesh, name) for name in AXES]
+    names = tuple(name for name in ORDER if name in AXES or getattr(mesh, name) != 1)
+    sizes = [getattr(mesh, name) for name in names]
     known = math.prod(n for n in sizes if n is not None)
     shape = tuple(len(devices) // known if n is None else n for n in sizes)
     if math.prod(shape) != len(devices):
-        wanted = " x ".join(f"{name} {'none' if n is None else n}" for name, n in zip(AXES, sizes, strict=True))
+        wanted = " x ".join(f"{name} {'none' if n is None else n}" for name, n in zip(names, sizes, strict=True))
         accepted = f"a divisor of {len(devices)}" if None in sizes else f"a product of {len(devices)}"
         raise ConfigError(
             f"config.mesh: {wanted} makes {known}, but the number of devices is {len(devices)}; accepted: {accepted}"
         )
-    kinds = (AxisType.Auto,) * len(AXES)  # the default, Explicit, raises on an einsum over a split dimension
+    there = [(name, size) for name, size in zip(names, shape, strict=True) if name in AXES or size > 1]
+    names, shape = tuple(name for name, _ in there), tuple(size for _, size in there)
+    kinds = (AxisType.Auto,) * len(names)  # the default, Explicit, raises on an einsum over a split dimension
     slices = len({getattr(device, "slice_index", 0) for device in devices})
     if slices > 1:
-        between = across_slices(shape, slices)
+        between = across_slices(shape, slices, names)
         within = [size // outer for size, outer in zip(shape, between, strict=True)]
-        return Mesh(mesh_utils.create_hybrid_device_mesh(within, between, devices), AXES, axis_types=kinds)
+        return Mesh(mesh_utils.create_hybrid_device_mesh(within, between, devices), names, axis_types=kinds)
     try:
         # The shape goes by position because its keyword was renamed in jax 0.11.
-        return jax.make_mesh(shape, AXES, axis_types=kinds, devices=devices)
+        return jax.make_mesh(shape, names, axis_types=kinds, devices=devices)
     except NotImplementedError:  # no axes of the torus multiply to an axis of the mesh: 8 of 4 x 4 x 4
         split = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-        return Mesh(split, AXES, axis_types=kinds)
+        return Mesh(split, names, axis_types=kinds)
 
 
-def across_slices(shape: Sequence[int], slices: int) -> tuple[int, ...]:
+def across_slices(shape: Sequence[int], slices: int, names: Sequence[str] = AXES) -> tuple[int, ...]:
     """How many slices (joined by slow links) lie along each axis of a mesh: the first axes take as many as they can.
 
     Raises:
@@ -76,12 +81,12 @@ def across_slices(shape: Sequence[int], slices: int) -> tuple[int, ...]:
     out: list[int] = []
     left = slices
     for size in shape:
-        out.append(math.gcd(size, left) if len(out) < AXES.index("context") else 1)
+        out.append(math.gcd(size, left) if len(out) < names.index("context") else 1)
         left //= out[-1]
     if left > 1:
+        outer = " x ".join(f"{name} {size}" for name, size in zip(names[: names.index("context")], shape, strict=False))
         raise ConfigError(
-            f"config.mesh: data {shape[0]} x fsdp {shape[1]} cannot be laid over {slices} slices; "
-            f"accepted: a product that {slices} divides"
+            f"config.mesh: {outer} cannot be laid over {slices} slices; accepted: a product that {slices} divides"
         )
     return tuple(out)
 
@@ -97,7 +102,7 @@ def partition(shape: Sequence[int], axes: Sequence[str | None], mesh: Mesh, name
     used = {mesh_axis for entry in found for mesh_axis in entry or ()}
     for size, axis, rule in zip(shape, axes, wanted, strict=True):
         for mesh_axis in rule:
-            whole = mesh.shape[mesh_axis] > 1 and mesh_axis not in used and axis not in MAY_REPLICATE
+            whole = mesh.shape.get(mesh_axis, 1) > 1 and mesh_axis not in used and axis not in MAY_REPLICATE
             if whole and math.prod(shape) > LARGE:
                 raise ConfigError(
                     f"config.mesh.{mesh_axis}: {mesh.shape[mesh_axis]} does not divide {axis} {size} of {name}, so all "
@@ -123,7 +128,8 @@ def batch_sharding(mesh: Mesh, leading: int = 0) -> NamedSharding:
 
     Rows are whole on all devices of the `context` axis, because integers are small; the models shard them.
     """
-    return NamedSharding(mesh, P(*[None] * leading, ACTIVATION_RULES["batch_rows"]))
+    rows = tuple(axis for axis in ACTIVATION_RULES["batch_rows"] if axis in mesh.shape)
+    return NamedSharding(mesh, P(*[None] * leading, rows))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -140,6 +146,7 @@ def check_context(model: ModelConfig, mesh: Mesh) -> None:
     for what, part in (
         (f"model.attention.kind={model.attention.kind}", model.attention),
         (f"model.positions.kind={model.positions.kind}", model.positions),
+        (f"model.feed_forward.kind={model.feed_forward.kind}", model.feed_forward),
         (f"model.family={model.family}", FAMILIES[model.family]),
     ):
         if parts > 1 and part.whole_rows:
@@ -152,20 +159,86 @@ def check_context(model: ModelConfig, mesh: Mesh) -> None:
             )
 
 
+def check_stages(config: Config, mesh: Mesh) -> None:
+    """Raises ConfigError: layers or micro-batches do not divide over the stages, or the model cannot be split."""
+    why = cannot_split(config, mesh.shape[STAGE], mesh.shape["context"]) if STAGE in mesh.shape else None
+    if why is not None:
+        raise ConfigError(why)
+
+
+def cannot_split(config: Config, stages: int, context: int = 1) -> str | None:
+    """Why a run cannot have `stages` stages, 2 or more, beside a context axis of `context` devices; None: it can."""
+    model, where = config.model, f"config.mesh.stage: {stages}"
+    able = [name for name, traits in FAMILIES.items() if traits is not None and traits.stages]
+    cannot = {
+        f"model.family={model.family} is not one stack of layers over its tokens (those are {', '.join(able)})": (
+            model.family not in able
+        ),
+        "model.block=reversible computes its backward pass itself, from the last layer to the first": (
+            model.block == "reversible"
+        ),
+        "model.bert.mask_decoder=enhanced runs its last layer twice, outside the stages": model.enhanced_mask_decoder,
+        "model.feed_forward.kind=experts is untried in stages": model.feed_forward.has_experts,
+        "a head for a task draws its dropout over the whole batch": model.head is not None,
+        f"tune.lora_rank={config.tune.lora_rank} adapts the weights of layers, which is untried in stages": (
+            config.tune.lora_rank > 0
+        ),
+        f"tune.trained_layers={config.tune.trained_layers} leaves some stages little to learn": (
+            config.tune.trained_layers is not None
+        ),
+        "train.noise_scale=True measures between micro-batches, which stages share": config.train.noise_scale,
+        "distill.teacher has layers of its own": config.distill.teacher is not None,
+        f"mesh.context={context} has keys and values go round in every layer, which only one stage has": context > 1,
+    }
+    for why, holds in cannot.items():
+        if holds:
+            return f"{where}; {why}; accepted: 1"
+    period, micro = len(period_of(model)), config.execution.gradient_accumulation_steps
+    if model.num_layers % (stages * period):
+        alike = "" if period == 1 else f" in groups of {period} that are alike"
+        divisors = f"a divisor of {model.num_layers // period}"
+        return f"{where} does not divide model.num_layers {model.num_layers}{alike}; accepted: {divisors}"
+    if micro % stages:
+        return (
+            f"config.execution.gradient_accumulation_steps: {micro}; each of mesh.stage {stages} stages keeps as many "
+            f"micro-batches as the others; accepted: multiples of {stages}"
+        )
+    return None
+
+
+def check_without_stages(mesh: Mesh, what: str) -> None:
+    """Raises ConfigError: the mesh has stages, which `what` cannot use."""
+    if STAGE in mesh.shape:
+        raise ConfigError(f"config.mesh.stage: {mesh.shape[STAGE]}; {what} has no micro-batches for them; accepted: 1")
+
+
+def check_experts(model: ModelConfig, mesh: Mesh) -> None:
+    """Raises ConfigError: the experts do not divide over the expert axis, or there are none."""
+    parts, kind = mesh.shape.get("expert", 1), model.feed_forward
+    count = kind.count if kind.has_experts else 1
+    if count % parts:
+        why = f"does not divide model.feed_forward.count {count}" if kind.has_experts else "has no experts to split"
+        accepted = f"a divisor of {count}" if kind.has_experts else "1, or model.feed_forward.kind=experts"
+        raise ConfigError(f"config.mesh.expert: {parts} {why}; accepted: {accepted}")
+
+
 def check_batch(rows: int, micro_batches: int, mesh: Mesh) -> None:
     """Raises ConfigError if the rows of a micro-batch do not divide over the data-parallel devices."""
-    devices = batch_shards(mesh)
+    axes = [axis for axis in ACTIVATION_RULES["batch_rows"] if axis in mesh.shape]
+    if STAGE in axes and micro_batches % mesh.shape[STAGE] == 0:  # then a micro-batch is on one stage
+        axes.remove(STAGE)
+    devices = math.prod(mesh.shape[axis] for axis in axes)
     if rows % (micro_batches * devices):
         raise ConfigError(
             f"config.train.global_batch_size: {rows} in micro-batches of {rows / micro_batches:g} rows does not divide "
-            f"over {devices} devices (mesh.data {mesh.shape['data']} x mesh.fsdp {mesh.shape['fsdp']}); "
+            f"over {devices} devices ({' x '.join(f'mesh.{a} {mesh.shape[a]}' for a in axes)}); "
             f"accepted: multiples of {micro_batches * devices}"
         )
 
 
 def batch_shards(mesh: Mesh) -> int:
     """The number of shards of the rows of a batch."""
-    return math.prod(mesh.shape[a] for a in ACTIVATION_RULES["batch_rows"])
+    return math.prod(mesh.shape.get(a, 1) for a in ACTIVATION_RULES["batch_rows"])
 
 
 def host_rows(rows: int, mesh: Mesh) -> np.ndarray:

@@ -8,7 +8,9 @@
            embedding and once for the loss's gradient; three numbers a token for the loss itself.
   context  every micro-batch and layer: what sublayers send around the ring (`layer.Cost`), keys and values, once
            forward (twice where the backward pass recomputes blocks), and they and their gradients backward.
-  data     gradients of what a device keeps, summed once, float32; also over fsdp and context for parameters that
+  stage    every micro-batch: its activations go to the next stage, and what stages keep of other micro-batches to the
+           one before (`parallel.pipeline`), forward, and their gradients the other way.
+  data     gradients of what a device keeps, summed once, float32; also over fsdp, context and stage for parameters that
            they do not split (norms).
 
 Rings as in `collectives`.
@@ -23,6 +25,7 @@ from jaxformer.config import Config
 from jaxformer.functional.sublayers import stack_costs
 from jaxformer.parallel.constraints import ACTIVATION_RULES
 from jaxformer.parallel.mesh import partition
+from jaxformer.parallel.pipeline import STAGE
 from jaxformer.specs import ParamSpec, is_spec
 
 GRADIENT_BYTES = 4
@@ -49,13 +52,16 @@ def communication_bound(config: Config, specs: Any, mesh: Any) -> dict[str, floa
         add(("tensor",), _tensor(config, sizes))
     if "context" in sizes:
         add(("context",), _context(config, sizes))
+    if STAGE in sizes:
+        numbers = 4 * tokens_per_device(config, sizes) * config.model.width
+        add((STAGE,), config.execution.gradient_accumulation_steps * numbers * _compute_bytes(config))
     return out
 
 
 def tokens_per_device(config: Config, sizes: dict[str, int]) -> float:
-    """Tokens of one micro-batch on one device."""
+    """Tokens of one micro-batch on one device; of a pipeline, on one of the devices of a stage."""
     rows = config.train.global_batch_size / config.execution.gradient_accumulation_steps
-    splits = math.prod(sizes.get(a, 1) for a in ACTIVATION_RULES["rows"])
+    splits = math.prod(sizes.get(a, 1) for a in ACTIVATION_RULES["rows"] if a != STAGE)
     return rows * config.model.context_length / splits
 
 
@@ -68,13 +74,16 @@ def _parameter(add: Any, name: str, spec: ParamSpec, config: Config, mesh: Any, 
     used = {a for entry in entries if entry for a in (entry if isinstance(entry, tuple) else (entry,))}
     numbers = math.prod(spec.shape) / math.prod(sizes[a] for a in used if a != "fsdp")
     parts, micro = sizes.get("fsdp", 1) if "fsdp" in used else 1, config.execution.gradient_accumulation_steps
+    tokens = tokens_per_device(config, sizes)
+    if STAGE in sizes and not spec.num_stacked:  # outside the stages, which share out all rows at once
+        micro, tokens = 1, tokens * micro / sizes[STAGE]
     share = (parts - 1) / parts
     whole = share * numbers * _compute_bytes(config)
     summed = int(spec.trained) * share * numbers * GRADIENT_BYTES
     if spec.num_stacked:
         add(("fsdp",), micro * (2 * whole + summed))
     elif spec.role == "input" and not ("vocab" in spec.axes and config.model.tie_embeddings):
-        rows = share * tokens_per_device(config, sizes) * config.model.width * _compute_bytes(config)
+        rows = share * tokens * config.model.width * _compute_bytes(config)
         add(("fsdp",), micro * (min(whole, rows) + min(summed, rows)))
     else:
         add(("fsdp",), micro * (whole + summed))
@@ -93,7 +102,8 @@ def _tensor(config: Config, sizes: dict[str, int]) -> float:
         recomputed = (sublayers - 1) * int(config.execution.remat in ("attention", "full"))
         sums += each * (stack.depth * (2 * sublayers + recomputed) + 2)
     activations = sums * tokens * model.width * _compute_bytes(config)
-    return config.execution.gradient_accumulation_steps * 2 * share * (activations + 3 * tokens * 4)
+    micro_batches = config.execution.gradient_accumulation_steps / sizes.get(STAGE, 1)  # through all layers
+    return micro_batches * 2 * share * (activations + 3 * tokens * 4)
 
 
 def _context(config: Config, sizes: dict[str, int]) -> float:

@@ -18,7 +18,7 @@ from jaxformer.models.attention_support import check_mesh, unsupported_by
 from jaxformer.models.families import family_of
 from jaxformer.models.own_kinds import check_model
 from jaxformer.modules import make_model
-from jaxformer.parallel.mesh import batch_sharding, check_context, make_mesh
+from jaxformer.parallel.mesh import batch_sharding, check_context, check_experts, check_stages, make_mesh
 from jaxformer.plan.communication_bound import tokens_per_device
 from jaxformer.plan.topology import Topology
 from jaxformer.training.chunks import longest_chunk
@@ -97,7 +97,9 @@ def compile_step(config: Config, topology: Topology) -> CompiledStep:
     except ConfigError as error:
         raise ConfigError(str(error).replace("the number of devices is", f"{topology.name} has")) from None
     config = target_config(config, topology, mesh)
+    check_stages(config, mesh)
     check_context(config.model, mesh)
+    check_experts(config.model, mesh)
     check_mesh(config.execution, mesh)
     check_model(config)
     model = make_model(config.model, config.loss, config.execution, config.optimizer.freeze, config.tune)

@@ -10,6 +10,7 @@ from jaxformer.config import Config, to_dict
 from jaxformer.functional.sublayers import stack_costs
 from jaxformer.models.flops import count_parameters, training_flops
 from jaxformer.parallel.mesh import LARGE
+from jaxformer.parallel.pipeline import STAGE, num_ticks
 from jaxformer.plan import collectives, communication_bound, costs, hlo
 from jaxformer.plan.compiled_step import CompiledStep, compile_step
 from jaxformer.plan.kernel_costs import visited_shares
@@ -38,6 +39,7 @@ def describe(step: CompiledStep, topology: Topology) -> Plan:
       flops        model (ours, over all devices), program (of one device), useful: model / (program * devices)
       traffic      bytes to and from main memory
       collectives  [kind, axes, count, bytes] summed up; `largest` also by shape and source; `minimum` by axes
+      stages       of a pipeline: how many, ticks of an update, the share of them that is useful; without one None
       replicated   large arrays of the state that every device along an axis holds alike
       roofline     see `roofline.roofline`
 
@@ -49,15 +51,18 @@ def describe(step: CompiledStep, topology: Topology) -> Plan:
     sizes = {name: int(size) for name, size in step.mesh.shape.items()}
     tokens = config.train.global_batch_size * config.model.context_length
     model_flops = training_flops(config.model, config.data, config.tune) * tokens
+    counts = count_parameters(config.model)
     plan: Plan = {
         "topology": topology.name,
         "devices": len(topology.devices),
         "mesh": sizes,
-        "parameters": count_parameters(config.model).total,
+        "parameters": counts.total,
+        **({} if counts.active == counts.total else {"active": counts.active}),
         "tokens": tokens,
         "seconds": round(step.seconds, 1),
         "memory": memory,
         "flops": {"model": model_flops},
+        "stages": pipeline_of(config, sizes),
         "replicated": replicated(step),
         "config": to_dict(config),
     }
@@ -84,6 +89,16 @@ def describe(step: CompiledStep, topology: Topology) -> Plan:
         "minimum": communication_bound.communication_bound(config, step.model.specs, step.mesh),
         "roofline": roofline(topology, step.mesh, flops, traffic, summed, model_flops),
     }
+
+
+def pipeline_of(config: Config, sizes: dict[str, int]) -> dict[str, float] | None:
+    """The schedule of a pipeline; None: there are no stages. What a stage computes in the other ticks counts among the
+    program's operations, and so in the time of an update."""
+    if STAGE not in sizes:
+        return None
+    micro_batches = config.execution.gradient_accumulation_steps
+    ticks = num_ticks(sizes[STAGE], micro_batches)
+    return {"stages": sizes[STAGE], "micro_batches": micro_batches, "ticks": ticks, "useful": micro_batches / ticks}
 
 
 def by_axes(plan: Plan) -> dict[str, float]:
@@ -123,7 +138,8 @@ def saved_activations(step: CompiledStep) -> int:
     "full" keeps a block's input; "attention" also attention's output, and its weights or what they are made of; "dots"
     also the products with weights, without attention's; "none" about everything that is computed, estimated as
     the products twice, the attention weights (where attention keeps them) and two norms. Reversible blocks keep two
-    float32 streams in all.
+    float32 streams in all. A stage of a pipeline keeps for all micro-batches, the idle ticks among them, what remat
+    keeps, with "full" its input alone, and everything of its layers for the one micro-batch that it computes again.
     """
     model, execution, sizes = step.config.model, step.config.execution, dict(step.mesh.shape)
     each = 2 if model.dtype == "bfloat16" else 4
@@ -135,13 +151,21 @@ def saved_activations(step: CompiledStep) -> int:
             continue
         costs = by_name.values()
         products = sum(cost.saved / tensor + model.width for cost in costs)
-        numbers = {
+        kept = {
             "full": float(model.width),
             "attention": model.width + sum(cost.kept for cost in costs) / tensor,
             "dots": model.width + products,
             "none": 3 * model.width + 2 * products + sum(cost.saved_scores for cost in costs) / tensor,
-        }[execution.remat]
-        total += int(stack.depth * share * tokens * each * numbers)
+        }
+        numbers = stack.depth * kept[execution.remat]
+        if STAGE in sizes:
+            ticks, depth = num_ticks(sizes[STAGE], execution.gradient_accumulation_steps), stack.depth / sizes[STAGE]
+            if execution.remat == "full":
+                numbers = ticks * kept["full"] + depth * kept["none"]
+            else:
+                numbers = ticks * depth * kept[execution.remat]
+                numbers += 0 if execution.remat == "none" else depth * kept["none"]
+        total += int(share * tokens * each * numbers)
     return total
 
 

@@ -1,5 +1,6 @@
 """Tries the sensible meshes and remat policies for a config on a topology, and ranks them."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -10,6 +11,8 @@ from jaxformer.config import Config
 from jaxformer.errors import ConfigError
 from jaxformer.functional.block import block_specs
 from jaxformer.parallel.constraints import ACTIVATION_RULES, RULES
+from jaxformer.parallel.mesh import cannot_split
+from jaxformer.parallel.pipeline import STAGE
 from jaxformer.plan.measures import Plan, make_plan
 from jaxformer.plan.summary import milliseconds, size, verdict
 from jaxformer.plan.topology import Topology
@@ -27,10 +30,11 @@ class Trial:
 
 
 def candidates(config: Config, topology: Topology) -> list[Config]:
-    """The config with meshes of data x fsdp x tensor, most promising first; the remat policy is chosen later.
+    """The config with meshes of stage x data x fsdp x tensor, most promising first; the remat policy is chosen later.
 
     tensor: up to a node's devices (16 on a TPU), and dividing the heads; fsdp: all other devices, those of one node, or
-    1; data: the rest. The context axis keeps its size (1 if the config gives it the rest).
+    1; data: the rest; stage: none, 2, 4 and 8 in turn, where they divide layers and micro-batches. The context axis
+    keeps its size (1 if the config gives it the rest).
 
     >>> from jaxformer.config import from_mapping
     >>> from jaxformer.plan.topology import parse
@@ -40,8 +44,16 @@ def candidates(config: Config, topology: Topology) -> list[Config]:
     >>> [(c.mesh.data, c.mesh.fsdp, c.mesh.tensor) for c in found][:3]
     [(1, 16, 1), (2, 8, 1), (16, 1, 1)]
     """
+    tried = [_in_stages(config, topology, stages) for stages in (1, 2, 4, 8)]
+    return [each for row in itertools.zip_longest(*tried) for each in row if each is not None]
+
+
+def _in_stages(config: Config, topology: Topology, stages: int) -> list[Config]:
+    """Those with this number of stages."""
     context = config.mesh.context or 1
-    devices = len(topology.devices) // context
+    if stages > 1 and (len(topology.devices) // context) % stages:
+        return []
+    devices = len(topology.devices) // context // stages
     most = min(topology.per_node, 16)
     leaves = jax.tree.leaves(block_specs(config.model), is_leaf=is_spec)
     over = {axis for axis, rule in RULES.items() if "tensor" in (rule or ())}
@@ -55,9 +67,9 @@ def candidates(config: Config, topology: Topology) -> list[Config]:
         inside = max(1, topology.per_node // tensor) if topology.chip.platform == "cuda" else max(1, int(rest**0.5))
         for fsdp in dict.fromkeys((rest, inside, 1)):
             if rest % fsdp == 0 and config.train.global_batch_size % (rest * steps) == 0:
-                mesh = replace(config.mesh, data=rest // fsdp, fsdp=fsdp, tensor=tensor, context=context)
+                mesh = replace(config.mesh, data=rest // fsdp, fsdp=fsdp, tensor=tensor, context=context, stage=stages)
                 found.append(replace(config, mesh=mesh))
-    return found
+    return found if not found or stages == 1 or cannot_split(config, stages, context) is None else []
 
 
 def search(
@@ -73,7 +85,7 @@ def search(
     if not meshes:
         raise ConfigError(
             f"config.train.global_batch_size: {config.train.global_batch_size} rows divide over no mesh of "
-            f"{topology.name} ({' and '.join(ACTIVATION_RULES['batch_rows'])} split them); "
+            f"{topology.name} ({' and '.join(a for a in ACTIVATION_RULES['batch_rows'] if a != STAGE)} split them); "
             f"accepted: multiples of {len(topology.devices)}"
         )
     trials: list[Trial] = []
@@ -82,7 +94,8 @@ def search(
             if len(trials) >= tries:
                 break
             one = replace(mesh, execution=replace(mesh.execution, remat=remat))
-            name = f"data {mesh.mesh.data} fsdp {mesh.mesh.fsdp} tensor {mesh.mesh.tensor} remat {remat}"
+            staged = f"stage {mesh.mesh.stage} " if (mesh.mesh.stage or 1) > 1 else ""
+            name = f"{staged}data {mesh.mesh.data} fsdp {mesh.mesh.fsdp} tensor {mesh.mesh.tensor} remat {remat}"
             try:
                 plan = make_plan(one, topology)
             except ConfigError as error:

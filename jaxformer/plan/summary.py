@@ -26,8 +26,9 @@ def lines(plan: Plan) -> list[str]:
     """The whole plan as lines of text."""
     mesh = " x ".join(f"{name} {n}" for name, n in plan["mesh"].items())
     memory = plan["memory"]
+    used = f"{plan['active']:,} used by a token, " if "active" in plan else ""
     out = [
-        f"{plan['topology']}: {plan['devices']} devices, mesh {mesh}; {plan['parameters']:,} parameters, "
+        f"{plan['topology']}: {plan['devices']} devices, mesh {mesh}; {plan['parameters']:,} parameters, {used}"
         f"{plan['tokens']} tokens an update; compiled in {plan['seconds']:.0f} s",
         "",
         "memory of one device",
@@ -61,8 +62,14 @@ def _work(plan: Plan) -> list[str]:
     share = f"of which the model's {useful:.1%}"
     if useful > 1:  # kernels leave blocks of masked scores out
         share = f"{1 / useful:.1%} of the model's, which counts masked scores too"
+    stages = plan.get("stages")
+    schedule = [] if not stages else [
+        f"  {'ticks of the pipeline':34} {stages['ticks']:>12} for {stages['micro_batches']} micro-batches in "
+        f"{stages['stages']} stages: {stages['useful']:.1%} of them useful"
+    ]  # fmt: skip
     return [
         "work of one update",
+        *schedule,
         f"  {'model, all devices':34} {flops['model']:>12.4g} FLOP",
         f"  {'program, one device':34} {flops['program']:>12.4g} FLOP, {share}",
         f"  {'main memory, one device':34} {size(plan['traffic']):>12} read and written",

@@ -14,7 +14,7 @@ from jaxformer.training.optim import make_schedule
 # How often something is told, evaluated or given up.
 CADENCE = (
     "train.log_every_steps", "train.eval_every_steps", "train.eval_rows", "train.early_stop_evals",
-    "train.max_bad_steps",
+    "train.max_bad_steps", "train.noise_scale",
 )  # fmt: skip
 # Filled in from the text, where the config says None.
 FILLED_IN = (("model", "vocab_size"), ("model", "head", "outputs"), ("data", "labelled", "labels"))

@@ -11,9 +11,10 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 from jaxformer.config import Config, diff, from_mapping, load, reference, registry, to_dict
@@ -50,6 +51,7 @@ class Parsed(NamedTuple):
       source: the config file and its argument, as given.
       given: field -> text of every override, as given.
       options: the program's own flags.
+      beside: what the config file has beside the config's own sections, by name.
     """
 
     config: Config
@@ -57,6 +59,7 @@ class Parsed(NamedTuple):
     source: str
     given: dict[str, str]
     options: argparse.Namespace
+    beside: Mapping[str, Any] = MappingProxyType({})
 
 
 class Parser(argparse.ArgumentParser):
@@ -249,10 +252,15 @@ def add_verify(arguments: argparse.ArgumentParser) -> None:
 
 
 def parse_config(
-    parser: Parser, argv: Sequence[str] | None = None, cls: type[Config] = Config, *, needed: bool = True
+    parser: Parser,
+    argv: Sequence[str] | None = None,
+    cls: type[Config] = Config,
+    *,
+    needed: bool = True,
+    beside: Sequence[str] = (),
 ) -> Parsed:
     """Reads the config file and the overrides of a command line into a `cls`; without one, unless it is `needed`, the
-    defaults.
+    defaults. `beside`: names that the file may have beside the sections of a `cls`.
 
     Raises:
       ConfigError: no such file, no get_config in it, or anything `config.from_mapping` refuses.
@@ -282,6 +290,7 @@ def parse_config(
     if source is None:
         raise ConfigError("--config: is needed; `jaxformer configs` lists those that come with it")
     mapping = load(source)
+    others = {name: mapping.pop(name) for name in beside if name in mapping}
     with blamed(split(source)[0], passing=(ConfigError,)):
         base = from_mapping(mapping, cls=cls)
         config = from_mapping(mapping, overrides, cls)
@@ -296,7 +305,7 @@ def parse_config(
         brings = str(split(source)[0].absolute()) if own else None
         print(reference.as_file(config, about, brings), end="")
         raise SystemExit(0)
-    return Parsed(config, diff(to_dict(base), to_dict(config)), source, overrides, known)
+    return Parsed(config, diff(to_dict(base), to_dict(config)), source, overrides, known, others)
 
 
 def _joined(argv: Sequence[str]) -> list[str]:

@@ -17,7 +17,7 @@ from jaxformer.decoding.request import round_up
 from jaxformer.errors import ConfigError
 from jaxformer.models.families import FAMILIES, family_of
 from jaxformer.modules import make_model
-from jaxformer.parallel.mesh import batch_shards, check_context, make_mesh
+from jaxformer.parallel.mesh import batch_shards, check_context, check_experts, check_without_stages, make_mesh
 from jaxformer.training.eval_step import compile_eval
 from jaxformer.training.step import device_put_batch
 from jaxformer.types import Array, Batch, Model, Params
@@ -108,7 +108,9 @@ class Scorer:
         """
         self.cfg = language_model(cfg)
         self.mesh = make_mesh(MeshConfig(1), jax.devices()[:1]) if mesh is None else mesh
+        check_without_stages(self.mesh, "scoring")
         check_context(self.cfg, self.mesh)
+        check_experts(self.cfg, self.mesh)
         how = replace(Execution() if execution is None else execution, feed_forward_chunks=1)  # would have to divide T
         model = make_model(self.cfg, LossConfig() if loss is None else loss, how)
         self._params, self._frozen, self._prefix_lm = params, frozen, prefix_lm

@@ -15,7 +15,7 @@ from jaxformer.data.progress_bars import say
 from jaxformer.errors import ConfigError
 from jaxformer.models.attention_support import fallback_to_auto
 from jaxformer.modules import make_model
-from jaxformer.parallel.mesh import check_batch, check_context, host_rows
+from jaxformer.parallel.mesh import check_batch, check_context, check_experts, check_stages, host_rows
 from jaxformer.runs import manifest, messages, other_text, tasks, texts
 from jaxformer.runs.other_text import OtherText
 from jaxformer.runs.pretrain import laid_out, mesh_of, params_of, tokenizer_of
@@ -68,8 +68,10 @@ def evaluate(
     if config.compilation_cache:
         keep_compiled_programs()
     devices = mesh_of(workdir, mesh)
+    check_stages(config, devices)
     check_batch(config.train.global_batch_size, 1, devices)
     check_context(config.model, devices)
+    check_experts(config.model, devices)
     if note := manifest.changed_files(workdir, config):
         say(note)
     log = log if jax.process_index() == 0 else lambda _: None

@@ -34,10 +34,12 @@ def print_overview(
     if model.encoder is not None:
         layers = f"{encoder_of(model).num_layers} + {layers}"
         source = f", sources of {model.encoder.source_length}"
+    kinds = f"{about}, " if (about := model.feed_forward.summary()) else ""
+    active = f", {_short(counts.active)} used by a token" if counts.active < counts.total else ""
     log(
-        f"{model.family}: {layers} layers, width {model.width}, {model.attention.summary()}, "
+        f"{model.family}: {layers} layers, width {model.width}, {model.attention.summary()}, {kinds}"
         f"context {model.context_length}{source}, vocabulary {model.vocab_size}: {_short(counts.total)} parameters "
-        f"({_short(counts.non_embedding)} without embeddings), {model.dtype}"
+        f"({_short(counts.non_embedding)} without embeddings{active}), {model.dtype}"
     )
     log(
         f"data: {_short(sum(each.num_tokens for each in train))} training tokens "

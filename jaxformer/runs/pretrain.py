@@ -27,7 +27,16 @@ from jaxformer.models.distilled_model import teacher_flops
 from jaxformer.models.flops import six_n, training_flops
 from jaxformer.models.lora import with_adapters
 from jaxformer.modules import make_model
-from jaxformer.parallel.mesh import check_batch, check_context, host_rows, make_mesh, param_shardings
+from jaxformer.parallel.mesh import (
+    check_batch,
+    check_context,
+    check_experts,
+    check_stages,
+    check_without_stages,
+    host_rows,
+    make_mesh,
+    param_shardings,
+)
 from jaxformer.runs import changes, distilling, manifest, memory_check, messages, tasks, texts, warm_start
 from jaxformer.runs.command_line import Parsed
 from jaxformer.runs.store_lock import lock_of
@@ -156,8 +165,10 @@ def _prepare(
     lock of the working directory."""
     mesh = make_mesh(config.mesh)
     check_available(config.execution)
+    check_stages(config, mesh)
     check_batch(config.train.global_batch_size, config.execution.gradient_accumulation_steps, mesh)
     check_context(config.model, mesh)
+    check_experts(config.model, mesh)
     check_mesh(config.execution, mesh)
     manifest.check_workdir(config, changes.MAY_CHANGE)
     if made := max(list_steps(f"{config.workdir}/checkpoints"), default=0):
@@ -221,10 +232,11 @@ def open_run(workdir: str | Path, mesh: str | None = None) -> Run:
       ConfigError: there is no run; CheckpointError: it has no valid checkpoint.
     """
     config: Config = manifest.read_config(workdir)
+    devices = mesh_of(workdir, mesh)
+    check_without_stages(devices, "decoding")
     tokenizer = tokenizer_of(workdir)
     if note := manifest.changed_files(workdir, config):
         say(note)
-    devices = mesh_of(workdir, mesh)
     if mesh is not None:
         jax.set_mesh(devices)
     specs = make_model(config.model, config.loss, tune=config.tune.of_weights).specs

@@ -223,6 +223,7 @@ def _member(study: Study, run: ladder.LadderRun) -> Member:
         "num_layers": config.model.num_layers,
         "params": counts.total,
         "params_non_embedding": counts.non_embedding,
+        **({} if counts.active == counts.total else {"params_active": counts.active}),
         "flops": training_flops(config.model, config.data) * tokens,
         "epochs": tokens / study.available,
         **texts.skipped(config, study.corpus),

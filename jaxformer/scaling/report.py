@@ -108,7 +108,7 @@ def page(
         parts.append("</ul>")
     parts += [f"<p>{html.escape(note)}</p>" for note in notes]
     if figures:
-        shown = [_figure(key, picture, _CAPTIONS.get(key, key)) for key, picture in figures.items()]
+        shown = [figure_of(key, picture, _CAPTIONS.get(key, key)) for key, picture in figures.items()]
         parts += ["<h2>Figures</h2>", '<div class="figures">', *shown, "</div>"]
     parts += _fit_tables(name, first)
     if len(fits) > 1:
@@ -118,6 +118,14 @@ def page(
         parts += [f"<h2>{html.escape(heading)}</h2>", table(rows)]
     if warnings := dict.fromkeys(line for fit in fits.values() for line in fit.get("warnings", [])):
         parts += ["<h2>Notes of the fit</h2><ul>", *(f"<li>{html.escape(line)}</li>" for line in warnings), "</ul>"]
+    return document(title, parts, commands, manifest)
+
+
+def document(
+    title: str, parts: Sequence[str], commands: Sequence[str] = (), manifest: Mapping[str, Any] | None = None
+) -> str:
+    """A page of HTML parts, ending in exact command lines and a manifest, as text."""
+    parts = list(parts)
     if commands:
         parts += ["<h2>Commands</h2>", f"<pre>{html.escape(chr(10).join(map(credentials.mask_text, commands)))}</pre>"]
     if manifest:
@@ -204,7 +212,8 @@ def _law(text: str) -> str:
     return f'<span class="law">{text}</span>'
 
 
-def _figure(name: str, picture: str, caption: str) -> str:
+def figure_of(name: str, picture: str, caption: str) -> str:
+    """A figure as HTML, its picture SVG text (see `embed`) or a `data:` URL."""
     if not picture.startswith("data:"):
         picture = "data:image/svg+xml;base64," + base64.b64encode(picture.encode()).decode()
     text = html.escape(caption, quote=True)

@@ -22,6 +22,7 @@ from optax.contrib import MuonDimensionNumbers
 from jaxformer.config import OptimizerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.specs import ParamSpec, is_spec, only_trained
+from jaxformer.training.counter_biases import is_counter_bias, with_counter_biases, without_counter_biases
 from jaxformer.types import Array, Params
 
 Schedule = Callable[[Array | int], Array]
@@ -125,7 +126,8 @@ def make_optimizer(
       adafactor  factored second moment, which decays as 1 - t**-0.8; beta1 is its momentum, 0 for none
       muon       beta1 is its (Nesterov) momentum; for parameters of role "hidden", the others take adamw's update
 
-    A leading "layers" axis is a batch of parameters, never a dimension of a matrix. Given `hyperparameters` take the
+    Leading axes "layers" and "experts" are batches of parameters, never dimensions of a matrix. Parameters of role
+    "counter_bias" move as `training.counter_biases` says, under every rule. Given `hyperparameters` take the
     place of those in `cfg`, as in `make_schedule`.
 
     Raises:
@@ -134,6 +136,9 @@ def make_optimizer(
     Sources: Loshchilov & Hutter 2019; Chen et al. 2023; Shazeer & Stern 2018; Jordan 2024, Liu et al. 2025.
     """
     specs = only_trained(specs, specs)
+    if any(map(is_counter_bias, jax.tree.leaves(specs, is_leaf=is_spec))):
+        others = make_optimizer(cfg, steps, without_counter_biases(specs, specs), hyperparameters)
+        return with_counter_biases(others, specs)
     epsilons = jax.tree.map(lambda spec: cfg.epsilon * spec.epsilon, specs, is_leaf=is_spec)
     rule = {
         "adamw": lambda: scale_by_adam(cfg.beta1, cfg.beta2, epsilons),
@@ -278,12 +283,17 @@ def _adafactor(momentum: float) -> optax.GradientTransformation:
 
 
 def _per_layer(rule: optax.GradientTransformation, specs: Any) -> optax.GradientTransformation:
-    """`rule` for each layer by itself, by vmap over the leading axis of stacked leaves."""
+    """`rule` for each layer, and each expert of it, by itself: by vmap over the leading axes of stacked leaves."""
 
     def label(spec: ParamSpec) -> str:
-        return f"layers_{spec.shape[0]}" if spec.num_stacked else "single"
+        return "_".join(["layers", *map(str, spec.shape[: spec.num_stacked])]) if spec.num_stacked else "single"
+
+    def mapped(number: int) -> optax.GradientTransformation:
+        if number == 0:
+            return rule
+        inner = mapped(number - 1)
+        return optax.GradientTransformation(jax.vmap(inner.init), jax.vmap(inner.update))
 
     labels = jax.tree.map(label, specs, is_leaf=is_spec)
-    mapped = optax.GradientTransformation(jax.vmap(rule.init), jax.vmap(rule.update))
     names = sorted(set(jax.tree.leaves(labels)))  # a set's order differs between processes, which run one program
-    return optax.partition({name: rule if name == "single" else mapped for name in names}, labels)
+    return optax.partition({name: mapped(name.count("_")) for name in names}, labels)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from jaxformer.specs import count_non_embedding, count_params
+from jaxformer.specs import count_active, count_non_embedding, count_params
 from jaxformer.training.evaluate import SPLIT
 from jaxformer.training.state import TrainState
 
@@ -36,13 +36,15 @@ def final_record(
     status: str, step: int, values: Mapping[str, float], *, tokens: int, specs: Any, flops_per_token: float | None
 ) -> dict[str, Any]:
     """The final record of a run of `step` updates on `tokens`, whose final evaluation is `values`."""
+    total, active = count_params(specs), count_active(specs)
     return {
         "kind": "final",
         "step": step,
         "tokens": tokens,
         **values,
-        "params": count_params(specs),
+        "params": total,
         "params_non_embedding": count_non_embedding(specs),
+        **({} if active == total else {"params_active": active}),
         "flops": None if flops_per_token is None else flops_per_token * tokens,
         "status": status,
         "split": SPLIT,

@@ -14,12 +14,15 @@ from jax.sharding import Mesh
 from jaxformer.config import Config
 from jaxformer.parallel.constraints import sequence_parallel
 from jaxformer.parallel.mesh import batch_sharding, check_batch, replicated
+from jaxformer.parallel.pipeline import STAGE
 from jaxformer.runtime.host_memory import one_at_a_time
 from jaxformer.specs import only_trained, with_trained
 from jaxformer.training import state as states
 from jaxformer.training.chunks import longest_chunk
+from jaxformer.training.counter_biases import without_counter_biases
 from jaxformer.training.eval_step import compile_eval
-from jaxformer.training.microbatch import fori_over_batches, split_microbatches
+from jaxformer.training.gradients import gradients
+from jaxformer.training.microbatch import fori_over_batches
 from jaxformer.training.optim import Schedule, clip, make_schedule
 from jaxformer.training.state import TrainState
 from jaxformer.types import Array, Batch, Model, Params, Sums
@@ -47,54 +50,6 @@ class StepMetrics(NamedTuple):
     weights: dict[str, Array]
 
 
-def gradients(
-    params: Params, batch: Batch, rng: Array, frozen: Any = None, *, model: Model, micro_batches: int = 1
-) -> tuple[Array, Params, Sums, dict[str, Array]]:
-    """Loss and gradient of a whole batch, computed one micro-batch after another.
-
-    Exact even if micro-batches have unequal weights: each one's sums are divided by the weight of the whole batch. They
-    are added in float32 (or wider, where the parameters are).
-
-    Args:
-      params: the parameters.
-      batch: rows divide by `micro_batches`.
-      rng: micro-batch i gets fold_in(rng, i).
-      frozen: as in `TrainState`.
-      model: the model.
-      micro_batches: how many.
-
-    Returns:
-      The loss (scalar, mean), its gradient (None for parameters that are not trained), the metrics' sums
-      (scalars), and the weights of the objective's terms.
-    """
-    weights = model.weights(batch)
-
-    def share(trained: Params, part: Batch, rng: Array) -> tuple[Array, Sums]:
-        objective, metrics = model.loss(with_trained(params, trained, model.specs), part, rng, frozen)
-        if objective.keys() != weights.keys():
-            raise ValueError(f"Model.weights names {sorted(weights)}, Model.loss {sorted(objective)}")
-        # A batch without any weight (no token was selected) has sum 0, and so loss and gradient 0.
-        terms = [total / jnp.where(weights[k] > 0, weights[k], 1) for k, (total, _) in objective.items()]
-        return functools.reduce(jnp.add, terms), jax.tree.map(jnp.sum, metrics)
-
-    value_and_grad = jax.value_and_grad(share, has_aux=True)
-    trained = only_trained(params, model.specs)
-    if micro_batches == 1:
-        (loss, sums), grads = value_and_grad(trained, batch, jax.random.fold_in(rng, 0))
-        return loss, grads, sums, weights
-
-    # Each part takes rows from the whole batch, so that no row moves to another device.
-    parts = jax.tree.map(lambda x: split_microbatches(x, micro_batches), batch)
-    shapes = jax.eval_shape(value_and_grad, trained, jax.tree.map(lambda x: x[0], parts), rng)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), shapes)
-
-    def add(index, total, rows):
-        return jax.tree.map(jnp.add, total, value_and_grad(trained, rows, jax.random.fold_in(rng, index)))
-
-    (loss, sums), grads = fori_over_batches(add, zeros, parts, micro_batches)
-    return loss, grads, sums, weights
-
-
 def train_step(
     state: TrainState,
     batch: Batch,
@@ -103,6 +58,8 @@ def train_step(
     optimizer: optax.GradientTransformationExtraArgs,
     schedule: Schedule,
     micro_batches: int = 1,
+    noise_scale: bool = False,
+    staged: bool = False,
     clip_norm: float | None = None,
     ema_decay: float | None = None,
     max_bad_steps: int | None = None,
@@ -118,7 +75,7 @@ def train_step(
       model: the model.
       optimizer: of `optim.make_optimizer`, or any other of optax's through `optim.skip_nonfinite`.
       schedule: the optimizer's, for the report.
-      micro_batches: see `gradients`.
+      micro_batches, noise_scale, staged: see `gradients`.
       clip_norm: largest global gradient norm; None: no clipping.
       ema_decay: of the average of the weights after n updates it is min(ema_decay, (1 + n) / (10 + n)), so that a
         young average forgets the initial values; None: there is no average.
@@ -130,9 +87,16 @@ def train_step(
     """
     rng = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
     loss, grads, sums, weights = gradients(
-        state.params, batch, rng, state.frozen, model=model, micro_batches=micro_batches
+        state.params,
+        batch,
+        rng,
+        state.frozen,
+        model=model,
+        micro_batches=micro_batches,
+        noise_scale=noise_scale,
+        staged=staged,
     )
-    scale, norm = clip(grads, clip_norm)
+    scale, norm = clip(without_counter_biases(grads, model.specs), clip_norm)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     if max_bad_steps is not None:
         finite &= state.bad_steps < max_bad_steps
@@ -233,6 +197,8 @@ def compile_steps(
         optimizer=optimizer,
         schedule=make_schedule(cfg.optimizer, cfg.train.steps),
         micro_batches=cfg.execution.gradient_accumulation_steps,
+        noise_scale=cfg.train.noise_scale,
+        staged=STAGE in mesh.shape,
         clip_norm=cfg.optimizer.clip_norm,
         ema_decay=cfg.optimizer.ema_decay,
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jaxformer.__main__ import COMMANDS
-from jaxformer.config import AttentionConfig, FeedForwardConfig, PositionsConfig, from_mapping, load
+from jaxformer.config import AttentionConfig, FeedForwardConfig, Parametrization, PositionsConfig, from_mapping, load
 from jaxformer.config.loading import shipped
 from jaxformer.errors import ConfigError
 from jaxformer.runs.command_line import parse_config, parser
@@ -100,7 +100,7 @@ def test_kinds_are_those_that_there_are():
     }
     assert said == {
         (group._where.removeprefix("config."), name): [field.name for field in dataclasses.fields(each)]
-        for group in (AttentionConfig, PositionsConfig, FeedForwardConfig)
+        for group in (AttentionConfig, PositionsConfig, FeedForwardConfig, Parametrization)
         for name, each in group.registered.items()
         if each.__module__.startswith("jaxformer.")
     }

@@ -20,7 +20,7 @@ from jaxformer.models.lora import GROUP, merge_lora, with_adapters, without_adap
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import make_mesh, param_shardings
 from jaxformer.specs import is_spec, only_trained
-from jaxformer.training.step import gradients
+from jaxformer.training.gradients import gradients
 from jaxformer.types import Batch
 
 TUNE = TuneConfig(lora_rank=3, lora_alpha=5.0)

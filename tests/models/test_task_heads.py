@@ -13,7 +13,7 @@ from jaxformer.config import HeadConfig, LossConfig, TuneConfig
 from jaxformer.models.families import HEADS, family_of
 from jaxformer.modules import make_model
 from jaxformer.specs import only_trained, with_trained
-from jaxformer.training.step import gradients
+from jaxformer.training.gradients import gradients
 from jaxformer.types import Batch
 
 T = 8

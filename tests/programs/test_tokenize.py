@@ -10,6 +10,7 @@ import time
 import pytest
 from token_folders import content, tokens_of, write_files
 
+from jaxformer.config import DataConfig
 from jaxformer.data import shards
 from tests.forks import forks
 
@@ -81,7 +82,11 @@ def test_killed_again_and_again_it_goes_on_and_gives_the_same_bytes(tmp_path, te
     """kill -9 of the program and its workers, at a moment after each next shard is there."""
     folder, words, _ = text
     words = [*words[:-1], "--shards=60"]
-    tokens_of(write_files(folder / "text", counts=(60, 5, 90, 30)), folder / "sixty", 60)
+    tokens_of(
+        DataConfig(files=(f"{folder}/text/*.jsonl",), tokenizer_vocab=300, cache_dir=f"{folder}/text/cache"),
+        folder / "sixty",
+        60,
+    )
     expected = content(folder / "sixty")
     dice, out, kills = random.Random(0), tmp_path / "tokens", 0
     for _ in range(3):

@@ -17,7 +17,7 @@ from jaxformer.modules import make_model
 from jaxformer.runs import changes, manifest
 from jaxformer.specs import is_spec
 from jaxformer.storage import json_checksum
-from jaxformer.training.step import gradients
+from jaxformer.training.gradients import gradients
 from jaxformer.types import Batch
 
 

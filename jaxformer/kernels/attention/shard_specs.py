@@ -14,7 +14,7 @@ from jaxformer.parallel import constraints
 from jaxformer.types import Array
 
 # Fields of a Mask that have a batch axis, and the number of axes of a field without one.
-_ROWS = {
+MASK_ROWS = {
     "prefix": 0, "prefix_keys": 1, "keys": 1, "query_segments": 1, "key_segments": 1, "query_index": 1, "key_index": 1,
     "global_queries": 1, "global_keys": 1,
 }  # fmt: skip
@@ -58,6 +58,6 @@ def mask_specs(mask: Mask, rows: tuple[str, ...]) -> Mask:
             return None
         return P(rows or None) if field.ndim > least and field.shape[0] > 1 else P()
 
-    fields = {name: of_rows(getattr(mask, name), least) for name, least in _ROWS.items()}
+    fields = {name: of_rows(getattr(mask, name), least) for name, least in MASK_ROWS.items()}
     whole = {name: None if getattr(mask, name) is None else P() for name in ("dense", "heads")}
     return replace(mask, **whole, **fields)

@@ -40,6 +40,7 @@ from jaxformer.training.interrupt import StopSignal
 from jaxformer.training.progress import Progress
 from jaxformer.training.state import TrainState, averaged
 from jaxformer.training.step import StepMetrics
+from jaxformer.training.sweep.kept_rows import KeptRows
 from jaxformer.training.sweep.run_files import curve, run_path, set_aside_damaged, settled
 from jaxformer.training.sweep.stacked_program import ExecutionPlan, StackedProgram, choose
 from jaxformer.training.sweep.trunks import Member, Trunk, branches, gflop_per_step, grouped, shape_of, shapes, trunks
@@ -232,12 +233,13 @@ class _Sweep:
             return
         config, state = member.config, program.member(ended, index)
         tokens = config.train.global_batch_size * config.model.context_length
-        diverged, values = int(state.bad_steps) > 0, {}
+        diverged, values = int(state.bad_steps) > 0, dict[str, Any]()
         if not diverged:
             held_out = self.sources.held_out(config)
             parts = sources_of(held_out, self.sources.bytes_per_token)
-            place = jax.device_put
-            values = evaluate_sources(program.evaluate, place, averaged(state), parts, state.frozen, sample=True).values
+            place, rows = jax.device_put, KeptRows(program.evaluate)
+            values = evaluate_sources(rows, place, averaged(state), parts, state.frozen, sample=True).values
+            values |= rows.packed() if len(parts) == 1 else {}
             diverged = not math.isfinite(values["loss"])
         if diverged:
             values |= {"loss": math.nan, "loss_stderr": math.nan}

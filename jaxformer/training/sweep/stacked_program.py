@@ -134,6 +134,7 @@ class StackedProgram:
             optimizer=self._optimizer(hyperparameters),
             schedule=make_schedule(cfg.optimizer, cfg.train.steps, hyperparameters),
             micro_batches=cfg.execution.gradient_accumulation_steps,
+            noise_scale=cfg.train.noise_scale,
             clip_norm=cfg.optimizer.clip_norm,
             ema_decay=cfg.optimizer.ema_decay,
             max_bad_steps=cfg.train.max_bad_steps,

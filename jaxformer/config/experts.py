@@ -1,0 +1,131 @@
+"""Mixtures of experts as a kind of `model.feed_forward`."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from jaxformer.config.checks import at_least, between
+from jaxformer.config.feed_forward import Dense
+from jaxformer.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Experts(
+    Dense,
+    kind="experts",
+    accepts={
+        **dict.fromkeys(("width", "per_token"), at_least(1)),
+        "count": at_least(2),
+        "shared": at_least(0),
+        "capacity_factor": between(0.01, 1000.0),
+        **dict.fromkeys(("balance", "z_loss"), between(0.0, 1000.0)),
+        "bias_rate": between(0.0, 1.0),
+    },
+    most={"width": 2**26, "count": 2**16, "shared": 2**16},
+):
+    """Several feed-forward layers, of which a router chooses a few for each token; see `functional.experts`.
+
+    Attributes:
+      width: of one expert; None: that of a dense layer shared out among the experts that a token goes through.
+      activation: as of a dense layer.
+      count: experts.
+      per_token: experts that a token goes through.
+      shared: experts that every token goes through beside those.
+      dispatch: dropless: a token goes to all of its experts; capacity: in each row an expert takes so many tokens at
+        most, the earliest; expert_choice: each expert takes that many tokens of a row, whichever suit it best.
+      capacity_factor: that number is capacity_factor * per_token * tokens of the row / count, rounded up; None: 1.25
+        with capacity, 1 with expert_choice.
+      renormalize: the gates of a token sum to 1; None: from two experts on.
+      balance: multiplies the loss that keeps experts equally busy; None: 0.01, or 0 with expert_choice.
+      z_loss: multiplies the mean of log(sum(exp(router logits)))**2.
+      bias_rate: that of a bias for the choice of experts, which moves towards those that have too little to do; 0:
+        there is no bias.
+    """
+
+    count: int = 8
+    per_token: int = 2
+    shared: int = 0
+    dispatch: Literal["dropless", "capacity", "expert_choice"] = "dropless"
+    capacity_factor: float | None = None
+    renormalize: bool | None = None
+    balance: float | None = None
+    z_loss: float = 0.001
+    bias_rate: float = 0.0
+
+    has_experts: ClassVar[bool] = True
+
+    @property
+    def expert_choice(self) -> bool:
+        """True if experts choose tokens."""
+        return self.dispatch == "expert_choice"
+
+    @property
+    def whole_rows(self) -> bool:
+        """True if rows may not be cut over devices: an expert counts or compares the tokens of a row."""
+        return self.dispatch != "dropless"
+
+    @property
+    def normalized(self) -> bool:
+        """True if the gates of a token sum to 1."""
+        return self.per_token > 1 and not self.expert_choice if self.renormalize is None else self.renormalize
+
+    @property
+    def balance_weight(self) -> float:
+        """What multiplies the balance loss."""
+        return (0.0 if self.expert_choice else 0.01) if self.balance is None else self.balance
+
+    def capacity(self, length: int) -> int:
+        """Tokens that an expert takes of a row of `length`."""
+        factor = (1.0 if self.expert_choice else 1.25) if self.capacity_factor is None else self.capacity_factor
+        return min(length, math.ceil(factor * self.per_token * length / self.count))
+
+    def hidden_width(self, width: int) -> int:
+        """Hidden width of one expert in a model of `width`."""
+        if self.width is not None:
+            return self.width
+        return -(-super().hidden_width(width) // (8 * (self.per_token + self.shared))) * 8
+
+    def summary(self) -> str:
+        """How many, and how many for a token."""
+        shared = f" and {self.shared} shared" if self.shared else ""
+        return f"{self.count} experts, {self.per_token}{shared} for each token"
+
+    def check_model(self, model: Any) -> None:
+        """Raises ConfigError: experts would see later tokens, or the model has layers that they do not fit."""
+        if self.expert_choice and model.causal:
+            raise ConfigError(
+                "config.model.feed_forward.dispatch: expert_choice compares a token with later ones; "
+                f"model.family={model.family} is causal; accepted: dropless, capacity"
+            )
+        if model.block == "reversible":
+            raise ConfigError(
+                "config.model.block: reversible computes layers again from rounded activations, which may choose other "
+                "experts; accepted with model.feed_forward.kind=experts: others"
+            )
+        if model.family in ("xlnet", "transformer_xl", "funnel"):
+            raise ConfigError(
+                f"config.model.feed_forward.kind: experts; model.family={model.family} has more than one stream of "
+                "tokens; accepted: dense"
+            )
+
+    def _check(self):
+        if self.per_token > self.count:
+            raise ConfigError(
+                f"config.model.feed_forward.per_token: {self.per_token}; accepted: at most count {self.count}"
+            )
+        if self.renormalize and (self.per_token == 1 or self.expert_choice):
+            why = "with expert_choice a token has any number of gates" if self.expert_choice else (
+                "with per_token=1 the gate would always be 1, and the router would not learn"
+            )  # fmt: skip
+            raise ConfigError(f"config.model.feed_forward.renormalize: True; {why}; accepted: none or false")
+        if self.dispatch == "dropless" and self.capacity_factor is not None:
+            raise ConfigError(
+                f"config.model.feed_forward.capacity_factor: {self.capacity_factor}; accepted with dispatch=capacity "
+                "or expert_choice: a number; with dropless: none"
+            )
+        for name in ("balance", "bias_rate"):
+            if self.expert_choice and getattr(self, name):
+                raise ConfigError(
+                    f"config.model.feed_forward.{name}: {getattr(self, name)}; with expert_choice all experts are "
+                    "equally busy; accepted: 0"
+                )

@@ -1,0 +1,251 @@
+"""Mixture of experts as plain functions of tokens and what `functional.router` chose for them.
+
+>>> from jaxformer.functional.router import route
+>>> keys = jax.random.split(jax.random.key(0), 3)
+>>> x, w_up = jax.random.normal(keys[0], (6, 4)), jax.random.normal(keys[1], (3, 4, 8))
+>>> w_down, logits = jnp.swapaxes(w_up, 1, 2), jax.random.normal(keys[2], (6, 3))
+>>> gates, chosen = route(logits, 2)
+>>> expert_mlp(x, gates, chosen, w_up, w_down).shape
+(6, 4)
+
+Letters beside those of `types`: E expert, k choice, M row of the sorted tokens.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxformer.functional.grouped_choice import GROUPED, choose
+from jaxformer.functional.layers import ACTIVATIONS, PRODUCT
+from jaxformer.functional.router import ranks, within_capacity
+from jaxformer.kernels import derivatives
+from jaxformer.kernels.matmul import rounded_einsum
+from jaxformer.types import Array
+
+
+def expert_mlp(
+    x: Array,
+    gates: Array,
+    chosen: Array,
+    w_up: Array,
+    w_down: Array,
+    w_gate: Array | None = None,
+    *,
+    activation: str = "gelu",
+    implementation: str = "auto",
+) -> Array:
+    """The outputs of each token's experts, multiplied by its gates and summed. No token is dropped.
+
+    Tokens are sorted by expert, so the work is that of k feed-forward layers, whatever the number of experts, and does
+    not depend on how many tokens an expert has.
+
+    Args:
+      x: [N, D].
+      gates: [N, k] float.
+      chosen: [N, k] int32 in [0, E]; E: nobody, so nothing is added.
+      w_up: [E, D, F]; w_down: [E, F, D]; w_gate: [E, D, F], for the gated activations only.
+      activation: as of `layers.mlp`.
+      implementation: of the products, "auto" or one of `grouped_choice.GROUPED`.
+
+    Returns:
+      [N, D] in the dtype of x.
+
+    Raises:
+      ValueError: unknown activation or implementation, or a gate weight where none belongs.
+
+    Source: Shazeer et al. 2017, section 2; Gale et al. 2022 (no dropped tokens).
+    """
+    experts, width, hidden = w_up.shape
+    (tokens, per_token), dtype = chosen.shape, str(x.dtype)
+    name = choose(width, hidden, dtype) if implementation == "auto" else implementation
+    if name not in GROUPED:
+        raise ValueError(f"expert_mlp: implementation {name!r}; accepted: auto, {', '.join(GROUPED)}")
+    why = GROUPED[name].unsupported(width, hidden, dtype)
+    if why is not None:
+        raise ValueError(f"expert_mlp: {name} cannot do {why}; accepted: auto")
+    align = GROUPED[name].alignment(tokens * per_token, experts)
+    rank, counts = ranks(chosen.reshape(-1), experts)
+    sizes = -(-counts // align) * align
+    rows = (tokens * per_token + experts * (align - 1)) // align * align
+    begins = jnp.append(jnp.cumsum(sizes) - sizes, rows)  # those of nobody stand beyond the end
+    place = jnp.minimum(begins[chosen.reshape(-1)] + rank, rows).reshape(chosen.shape)
+
+    def product_of(function: Callable[..., Array], inputs: tuple[Array, ...], weights: Array) -> Array:
+        return GROUPED[name].product_of(function, inputs, weights, sizes, align)
+
+    return _through(x, gates, place, rows, product_of, (w_up, w_gate, w_down), activation)
+
+
+def capacity_mlp(
+    x: Array,
+    gates: Array,
+    chosen: Array,
+    capacity: int,
+    w_up: Array,
+    w_down: Array,
+    w_gate: Array | None = None,
+    *,
+    activation: str = "gelu",
+) -> Array:
+    """`expert_mlp` where each expert takes `capacity` tokens of every row, see `within_capacity`; others get zeros.
+
+    Args:
+      x: [B, T, D].
+      gates, chosen: [B, T, k].
+      capacity: tokens of a row that one expert takes.
+      w_up, w_down, w_gate, activation: as of `expert_mlp`.
+
+    Returns:
+      [B, T, D] in the dtype of x.
+    """
+    experts, (batch, length, _) = len(w_up), x.shape
+    chosen, rank = within_capacity(chosen, experts, capacity)
+    rows = experts * batch * capacity
+    row = jnp.arange(batch, dtype=jnp.int32)[:, None, None]
+    place = jnp.where(chosen < experts, (chosen * batch + row) * capacity + rank, rows)
+    flat_x, flat_gates, flat_place = (a.reshape(batch * length, -1) for a in (x, gates, place))
+    weights = w_up, w_gate, w_down
+    return _through(flat_x, flat_gates, flat_place, rows, _equal_groups, weights, activation).reshape(x.shape)
+
+
+def expert_choice_mlp(
+    x: Array,
+    logits: Array,
+    capacity: int,
+    w_up: Array,
+    w_down: Array,
+    w_gate: Array | None = None,
+    *,
+    there: Array | None = None,
+    activation: str = "gelu",
+    first: Array | int = 0,
+) -> Array:
+    """Experts that choose tokens: each takes the `capacity` tokens of a row that it has the highest probability for.
+
+    Whether a token is taken depends on all others of its row, later ones too.
+
+    Args:
+      x: [B, T, D].
+      logits: [B, T, E] of the router, float32; the probabilities, which are the gates, sum to 1 over the experts.
+      capacity: tokens of a row that one expert takes, at most T.
+      w_up, w_down, w_gate, activation: as of `expert_mlp`.
+      there: [B, T] bool, False for padding, which nobody takes; None: there is none.
+      first: number of the first expert, if there are weights of some only.
+
+    Returns:
+      [B, T, D] in the dtype of x.
+
+    Source: Zhou et al. 2022, section 3.2.
+    """
+    experts, (batch, _, width) = len(w_up), x.shape
+    probabilities = jax.nn.softmax(logits, axis=-1)
+    probabilities = probabilities if there is None else jnp.where(there[..., None], probabilities, 0)
+    probabilities = jax.lax.dynamic_slice_in_dim(probabilities, first, experts, axis=2)
+    gates, taken = jax.lax.top_k(jnp.swapaxes(probabilities, 1, 2), capacity)  # [B, E, C]
+    number = jnp.arange(batch, dtype=jnp.int32)[:, None]
+    taken = taken.reshape(batch, -1)
+    sorted_x = jnp.swapaxes(x[number, taken].reshape(batch, experts, capacity, width), 0, 1).reshape(-1, width)
+    out = _mlp_of(_equal_groups, sorted_x, (w_up, w_gate, w_down), activation)
+    out = jnp.swapaxes(out.reshape(experts, batch, capacity, width), 0, 1).reshape(batch, -1, width)
+    out = out * gates.reshape(batch, -1, 1).astype(out.dtype)
+    return jnp.zeros_like(x).at[number, taken].add(out)
+
+
+def _equal_groups(function: Callable[..., Array], inputs: tuple[Array, ...], weights: Array) -> Array:
+    """`Grouped.product_of` for groups of equal size."""
+
+    def product(inputs: tuple[Array, ...], weights: Array) -> Array:
+        hidden = function(*inputs).reshape(len(weights), -1, weights.shape[1])
+        found = rounded_einsum("END,EDF->ENF", hidden, weights.astype(hidden.dtype), hidden.dtype)
+        return found.reshape(-1, weights.shape[2])
+
+    return jax.checkpoint(product, prevent_cse=False)(inputs, weights)  # only the inputs are kept
+
+
+def _mlp_of(product_of: Callable[..., Array], x: Array, weights: tuple[Array, Array | None, Array], name: str) -> Array:
+    """[M, D] -> [M, D], a feed-forward layer of sorted rows."""
+    w_up, w_gate, w_down = weights
+    if name not in ACTIVATIONS:
+        raise ValueError(f"experts: activation {name!r}; accepted: {', '.join(ACTIVATIONS)}")
+    function, gated = ACTIVATIONS[name]
+    if gated != (w_gate is not None):
+        raise ValueError(f"experts: activation {name!r} {'needs' if gated else 'has no use for'} w_gate")
+    inputs = tuple(checkpoint_name(product_of(_same, (x,), w), PRODUCT) for w in (w_gate, w_up) if w is not None)
+    return checkpoint_name(product_of(functools.partial(_applied, function), inputs, w_down), PRODUCT)
+
+
+def _same(x: Array) -> Array:
+    return x
+
+
+def _applied(function: Callable[[Array], Array], first: Array, hidden: Array | None = None) -> Array:
+    return function(first) if hidden is None else function(first) * hidden
+
+
+def _through(
+    x: Array, gates: Array, place: Array, rows: int, product_of: Callable[..., Array], weights: tuple, activation: str
+) -> Array:
+    """[N, D] -> [N, D]: tokens to the rows of their choices (`place` [N, k], `rows`: nowhere), experts, and back."""
+    number = math.prod(place.shape)
+    source = jnp.full((rows,), number, jnp.int32)
+    source = source.at[place.reshape(-1)].set(jnp.arange(number, dtype=jnp.int32), mode="drop")
+    out = _mlp_of(product_of, _dispatch(x, place, source), weights, activation)
+    return _combine(out, gates, place, source)
+
+
+def _rows_at(x: Array, index: Array) -> Array:
+    """x[index], zeros beyond the end."""
+    return x.at[index].get(mode="fill", fill_value=0)
+
+
+@jax.custom_jvp
+def _dispatch(x: Array, place: Array, source: Array) -> Array:
+    """Row m of the result is the token of choice source[m]. Its gradient is a sum over each token's choices, where
+    autodiff would add up rows one after the other."""
+    return _rows_at(x, source // place.shape[1])
+
+
+def _dispatch_tangent(saved, changes):
+    return _dispatch(changes[0], *saved[1:])
+
+
+def _dispatch_backward(saved, g):
+    return _sum_of_choices(g, None, saved[1]), None, None
+
+
+derivatives.define(_dispatch, None, _dispatch_tangent, _dispatch_backward)
+
+
+def _sum_of_choices(rows: Array, gates: Array | None, place: Array) -> Array:
+    """Sum over each token's choices of its rows, times its gates: [M, D] -> [N, D]."""
+    wide = jnp.promote_types(rows.dtype, jnp.float32)
+    each = [_rows_at(rows, place[:, choice]).astype(wide) for choice in range(place.shape[1])]
+    if gates is not None:
+        each = [found * gates[:, choice, None].astype(wide) for choice, found in enumerate(each)]
+    return functools.reduce(jnp.add, each).astype(rows.dtype)
+
+
+@jax.custom_jvp
+def _combine(rows: Array, gates: Array, place: Array, source: Array) -> Array:
+    """Each token's rows times its gates, summed: [M, D] -> [N, D]."""
+    return _sum_of_choices(rows, gates, place)
+
+
+def _combine_tangent(saved, changes):
+    rows, gates, place, _ = saved
+    return _sum_of_choices(changes[0], gates, place) + _sum_of_choices(rows, changes[1], place)
+
+
+def _combine_backward(saved, g):
+    rows, gates, place, source = saved
+    per_token, wide = place.shape[1], jnp.promote_types(rows.dtype, jnp.float32)
+    d_rows = _rows_at(g, source // per_token).astype(wide) * _rows_at(gates.reshape(-1), source)[:, None].astype(wide)
+    d_gates = [jnp.sum(_rows_at(rows, place[:, j]).astype(wide) * g.astype(wide), axis=1) for j in range(per_token)]
+    return d_rows.astype(rows.dtype), jnp.stack(d_gates, axis=1).astype(gates.dtype), None, None
+
+
+derivatives.define(_combine, None, _combine_tangent, _combine_backward)

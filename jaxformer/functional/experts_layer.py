@@ -1,0 +1,162 @@
+"""A mixture of experts as a sublayer: router, experts, shared experts, and the terms that it adds to the objective.
+
+The terms are sums over tokens, of all layers and micro-batches and devices, so that they add up:
+
+  expert_balance   `router.balance_loss`. The share of the choices that each expert has is that of the whole batch:
+                   where this is all of it, they are counted here; where it comes in micro-batches, `training.step` has
+                   all of them counted first, by the gradient of the parameter `load`, and gives the counts as its value
+  router_z         `router.z_loss`
+  expert_bias      `router.bias_term`, for the optimizer's update of the bias
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxformer.config import Execution, ModelConfig
+from jaxformer.errors import ConfigError
+from jaxformer.functional import experts, router
+from jaxformer.functional.expert_sharding import over_mesh
+from jaxformer.functional.grouped_choice import ANY, GROUPED
+from jaxformer.functional.layer import Context, Cost, Sublayer, shard_residual, weight_init
+from jaxformer.functional.layers import mlp
+from jaxformer.parallel.constraints import constrain
+from jaxformer.specs import ParamSpec, normal, zeros
+from jaxformer.types import Array, Params
+
+WEIGHTS = ("w_up", "w_gate", "w_down")
+TERMS = ("expert_balance", "router_z", "expert_bias")
+
+
+def specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
+    """The router's matrix, the weights of all experts, of those that are shared as one, and what the losses need.
+
+    There are no biases in any of them, whatever `model.use_bias` says, as in published models.
+    """
+    kind, d = cfg.feed_forward, cfg.width
+    f, active = kind.hidden_width(d), 1.0 if kind.expert_choice else kind.per_token / kind.count
+    up, down = weight_init(cfg, d, f), weight_init(cfg, f, d, residual=True)
+    into, out_of = ("embed", "mlp"), ("mlp", "embed")
+    # Never zero: all tokens would go to the first experts.
+    tree = {"w_router": ParamSpec((d, kind.count), ("embed", None), normal(0.02), "output")}
+    names = WEIGHTS if kind.gated else ("w_up", "w_down")
+    for name in names:
+        shape, axes, init = ((f, d), out_of, down) if name == "w_down" else ((d, f), into, up)
+        tree[name] = ParamSpec((kind.count, *shape), ("experts", *axes), init, "hidden", active=active)
+        if kind.shared:
+            wide = tuple(
+                size * kind.shared if size_axis == "mlp" else size for size, size_axis in zip(shape, axes, strict=True)
+            )
+            tree[f"shared_{name}"] = ParamSpec(wide, axes, init, "hidden")
+    if kind.bias_rate:
+        tree["bias"] = ParamSpec((kind.count,), (None,), zeros, "counter_bias", rate=kind.bias_rate)
+    if kind.balance_weight:
+        tree["load"] = ParamSpec((kind.count,), (None,), zeros, "statistic", trained=False)
+    return tree
+
+
+def apply(params: Params, x: Array, cfg: ModelConfig, context: Context) -> tuple[Array, None, dict[str, Array]]:
+    """[B, T, D] -> [B, T, D]; see `layer.Sublayer`. Padding (segment 0) goes to no expert and counts nowhere."""
+    if x.ndim == 2:
+        out, cache, terms = apply(params, x[None], cfg, context)
+        return out[0], cache, terms
+    kind = cfg.feed_forward
+    there = _no_padding(x, context)
+    logits = _router_logits(x, params["w_router"])
+    weights = {name: params[name] for name in WEIGHTS if name in params}
+    axes = {name: spec.axes for name, spec in specs(cfg).items() if name in weights}
+    if kind.expert_choice:
+        taken = jnp.ones(x.shape[:2], bool) if there is None else there
+        out = over_mesh(_expert_choice(cfg, x), x, logits, taken[..., None], weights, axes)
+        counts = jnp.zeros((kind.count,), jnp.float32)
+    else:
+        gates, chosen = router.route(logits, kind.per_token, params.get("bias"), kind.normalized)
+        chosen = chosen if there is None else jnp.where(there[..., None], chosen, kind.count)
+        counts = router.count_choices(chosen, kind.count)
+        out = over_mesh(_layer(cfg, x, context), x, gates, chosen, weights, axes)
+    if kind.shared:
+        shared = {name.removeprefix("shared_"): w for name, w in params.items() if name.startswith("shared_")}
+        out = out + mlp(x, **shared, activation=kind.activation)
+    return shard_residual(out), None, _terms(params, logits, counts, there, cfg)
+
+
+def _router_logits(x: Array, w: Array) -> Array:
+    """[B, T, E] in float32 or wider, whatever the compute dtype: near-equal experts would be told apart by rounding."""
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    precision = jax.lax.Precision.HIGHEST
+    return constrain(jnp.einsum("BTD,DE->BTE", x.astype(wide), w.astype(wide), precision=precision), "rows", None, None)
+
+
+def _no_padding(x: Array, context: Context) -> Array | None:
+    """[B, T] bool, False for padding; None: nothing is known of any."""
+    mask = context.mask
+    if mask is None or mask.query_segments is None:
+        return None
+    segments = jnp.broadcast_to(mask.query_segments, (x.shape[0] // mask.parts, x.shape[1] * mask.parts))
+    shards = jnp.swapaxes(segments.reshape(segments.shape[0], mask.parts, -1), 0, 1)
+    return shards.reshape(x.shape[:2]) != 0
+
+
+def _expert_choice(cfg: ModelConfig, x: Array) -> Any:
+    """The experts that choose, as `expert_sharding.over_mesh` takes them."""
+    kind, capacity = cfg.feed_forward, cfg.feed_forward.capacity(x.shape[1])
+    return lambda x, logits, there, weights, first: experts.expert_choice_mlp(
+        x, logits, capacity, **weights, there=there[..., 0], activation=kind.activation, first=first
+    )
+
+
+def _layer(cfg: ModelConfig, x: Array, context: Context) -> Any:
+    """The experts, as `expert_sharding.over_mesh` takes them. Decoding drops nothing: its tokens come one by one."""
+    kind = cfg.feed_forward
+    if kind.dispatch == "capacity" and context.progress is None:
+        capacity = kind.capacity(x.shape[1])
+        return lambda x, gates, chosen, weights, first: experts.capacity_mlp(
+            x, gates, router.among(chosen, first, len(weights["w_up"])), capacity, **weights, activation=kind.activation
+        )
+    name = context.execution.experts
+    why = GROUPED[name].unsupported(cfg.width, kind.hidden_width(cfg.width), cfg.dtype) if name in GROUPED else None
+    if why is not None:
+        raise ConfigError(f"config.execution.experts: {name} cannot do {why}; accepted: {ANY}")
+    how = functools.partial(experts.expert_mlp, activation=kind.activation, implementation=name)
+
+    def dropless(x: Array, gates: Array, chosen: Array, weights: Params, first: Any) -> Array:
+        chosen = router.among(chosen, first, len(weights["w_up"]))
+        flat = (a.reshape(-1, a.shape[-1]) for a in (x, gates, chosen))
+        return how(*flat, **weights).reshape(x.shape)
+
+    return dropless
+
+
+def _terms(params: Params, logits: Array, counts: Array, there: Array | None, cfg: ModelConfig) -> dict[str, Array]:
+    """Terms of the objective; see the top of the file."""
+    kind, zero = cfg.feed_forward, jnp.zeros((), jnp.float32)
+    terms = dict.fromkeys(TERMS, zero)
+    if kind.z_loss:
+        terms["router_z"] = kind.z_loss * router.z_loss(logits, there).astype(jnp.float32)
+    if kind.bias_rate:
+        terms["expert_bias"] = router.bias_term(counts, params["bias"])
+    if kind.balance_weight:
+        load = jax.lax.stop_gradient(params["load"])
+        of_batch = jnp.where(jnp.sum(load) > 0, load, counts)
+        loss = kind.balance_weight * router.balance_loss(logits, of_batch, there).astype(jnp.float32)
+        terms["expert_balance"] = loss + jnp.sum(counts * (params["load"] - load))
+    return terms
+
+
+def cost(cfg: ModelConfig, length: int, execution: Execution) -> Cost:
+    """See `layer.Cost`: of the experts that a token goes through."""
+    kind, d, f = cfg.feed_forward, cfg.width, cfg.feed_forward.hidden_width(cfg.width)
+    per_token = kind.per_token
+    if kind.dispatch == "expert_choice":
+        per_token = kind.capacity(length) * kind.count / length
+    matrices, of_token = 3 if kind.gated else 2, per_token + kind.shared
+    return Cost(
+        products=2 * d * f * matrices * of_token + 2 * d * kind.count,
+        last=2 * d * f * of_token,
+        saved=f * (matrices - 1) * of_token,
+    )
+
+
+EXPERTS = Sublayer(specs, apply, cost, terms=TERMS, terms_of_padding=False)

@@ -1,0 +1,65 @@
+"""THE table of implementations of grouped products, and which one "auto" stands for."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+
+from jaxformer.kernels.grouped import expert_blocks, megablox, ragged_products
+from jaxformer.types import Array
+
+
+def anything(width: int, out: int, dtype: str) -> None:
+    """Of implementations that can do all products."""
+
+
+class Grouped(NamedTuple):
+    """One implementation of the products of rows with the weight of their group.
+
+    Attributes:
+      product_of: ``(function, inputs, weights, sizes, align) -> [M, F]``: function(*inputs) of each row times the
+        weight of its group. `function`: elementwise; inputs: [M, D] each, the only thing kept for the backward pass;
+        weights: [E, D, F]; sizes: [E] int32, rows of each group, one group after the other, multiples of `align`.
+        What stands in the rows after the last group, and in their gradient, is not defined.
+      alignment: ``(rows, groups) -> align``.
+      platform: the one that has it; None: all.
+      what: that platform in words.
+      unsupported: ``(D, F, dtype) -> why it cannot do this``, or None.
+    """
+
+    product_of: Callable[..., Array]
+    alignment: Callable[[int, int], int]
+    platform: str | None = None
+    what: str = ""
+    unsupported: Callable[[int, int, str], str | None] = anything
+
+
+GROUPED = {
+    "blocks": Grouped(expert_blocks.product_of, expert_blocks.alignment),
+    "ragged": Grouped(ragged_products.product_of, ragged_products.alignment),
+    "megablox": Grouped(megablox.product_of, megablox.alignment, "tpu", "a TPU", megablox.unsupported),
+}
+ANY = ", ".join(("auto", *(name for name, one in GROUPED.items() if one.platform is None)))
+
+
+def choose(width: int, out: int, dtype: str, platform: str | None = None) -> str:
+    """The implementation that "auto" stands for, for weights [E, width, out].
+
+    >>> choose(64, 256, "float32", "cpu"), choose(1024, 4096, "bfloat16", "tpu"), choose(64, 100, "float32", "tpu")
+    ('blocks', 'megablox', 'ragged')
+    """
+    platform = jax.default_backend() if platform is None else platform
+    for name, one in GROUPED.items():
+        if one.platform == platform and one.unsupported(width, out, dtype) is None:
+            return name
+    return "blocks" if platform == "cpu" else "ragged"
+
+
+def unavailable(name: str) -> str | None:
+    """The platform that an implementation needs, if this process does not run on it; otherwise None.
+
+    >>> unavailable("blocks") is None, unavailable("megablox")
+    (True, 'a TPU')
+    """
+    one = GROUPED.get(name)
+    return None if one is None or one.platform in (None, jax.default_backend()) else one.what

@@ -1,0 +1,159 @@
+"""Routers of a mixture of experts as plain functions: which experts each token chooses, and the losses of the choice.
+
+Letters beside those of `types`: E expert, k choice.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from jaxformer.types import Array
+
+_CHUNK = 64  # choices whose ranks are counted by comparing them with each other
+
+
+def route(
+    logits: Array, per_token: int, bias: Array | None = None, renormalize: bool | None = None
+) -> tuple[Array, Array]:
+    """The experts that each token chooses, and the gates that multiply their outputs.
+
+    Args:
+      logits: [..., E] of the router, float32.
+      per_token: k, experts of a token.
+      bias: [E], added to the probabilities for the choice only, not in the gates; or None.
+      renormalize: the gates of a token sum to 1; None: from two experts on. With one, a gate would be 1 whatever the
+        logits, and the router would get no gradient.
+
+    Returns:
+      Gates [..., k] in the dtype of the logits, and the numbers of the experts, [..., k] int32, the best first. Equal
+      ones go to the lower number.
+
+    Raises:
+      ValueError: more experts for a token than there are, or `renormalize` with one.
+
+    Source: Shazeer et al. 2017, section 2.1; Fedus et al. 2021, section 2.1 (one expert); DeepSeek-AI 2024, section
+    2.1.2 (bias).
+
+    >>> gates, chosen = route(jnp.array([[0.0, 2.0, 1.0]]), 2)
+    >>> chosen.tolist(), gates.round(3).tolist()
+    ([[1, 2]], [[0.7310000061988831, 0.26899999380111694]])
+    """
+    if not 1 <= per_token <= logits.shape[-1]:
+        raise ValueError(f"route: per_token {per_token}; accepted: 1 to {logits.shape[-1]}, the experts")
+    if renormalize and per_token == 1:
+        raise ValueError("route: renormalize with per_token 1 makes every gate 1; accepted: False")
+    probabilities = jax.nn.softmax(logits, axis=-1)
+    scores = probabilities if bias is None else probabilities + jnp.broadcast_to(bias, logits.shape)
+    chosen = jax.lax.top_k(jax.lax.stop_gradient(scores), per_token)[1].astype(jnp.int32)
+    hot = jax.nn.one_hot(chosen, logits.shape[-1], dtype=bool)
+    gates = jnp.sum(jnp.where(hot, probabilities[..., None, :], 0), axis=-1)
+    if renormalize or (renormalize is None and per_token > 1):
+        gates = gates / jnp.sum(gates, axis=-1, keepdims=True)
+    return gates, chosen
+
+
+def count_choices(chosen: Array, experts: int) -> Array:
+    """How many of the choices [...] fall on each expert, [E] float32; those that are E count nowhere."""
+    hot = jax.nn.one_hot(chosen.reshape(-1), experts, dtype=bool)
+    return jnp.sum(hot, axis=0, dtype=jnp.float32)
+
+
+def among(chosen: Array, first: Array | int, number: int) -> Array:
+    """Choices as numbers of `number` experts from `first` on; those of others become `number`, nobody.
+
+    >>> among(jnp.array([0, 2, 3, 5]), 2, 3).tolist()
+    [3, 0, 1, 3]
+    """
+    chosen = chosen - first
+    return jnp.where((chosen >= 0) & (chosen < number), chosen, number)
+
+
+def balance_loss(logits: Array, counts: Array, there: Array | None = None) -> Array:
+    """E * sum over experts of (share of the choices) * (probability), summed over tokens: their number if balanced.
+
+    The shares are constants, so over parts of a batch these sums add up to that of the whole batch, if `counts` are
+    those of the whole batch.
+
+    Args:
+      logits: [..., E] of the router, float32.
+      counts: [E], choices that fell on each expert.
+      there: [...] bool, False for padding; None: there is none.
+
+    Returns:
+      () float32.
+
+    Source: Fedus et al. 2021, section 2.2, equations 4 to 6.
+
+    >>> float(balance_loss(jnp.zeros((3, 4)), jnp.array([5.0, 5.0, 5.0, 5.0])))
+    3.0
+    """
+    shares = jax.lax.stop_gradient(counts / jnp.maximum(jnp.sum(counts), 1e-30)) * logits.shape[-1]
+    each = jnp.einsum("...E,E->...", jax.nn.softmax(logits, axis=-1), shares.astype(logits.dtype))
+    return jnp.sum(each if there is None else jnp.where(there, each, 0))
+
+
+def z_loss(logits: Array, there: Array | None = None) -> Array:
+    """log(sum(exp(logits)))**2, summed over tokens. Arguments as of `balance_loss`.
+
+    Source: Zoph et al. 2022, section 3.3, equation 5.
+
+    >>> round(float(z_loss(jnp.zeros((3, 4)))), 3)
+    5.765
+    """
+    each = jnp.square(jax.nn.logsumexp(logits, axis=-1))
+    return jnp.sum(each if there is None else jnp.where(there, each, 0))
+
+
+def bias_term(counts: Array, bias: Array) -> Array:
+    """0, with the gradient counts - mean(counts) of the bias [E]; so that it adds up as any loss does.
+
+    Source: DeepSeek-AI 2024, section 2.1.2 (the update: against the sign of this gradient).
+    """
+    excess = jax.lax.stop_gradient(counts - jnp.mean(counts))
+    return jnp.sum(excess * (bias - jax.lax.stop_gradient(bias)))
+
+
+def ranks(chosen: Array, experts: int) -> tuple[Array, Array]:
+    """How many earlier choices fell on the same expert, and how many fell on each in all.
+
+    Args:
+      chosen: [M] int32 in [0, E]; E: no expert.
+      experts: E.
+
+    Returns:
+      [M] and [E] int32.
+
+    >>> ranks(jnp.array([1, 0, 1, 1]), 2)[0].tolist()
+    [0, 0, 1, 2]
+    """
+    number = len(chosen)
+    parts = jnp.pad(chosen, (0, -number % _CHUNK), constant_values=experts).reshape(-1, _CHUNK)
+    hot = jax.nn.one_hot(parts, experts + 1, dtype=bool)
+    totals = jnp.cumsum(jnp.sum(hot, axis=1, dtype=jnp.int32), axis=0)
+    before = jnp.pad(totals, ((1, 0), (0, 0)))[:-1]
+    earlier = jnp.tril(jnp.ones((_CHUNK, _CHUNK), bool), -1)
+    inside = jnp.sum((parts[:, :, None] == parts[:, None, :]) & earlier[None], axis=2, dtype=jnp.int32)
+    found = inside + jnp.take_along_axis(before, parts, axis=1)
+    return found.reshape(-1)[:number], totals[-1, :experts]
+
+
+def within_capacity(chosen: Array, experts: int, capacity: int) -> tuple[Array, Array]:
+    """The choices that find a place: in each row, every expert takes the earliest tokens.
+
+    Tokens come one after the other, each with its best expert first; so no later token takes a place from an earlier
+    one, as it would if all first choices came before all second ones.
+
+    Args:
+      chosen: [B, T, k] int32 in [0, E]; E: no expert.
+      experts: E.
+      capacity: tokens of a row that one expert takes.
+
+    Returns:
+      [B, T, k] each: `chosen` with E where the expert is full; and the place among those that it takes of the row.
+
+    Source: Lepikhin et al. 2020, section 2.2; Fedus et al. 2021, section 2.2 (capacity).
+    """
+    rank, _ = jax.vmap(functools.partial(ranks, experts=experts))(chosen.reshape(len(chosen), -1))
+    rank = rank.reshape(chosen.shape)
+    return jnp.where(rank < capacity, chosen, experts), rank

@@ -1,0 +1,97 @@
+"""Compare changes with a baseline on one ladder: how much compute each saves, how sure that is, and whether it lasts.
+
+    jaxformer compare compare_tiny
+    jaxformer compare compare_tiny --stage=plan
+
+The config is that of a scaling study with `variants: {name: {field: value}}` beside its sections. Stages: plan (which
+runs are needed and how long they take), run (trains; the same command continues a stopped or killed comparison), report
+(three lines for each variant, comparison.json and comparison.html). Without --stage: all of them.
+"""
+
+import shlex
+
+from jaxformer.errors import ConfigError
+from jaxformer.runs.command_line import Parsed, add_verify, integer, parse_config, parser
+from jaxformer.runtime.program import a_device_for_each_core
+from jaxformer.scaling import plotting
+from jaxformer.scaling.ladder import StudyConfig
+from jaxformer.scaling.law_fit import Settings
+from jaxformer.storage.address import place
+
+STAGES = ("plan", "run", "report")
+
+
+def main() -> int:
+    """Exit code: 0 done, 75 interrupted (start again to continue)."""
+    arguments = parser(__doc__, "compare")
+    arguments.add_argument("--stage", choices=STAGES, help="one stage alone (default: all)")
+    arguments.add_argument("--at-once", type=integer(1), metavar="M", help="runs to train together (default: by trial)")
+    arguments.add_argument(
+        "--bootstrap", type=integer(100, 100_000), default=1000, metavar="R", help="replicates (default 1000)"
+    )
+    add_verify(arguments)
+    parsed = parse_config(arguments, cls=StudyConfig, beside=("variants",))
+    options, stage = parsed.options, parsed.options.stage
+    from jaxformer.runs import comparing
+
+    found = comparing.entrants(parsed)
+    if stage != "plan" and stage != "run":
+        plotting.matplotlib()
+    if stage != "report":
+        from jaxformer.programs.scaling import check_memory
+        from jaxformer.runs import scaling_study
+        from jaxformer.runs.store_lock import lock_of
+        from jaxformer.training.sweep.scheduler import Interrupted
+
+        a_device_for_each_core()
+        for entrant in found:
+            if (teacher := entrant.config.distill.teacher) is not None:
+                raise ConfigError(f"config.distill.teacher: {teacher}; accepted in a comparison: none")
+        settings = Settings(holdout=0)
+        opened = comparing.plan(found, settings, options.verify)
+        for study in opened:
+            check_memory(study.config)
+        if stage == "plan":
+            return 0
+        for entrant, study in zip(found, opened, strict=True):
+            print(f"== {entrant.name}")
+            with lock_of(study.config.workdir):
+                scaling_study.start(study, entrant.overrides, parsed.source)
+                try:
+                    scaling_study.run(study, settings, at_once=options.at_once)
+                except Interrupted as signal:
+                    print(f"stopped by {signal}; the same command continues")
+                    return 75
+    if stage != "run":
+        conclude(parsed)
+    return 0
+
+
+def conclude(parsed: Parsed) -> None:
+    """Compares what has finished, writes comparison.json and comparison.html; prints their paths and three lines for
+    each variant."""
+    from jaxformer.runs import comparing, manifest
+    from jaxformer.scaling import multiplier_page, report
+    from jaxformer.scaling.compare import compare
+
+    found, workdir = comparing.entrants(parsed), place(parsed.config.workdir)
+    records = {entrant.name: comparing.finished(entrant) for entrant in found}
+    if missing := [name for name, mine in records.items() if not mine]:
+        raise ConfigError(f"workdir {workdir}: no run of {', '.join(missing)} has finished; --stage=run trains them")
+    baseline = records[comparing.BASELINE]
+    worth = {
+        entrant.name: compare(baseline, records[entrant.name], replicates=parsed.options.bootstrap)
+        for entrant in found
+        if entrant.name != comparing.BASELINE
+    }
+    changes = {entrant.name: comparing.told(entrant) for entrant in found}
+    command = f"jaxformer compare --config={shlex.quote(parsed.source)}"
+    command += "".join(f" --config.{name}={shlex.quote(text)}" for name, text in parsed.given.items())
+    print(report.write_json(workdir / "comparison.json", multiplier_page.as_json(worth)))
+    text = multiplier_page.page(
+        f"Compute multipliers: {workdir.name}", worth, changes, multiplier_page.tuned_rates(records),
+        commands=[command], manifest=manifest.read(found[0].config.workdir),
+    )  # fmt: skip
+    print(report.write(workdir / "comparison.html", text))
+    for name, each in worth.items():
+        print("\n".join(multiplier_page.lines(name, changes[name], each)))

@@ -1,0 +1,109 @@
+"""Comparisons: a baseline and variants, each a scaling study of the same ladder in a folder of its own."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from jaxformer import records
+from jaxformer.config import diff, from_mapping, load, to_dict
+from jaxformer.config.aliases import ALIASES
+from jaxformer.config.fields import shown
+from jaxformer.errors import ConfigError
+from jaxformer.runs.command_line import Parsed
+from jaxformer.scaling.comparison_table import value_text
+from jaxformer.scaling.ladder import StudyConfig
+from jaxformer.storage import files
+from jaxformer.storage.address import place
+
+BASELINE = "baseline"
+RECORDS = "records.jsonl"
+# The text and its tokens, what is held out of it, and the ladder: where they differ, losses cannot be compared.
+SHARED = (
+    "data", "ladder", "workdir", "mesh", "distributed", "train.eval_rows", "model.context_length", "model.vocab_size"
+)  # fmt: skip
+
+
+class Entrant(NamedTuple):
+    """The baseline or a variant.
+
+    Attributes:
+      name: of it and of its folder.
+      values: field -> value, what it changes.
+      config: its study's.
+      overrides: lines "field: old -> new", against the config file.
+    """
+
+    name: str
+    values: Mapping[str, Any]
+    config: StudyConfig
+    overrides: list[str]
+
+
+def entrants(parsed: Parsed) -> list[Entrant]:
+    """The baseline and the variants of a command line.
+
+    Args:
+      parsed: with `variants` beside the config: name -> {field: value}.
+
+    Raises:
+      ConfigError: no variants, a name that no folder can have, a field that is unknown, shared by all or given on the
+        command line, or a value that its field refuses.
+    """
+    variants = parsed.beside.get("variants")
+    if not isinstance(variants, Mapping) or not variants:
+        raise ConfigError("config.variants: are needed; accepted: {name: {field: value}}")
+    mapping = load(parsed.source)
+    mapping.pop("variants")
+    base, folder = to_dict(parsed.config), place(parsed.config.workdir)
+    given = {ALIASES.get(field, field) for field in parsed.given}
+    out = []
+    for name, values in {BASELINE: {}, **variants}.items():
+        where = f"config.variants.{name}"
+        if wrong := files.unusable(name) or ("holds a /" if "/" in name else ""):
+            raise ConfigError(f"{where}: {wrong}; accepted: names that a folder can have")
+        if not isinstance(values, Mapping) or (not values and name != BASELINE):
+            raise ConfigError(f"{where}: {shown(str(values))}; accepted: {{field: value}}, one field at least")
+        if name == BASELINE and values:
+            raise ConfigError(f"{where}: is what the others are compared with; accepted: another name")
+        for field in values:
+            today = ALIASES.get(field, field)
+            if any(today == each or today.startswith(f"{each}.") for each in SHARED):
+                raise ConfigError(f"{where}: {field} is shared by all; accepted: fields of model and optimizer")
+            if today in given:
+                raise ConfigError(f"{where}: {field} is given on the command line too; accepted: one of the two")
+        try:
+            changes = {field: value_text(value) for field, value in values.items()}
+            config = from_mapping(mapping, {**parsed.given, **changes}, StudyConfig)
+            config.model.attention.summary()
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        told = parsed.overrides + diff(base, to_dict(replace(config, workdir=parsed.config.workdir)))
+        out.append(Entrant(name, dict(values), replace(config, workdir=str(folder / name)), told))
+    return out
+
+
+def finished(entrant: Entrant) -> list[dict[str, Any]]:
+    """The records of an entrant's study; [] if no run has finished."""
+    path = place(entrant.config.workdir) / RECORDS
+    return records.load(path, more=records.STUDY) if path.exists() else []
+
+
+def plan(found: Sequence[Entrant], settings: Any, verify: bool, log: Callable[[str], None] = print) -> list[Any]:
+    """Opens all studies, and prints what each would run; returns them."""
+    from jaxformer.runs import scaling_study
+
+    opened = []
+    for entrant in found:
+        log(f"== {entrant.name}: {told(entrant)}")
+        opened.append(scaling_study.open_study(entrant.config, verify=verify))
+        scaling_study.print_plan(opened[-1], settings, log)
+    return opened
+
+
+def told(entrant: Entrant) -> str:
+    """What an entrant changes.
+
+    >>> told(Entrant("a", {"model.positions": "rotary", "seed": 3}, StudyConfig(), []))
+    'model.positions=rotary, seed=3'
+    """
+    return ", ".join(f"{field}={value_text(value)}" for field, value in entrant.values.items()) or "the config as it is"

@@ -1,0 +1,90 @@
+"""Loss and gradient of a batch in micro-batches, exactly those of the whole batch."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxformer.specs import is_spec, is_statistic, merge, only, only_trained, with_trained
+from jaxformer.training.microbatch import fori_over_batches, split_microbatches
+from jaxformer.training.noise_scale import accumulate
+from jaxformer.types import Array, Batch, Model, Params, Sums
+
+
+def gradients(
+    params: Params,
+    batch: Batch,
+    rng: Array,
+    frozen: Any = None,
+    *,
+    model: Model,
+    micro_batches: int = 1,
+    noise_scale: bool = False,
+    staged: bool = False,
+) -> tuple[Array, Params, Sums, dict[str, Array]]:
+    """Loss and gradient of a whole batch, computed one micro-batch after another.
+
+    Exact even if micro-batches have unequal weights: each one's sums are divided by the weight of the whole batch. They
+    are added in float32 (or wider, where the parameters are). What the loss needs of the whole batch, the parameters of
+    role "statistic", is summed over all micro-batches before the first of them has its gradient computed.
+
+    Args:
+      params: the parameters.
+      batch: rows divide by `micro_batches`.
+      rng: micro-batch i gets fold_in(rng, i).
+      frozen: as in `TrainState`.
+      model: the model.
+      micro_batches: how many.
+      noise_scale: the metrics have those of `noise_scale.noise_sums`, too; with at least two micro-batches.
+      staged: the loss takes the whole batch and splits it itself, as on a mesh with stages; it gets the keys of all
+        micro-batches, [micro_batches].
+
+    Returns:
+      The loss (scalar, mean), its gradient (None for parameters that are not trained), the metrics' sums
+      (scalars), and the weights of the objective's terms.
+    """
+    weights = model.weights(batch)
+
+    def share(trained: Params, part: Batch, rng: Array, statistics: Any = None) -> tuple[Array, Sums]:
+        whole = with_trained(params, trained, model.specs)
+        whole = whole if statistics is None else merge(whole, statistics, model.specs, is_statistic)
+        objective, metrics = model.loss(whole, part, rng, frozen)
+        if objective.keys() != weights.keys():
+            raise ValueError(f"Model.weights names {sorted(weights)}, Model.loss {sorted(objective)}")
+        # A batch without any weight (no token was selected) has sum 0, and so loss and gradient 0.
+        terms = [total / jnp.where(weights[k] > 0, weights[k], 1) for k, (total, _) in objective.items()]
+        return functools.reduce(jnp.add, terms), jax.tree.map(jnp.sum, metrics)
+
+    value_and_grad = jax.value_and_grad(share, has_aux=True)
+    trained = only_trained(params, model.specs)
+    if staged:
+        rngs = jax.vmap(jax.random.fold_in, (None, 0))(rng, jnp.arange(micro_batches))
+        (loss, sums), grads = value_and_grad(trained, batch, rngs)
+        return loss, grads, sums, weights
+    if micro_batches == 1:
+        (loss, sums), grads = value_and_grad(trained, batch, jax.random.fold_in(rng, 0))
+        return loss, grads, sums, weights
+
+    # Each part takes rows from the whole batch, so that no row moves to another device.
+    parts = jax.tree.map(lambda x: split_microbatches(x, micro_batches), batch)
+    statistics = None
+    if any(map(is_statistic, jax.tree.leaves(model.specs, is_leaf=is_spec))):
+        count = jax.grad(lambda *of: share(trained, *of)[0], argnums=2)
+
+        def add_counts(index, total, rows):
+            return jax.tree.map(jnp.add, total, count(rows, jax.random.fold_in(rng, index), nothing))
+
+        nothing = jax.tree.map(jnp.zeros_like, only(params, model.specs, is_statistic))
+        statistics = fori_over_batches(add_counts, nothing, parts, micro_batches)
+    shapes = jax.eval_shape(value_and_grad, trained, jax.tree.map(lambda x: x[0], parts), rng, statistics)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), shapes)
+    if noise_scale:
+        with_statistics = functools.partial(value_and_grad, statistics=statistics)
+        return (*accumulate(with_statistics, zeros, trained, parts, rng, model), weights)
+
+    def add(index, total, rows):
+        return jax.tree.map(jnp.add, total, value_and_grad(trained, rows, jax.random.fold_in(rng, index), statistics))
+
+    (loss, sums), grads = fori_over_batches(add, zeros, parts, micro_batches)
+    return loss, grads, sums, weights

@@ -1,0 +1,44 @@
+"""What a mixture of experts cannot be; the lines stand in bad_input.md."""
+
+import pytest
+from bad_input_cases import TINY, expected, place
+
+__all__ = ["place"]
+
+EXPERTS = ["--config.model.feed_forward=experts"]
+CHOICE = [*EXPERTS, "--config.model.feed_forward.dispatch=expert_choice"]
+FIELD = "--config.model.feed_forward"
+
+
+@pytest.mark.parametrize(
+    "flags, case",
+    [
+        ([*EXPERTS, f"{FIELD}.per_token=9"], "more experts for a token than there are"),
+        ([*EXPERTS, f"{FIELD}.per_token=1", f"{FIELD}.renormalize=true"], "a single gate that is normalised"),
+        ([*EXPERTS, f"{FIELD}.capacity_factor=1.5"], "a capacity where nothing is dropped"),
+        (CHOICE, "experts that choose in a causal model"),
+        ([*EXPERTS, "--config.model.block=reversible"], "experts in reversible layers"),
+        (
+            [
+                *EXPERTS,
+                "--config.model.family=transformer_xl",
+                "--config.model.memory=8",
+                "--config.model.positions=rotary",
+            ],
+            "experts of two streams",
+        ),
+        ([*EXPERTS, "--config.execution.experts=megablox"], "products of experts that need a TPU"),
+        (
+            [*EXPERTS, f"{FIELD}.dispatch=capacity", "--config.mesh.data=1", "--config.mesh.context=8"],
+            "experts of some capacity and rows in parts",
+        ),
+        (["--config.mesh.data=1", "--config.mesh.expert=8"], "a mesh that splits experts which are not there"),
+        (
+            [*EXPERTS, f"{FIELD}.count=4", "--config.mesh.data=1", "--config.mesh.expert=8"],
+            "a mesh that does not divide the experts",
+        ),
+    ],
+)
+def test_it_is_refused(place, flags, case):
+    code, line = place.pretrain(*TINY, *flags)
+    assert (code, line) == (2, expected()[case])
