@@ -116,7 +116,7 @@ def _experts(config: Config, devices: int) -> float:
     less."""
     model = config.model
     rounds = sum(stack.depth * share for stack, share, _ in stack_costs(model, model.context_length, config.execution))
-    times = min(model.feed_forward.per_token * (devices - 1) / devices, devices - 1)
+    times = min(model.feed_forward.top_k * (devices - 1) / devices, devices - 1)
     return config.execution.gradient_accumulation_steps * 4 * rounds * times * model.width * _compute_bytes(config)
 
 

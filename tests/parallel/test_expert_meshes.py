@@ -66,8 +66,8 @@ def test_padding_of_rows_in_parts():
 
 
 def test_what_an_expert_axis_sends_at_the_least():
-    def least(per_token):
-        kind = Experts(count=4, per_token=per_token, width=64)
+    def least(top_k):
+        kind = Experts(count=4, top_k=top_k, width=64)
         model = ModelConfig(num_layers=3, width=128, context_length=16, vocab_size=64, dtype="bfloat16")
         cfg = Config(model=replace(model, feed_forward=kind), train=TrainConfig(global_batch_size=8))
         devices = make_mesh(MeshConfig(data=1, expert=4), jax.devices()[:4])
