@@ -17,7 +17,7 @@ def get_config():
             "attention": {"num_heads": 3},
             "context_length": 256,
             "norm": "rms_norm",
-            "feed_forward": {"kind": "experts", "count": 8, "per_token": 2, "activation": "swiglu"},
+            "feed_forward": {"kind": "experts", "count": 8, "top_k": 2, "activation": "swiglu"},
             "positions": "rotary",
             "use_bias": False,
             "initializer": "scaled",

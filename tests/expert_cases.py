@@ -17,7 +17,7 @@ from jaxformer.types import Batch, Model
 
 T, V, D = 24, 32, 8
 KIND = {
-    "count": 4, "per_token": 2, "shared": 1, "width": 8, "activation": "swiglu", "balance": 0.5, "z_loss": 0.1,
+    "count": 4, "top_k": 2, "shared": 1, "width": 8, "activation": "swiglu", "balance": 0.5, "z_loss": 0.1,
     "bias_rate": 0.01,
 }  # fmt: skip
 

@@ -13,8 +13,8 @@ FIELD = "--config.model.feed_forward"
 @pytest.mark.parametrize(
     "flags, case",
     [
-        ([*EXPERTS, f"{FIELD}.per_token=9"], "more experts for a token than there are"),
-        ([*EXPERTS, f"{FIELD}.per_token=1", f"{FIELD}.renormalize=true"], "a single gate that is normalised"),
+        ([*EXPERTS, f"{FIELD}.top_k=9"], "more experts for a token than there are"),
+        ([*EXPERTS, f"{FIELD}.top_k=1", f"{FIELD}.renormalize=true"], "a single gate that is normalised"),
         ([*EXPERTS, f"{FIELD}.capacity_factor=1.5"], "a capacity where nothing is dropped"),
         (CHOICE, "experts that choose in a causal model"),
         ([*EXPERTS, "--config.model.block=reversible"], "experts in reversible layers"),

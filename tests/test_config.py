@@ -11,9 +11,11 @@ from flat_config import model_config
 from jaxformer import config as configs
 from jaxformer.config import Config, Dense, Execution, from_mapping
 from jaxformer.config.fields import field_types, is_section, options
+from jaxformer.config.reference import reference
 from jaxformer.errors import ConfigError
 from jaxformer.functional.attention import IMPLEMENTATIONS
 from jaxformer.functional.layers import ACTIVATIONS
+from jaxformer.storage.credentials import is_credential
 from jaxformer.training.optim import make_schedule
 
 
@@ -34,8 +36,8 @@ WRONG = [
         ({"model": {"feed_forward": {**EXPERTS, name: value}}}, f"config.model.feed_forward.{name}: {line}")
         for name, value, line in (
             ("count", 1, "1; accepted: at least 2"),
-            ("per_token", 0, "0; accepted: at least 1"),
-            ("per_token", 9, "9; accepted: at most count 8"),
+            ("top_k", 0, "0; accepted: at least 1"),
+            ("top_k", 9, "9; accepted: at most count 8"),
             ("shared", -1, "-1; accepted: at least 0"),
             ("capacity_factor", 0.0, "0.0; accepted: 0.01 to 1000.0"),
             ("balance", -1.0, "-1.0; accepted: 0.0 to 1000.0"),
@@ -49,8 +51,8 @@ WRONG = [
         )
     ),
     (
-        {"model": {"feed_forward": {**EXPERTS, "per_token": 1, "renormalize": True}}},
-        "config.model.feed_forward.renormalize: True; with per_token=1 the gate would always be 1, and the router "
+        {"model": {"feed_forward": {**EXPERTS, "top_k": 1, "renormalize": True}}},
+        "config.model.feed_forward.renormalize: True; with top_k=1 the gate would always be 1, and the router "
         "would not learn; accepted: none or false",
     ),
     (
@@ -817,3 +819,8 @@ def test_section_objects_in_a_mapping_take_overrides():
 def test_old_names_replace_nothing_silently(tree, line):
     with pytest.raises(ConfigError, match=line):
         from_mapping(tree)
+
+
+def test_no_field_has_the_name_of_a_credential():
+    """Its value would be masked in the manifest, which could not be read again."""
+    assert [field.path for field in reference() if is_credential(field.path)] == []

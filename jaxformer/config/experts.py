@@ -14,7 +14,7 @@ class Experts(
     Dense,
     kind="experts",
     accepts={
-        **dict.fromkeys(("width", "per_token"), at_least(1)),
+        **dict.fromkeys(("width", "top_k"), at_least(1)),
         "count": at_least(2),
         "shared": at_least(0),
         "capacity_factor": between(0.01, 1000.0),
@@ -29,11 +29,11 @@ class Experts(
       width: of one expert; None: that of a dense layer shared out among the experts that a token goes through.
       activation: as of a dense layer.
       count: experts.
-      per_token: experts that a token goes through.
+      top_k: experts that a token goes through.
       shared: experts that every token goes through beside those.
       dispatch: dropless: a token goes to all of its experts; capacity: in each row an expert takes so many tokens at
         most, the earliest; expert_choice: each expert takes that many tokens of a row, whichever suit it best.
-      capacity_factor: that number is capacity_factor * per_token * tokens of the row / count, rounded up; None: 1.25
+      capacity_factor: that number is capacity_factor * top_k * tokens of the row / count, rounded up; None: 1.25
         with capacity, 1 with expert_choice.
       renormalize: the gates of a token sum to 1; None: from two experts on.
       balance: multiplies the loss that keeps experts equally busy; None: 0.01, or 0 with expert_choice.
@@ -43,7 +43,7 @@ class Experts(
     """
 
     count: int = 8
-    per_token: int = 2
+    top_k: int = 2
     shared: int = 0
     dispatch: Literal["dropless", "capacity", "expert_choice"] = "dropless"
     capacity_factor: float | None = None
@@ -67,7 +67,7 @@ class Experts(
     @property
     def normalized(self) -> bool:
         """True if the gates of a token sum to 1."""
-        return self.per_token > 1 and not self.expert_choice if self.renormalize is None else self.renormalize
+        return self.top_k > 1 and not self.expert_choice if self.renormalize is None else self.renormalize
 
     @property
     def balance_weight(self) -> float:
@@ -77,18 +77,18 @@ class Experts(
     def capacity(self, length: int) -> int:
         """Tokens that an expert takes of a row of `length`."""
         factor = (1.0 if self.expert_choice else 1.25) if self.capacity_factor is None else self.capacity_factor
-        return min(length, math.ceil(factor * self.per_token * length / self.count))
+        return min(length, math.ceil(factor * self.top_k * length / self.count))
 
     def hidden_width(self, width: int) -> int:
         """Hidden width of one expert in a model of `width`."""
         if self.width is not None:
             return self.width
-        return -(-super().hidden_width(width) // (8 * (self.per_token + self.shared))) * 8
+        return -(-super().hidden_width(width) // (8 * (self.top_k + self.shared))) * 8
 
     def summary(self) -> str:
         """How many, and how many for a token."""
         shared = f" and {self.shared} shared" if self.shared else ""
-        return f"{self.count} experts, {self.per_token}{shared} for each token"
+        return f"{self.count} experts, {self.top_k}{shared} for each token"
 
     def check_model(self, model: Any) -> None:
         """Raises ConfigError: experts would see later tokens, or the model has layers that they do not fit."""
@@ -109,13 +109,11 @@ class Experts(
             )
 
     def _check(self):
-        if self.per_token > self.count:
-            raise ConfigError(
-                f"config.model.feed_forward.per_token: {self.per_token}; accepted: at most count {self.count}"
-            )
-        if self.renormalize and (self.per_token == 1 or self.expert_choice):
+        if self.top_k > self.count:
+            raise ConfigError(f"config.model.feed_forward.top_k: {self.top_k}; accepted: at most count {self.count}")
+        if self.renormalize and (self.top_k == 1 or self.expert_choice):
             why = "with expert_choice a token has any number of gates" if self.expert_choice else (
-                "with per_token=1 the gate would always be 1, and the router would not learn"
+                "with top_k=1 the gate would always be 1, and the router would not learn"
             )  # fmt: skip
             raise ConfigError(f"config.model.feed_forward.renormalize: True; {why}; accepted: none or false")
         if self.dispatch == "dropless" and self.capacity_factor is not None:

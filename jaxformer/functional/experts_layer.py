@@ -36,7 +36,7 @@ def specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
     There are no biases in any of them, whatever `model.use_bias` says, as in published models.
     """
     kind, d = cfg.feed_forward, cfg.width
-    f, active = kind.hidden_width(d), 1.0 if kind.expert_choice else kind.per_token / kind.count
+    f, active = kind.hidden_width(d), 1.0 if kind.expert_choice else kind.top_k / kind.count
     up, down = weight_init(cfg, d, f), weight_init(cfg, f, d, residual=True)
     into, out_of = ("embed", "mlp"), ("mlp", "embed")
     # Never zero: all tokens would go to the first experts.
@@ -71,7 +71,7 @@ def apply(params: Params, x: Array, cfg: ModelConfig, context: Context) -> tuple
         out = over_mesh(_expert_choice(cfg, x), x, logits, taken[..., None], weights, axes)
         counts = jnp.zeros((kind.count,), jnp.float32)
     else:
-        gates, chosen = router.route(logits, kind.per_token, params.get("bias"), kind.normalized)
+        gates, chosen = router.route(logits, kind.top_k, params.get("bias"), kind.normalized)
         chosen = chosen if there is None else jnp.where(there[..., None], chosen, kind.count)
         counts = router.count_choices(chosen, kind.count)
         out = over_mesh(_layer(cfg, x, context), x, gates, chosen, weights, axes)
@@ -147,7 +147,7 @@ def _terms(params: Params, logits: Array, counts: Array, there: Array | None, cf
 def cost(cfg: ModelConfig, length: int, execution: Execution) -> Cost:
     """See `layer.Cost`: of the experts that a token goes through."""
     kind, d, f = cfg.feed_forward, cfg.width, cfg.feed_forward.hidden_width(cfg.width)
-    per_token = kind.per_token
+    per_token = kind.top_k
     if kind.dispatch == "expert_choice":
         per_token = kind.capacity(length) * kind.count / length
     matrices, of_token = 3 if kind.gated else 2, per_token + kind.shared

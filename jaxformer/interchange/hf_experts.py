@@ -27,7 +27,7 @@ def read_config(found: Mapping[str, Any], names: Collection[str]) -> dict[str, A
     window = fields.get("sliding_window") if kind == "mixtral" else None
     count = "num_experts" if fields.get("num_local_experts") is None else "num_local_experts"
     width = "moe_intermediate_size" if kind == "qwen3_moe" else "intermediate_size"
-    per_token = fields.number("num_experts_per_tok", 2 if kind == "mixtral" else 8)
+    top_k = fields.number("num_experts_per_tok", 2 if kind == "mixtral" else 8)
     return {
         **hf_llama.read_sizes(fields), "tie_embeddings": bool(fields.get("tie_word_embeddings", False)),
         "attention": {
@@ -36,7 +36,7 @@ def read_config(found: Mapping[str, Any], names: Collection[str]) -> dict[str, A
         },
         "feed_forward": {
             "kind": "experts", "width": fields.number(width), "activation": "swiglu", "count": fields.number(count),
-            "per_token": per_token, "renormalize": kind == "mixtral" or bool(fields.get("norm_topk_prob", False)),
+            "top_k": top_k, "renormalize": kind == "mixtral" or bool(fields.get("norm_topk_prob", False)),
             "balance": float(fields.get("router_aux_loss_coef", 0.001)), "z_loss": 0.0,
         },
         "positions": read_rotary(fields), "norm": "rms_norm",
@@ -50,7 +50,7 @@ def write_config(cfg: ModelConfig) -> dict[str, Any]:
     return {
         **hf_llama.write_sizes(cfg), **write_rotary(cfg), **window, "hidden_act": "silu",
         "moe_intermediate_size": hidden, "num_experts": kind.count, "num_local_experts": kind.count,
-        "num_experts_per_tok": kind.per_token, "norm_topk_prob": kind.normalized,
+        "num_experts_per_tok": kind.top_k, "norm_topk_prob": kind.normalized,
         "router_aux_loss_coef": kind.balance_weight, "decoder_sparse_step": 1, "mlp_only_layers": [],
     }  # fmt: skip
 

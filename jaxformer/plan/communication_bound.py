@@ -10,6 +10,8 @@
            forward (twice where the backward pass recomputes blocks), and they and their gradients backward.
   stage    every micro-batch: its activations go to the next stage, and what stages keep of other micro-batches to the
            one before (`parallel.pipeline`), forward, and their gradients the other way.
+  expert   with fsdp, for parameters of other layers; and every micro-batch and layer of experts: each token to its
+           experts and back, forward and backward, by the cheaper of an all-to-all and of sending all tokens to all.
   data     gradients of what a device keeps, summed once, float32; also over fsdp, context and stage for parameters that
            they do not split (norms).
 
@@ -50,6 +52,8 @@ def communication_bound(config: Config, specs: Any, mesh: Any) -> dict[str, floa
         _parameter(add, jax.tree_util.keystr(path, simple=True, separator="."), spec, config, mesh, sizes)
     if "tensor" in sizes:
         add(("tensor",), _tensor(config, sizes))
+    if "expert" in sizes and config.model.feed_forward.has_experts:
+        add(("expert",), _experts(config, sizes["expert"]) * tokens_per_device(config, sizes))
     if "context" in sizes:
         add(("context",), _context(config, sizes))
     if STAGE in sizes:
@@ -70,10 +74,11 @@ def _compute_bytes(config: Config) -> int:
 
 
 def _parameter(add: Any, name: str, spec: ParamSpec, config: Config, mesh: Any, sizes: dict[str, int]) -> None:
-    entries = partition(spec.shape, spec.axes, mesh, name)
-    used = {a for entry in entries if entry for a in (entry if isinstance(entry, tuple) else (entry,))}
-    numbers = math.prod(spec.shape) / math.prod(sizes[a] for a in used if a != "fsdp")
-    parts, micro = sizes.get("fsdp", 1) if "fsdp" in used else 1, config.execution.gradient_accumulation_steps
+    entries = [e if isinstance(e, tuple) else (e,) for e in partition(spec.shape, spec.axes, mesh, name)]
+    used = {a for entry in entries for a in entry if a}
+    gathered = next((e for axis, e in zip(spec.axes, entries, strict=False) if axis == "embed" and e != (None,)), ())
+    numbers = math.prod(spec.shape) / math.prod(sizes[a] for a in used if a not in gathered)
+    parts, micro = math.prod(sizes[a] for a in gathered), config.execution.gradient_accumulation_steps
     tokens = tokens_per_device(config, sizes)
     if STAGE in sizes and not spec.num_stacked:  # outside the stages, which share out all rows at once
         micro, tokens = 1, tokens * micro / sizes[STAGE]
@@ -81,12 +86,12 @@ def _parameter(add: Any, name: str, spec: ParamSpec, config: Config, mesh: Any, 
     whole = share * numbers * _compute_bytes(config)
     summed = int(spec.trained) * share * numbers * GRADIENT_BYTES
     if spec.num_stacked:
-        add(("fsdp",), micro * (2 * whole + summed))
+        add(gathered, micro * (2 * whole + summed))
     elif spec.role == "input" and not ("vocab" in spec.axes and config.model.tie_embeddings):
         rows = share * tokens * config.model.width * _compute_bytes(config)
-        add(("fsdp",), micro * (min(whole, rows) + min(summed, rows)))
+        add(gathered, micro * (min(whole, rows) + min(summed, rows)))
     else:
-        add(("fsdp",), micro * (whole + summed))
+        add(gathered, micro * (whole + summed))
     rest = tuple(a for a in sizes if a in ACTIVATION_RULES["rows"] and a not in used)
     others = math.prod(sizes[a] for a in rest)
     add(rest, int(spec.trained) * 2 * (others - 1) / others * numbers / parts * GRADIENT_BYTES)
@@ -104,6 +109,15 @@ def _tensor(config: Config, sizes: dict[str, int]) -> float:
     activations = sums * tokens * model.width * _compute_bytes(config)
     micro_batches = config.execution.gradient_accumulation_steps / sizes.get(STAGE, 1)  # through all layers
     return micro_batches * 2 * share * (activations + 3 * tokens * 4)
+
+
+def _experts(config: Config, devices: int) -> float:
+    """Bytes for each token of a device: to its experts and back, twice; or all tokens to all devices, where that is
+    less."""
+    model = config.model
+    rounds = sum(stack.depth * share for stack, share, _ in stack_costs(model, model.context_length, config.execution))
+    times = min(model.feed_forward.top_k * (devices - 1) / devices, devices - 1)
+    return config.execution.gradient_accumulation_steps * 4 * rounds * times * model.width * _compute_bytes(config)
 
 
 def _context(config: Config, sizes: dict[str, int]) -> float:

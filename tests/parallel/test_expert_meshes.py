@@ -1,18 +1,21 @@
 """A layer of experts on eight devices: the same loss and gradients on every mesh, while no router is near a tie."""
 
 import functools
+from dataclasses import replace
 
 import expert_cases as cases
 import jax
 import numpy as np
 import pytest
 
-from jaxformer.config import Dense, MeshConfig, ModelConfig
+from jaxformer.config import Config, Dense, Experts, MeshConfig, ModelConfig, TrainConfig
 from jaxformer.errors import ConfigError
 from jaxformer.functional import experts_layer
 from jaxformer.functional.layer import Context
 from jaxformer.masks import Mask
+from jaxformer.models import gpt
 from jaxformer.parallel.mesh import batch_sharding, check_context, check_experts, make_mesh, param_shardings
+from jaxformer.plan.communication_bound import communication_bound
 
 ROWS = 16
 MARGIN = 1e-5  # of probabilities; rounding moves them by less
@@ -60,6 +63,18 @@ def test_padding_of_rows_in_parts():
     mask = Mask(query_segments=segments, key_segments=segments, parts=2)
     found = experts_layer.not_padding(np.zeros((4, 2, 3)), Context(mask))
     assert found.tolist() == [[True, True], [True, False], [True, False], [False, False]]
+
+
+def test_what_an_expert_axis_sends_at_the_least():
+    def least(top_k):
+        kind = Experts(count=4, top_k=top_k, width=64)
+        model = ModelConfig(num_layers=3, width=128, context_length=16, vocab_size=64, dtype="bfloat16")
+        cfg = Config(model=replace(model, feed_forward=kind), train=TrainConfig(global_batch_size=8))
+        devices = make_mesh(MeshConfig(data=1, expert=4), jax.devices()[:4])
+        return communication_bound(cfg, gpt.specs(cfg.model), devices)["expert"]
+
+    once = 3 * 4 * 3 / 4 * (8 * 16 / 4) * 128 * 2  # layers, ways, to others, tokens of a device, numbers, bytes
+    assert least(2) - least(1) == once and least(4) - least(2) == 2 * once  # from k = 4 on, all to all is as cheap
 
 
 def refused(check, cfg, **mesh):
