@@ -40,6 +40,8 @@ def test_its_code_runs(name, reader, tmp_path):
     own, code = {}, "".join(block.text for block in blocks(PAGES[name]) if block.language in ("python", "sh"))
     if not re.search(r"_tiny|benchmark", code):  # a few numbers through many programs: most of its time is XLA's
         own[QUICK] = "1"
+    if "scaling_tiny" in code:
+        own["EVERY_FILE"] = "1"
     words = ["forked", "tests.docs.pages", str(PAGES[name])]
     done = subprocess.run(words, cwd=tmp_path, env=reader | own, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
