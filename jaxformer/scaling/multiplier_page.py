@@ -120,7 +120,7 @@ def _frontiers(found: Mapping[str, Multiplier]) -> Any:
     curves = {"baseline": [(at.flops, at.loss_b) for at in first.budgets]}
     curves |= {name: [(at.flops, at.loss_v) for at in each.budgets] for name, each in found.items()}
     _curves(axes, curves)
-    axes.set(xscale="log", yscale="log", xlabel=plotting.UNITS["C"], ylabel="loss at the best size (nats per token)")
+    axes.set(yscale="log", xlabel=plotting.UNITS["C"], ylabel="loss at the best size (nats per token)")
     plotting.loss_ticks(axes.yaxis)
     return figure
 
@@ -129,7 +129,7 @@ def _multipliers(found: Mapping[str, Multiplier]) -> Any:
     figure, axes = plotting.panel()
     _curves(axes, {name: [(at.flops, at.multiplier) for at in each.budgets] for name, each in found.items()})
     axes.axhline(1.0, color="0.5", linewidth=1)
-    axes.set(xscale="log", yscale="log", xlabel=plotting.UNITS["C"], ylabel="compute multiplier")
+    axes.set(yscale="log", xlabel=plotting.UNITS["C"], ylabel="compute multiplier")
     plotting.log_ticks(axes.yaxis, "{:.3g}".format)
     return figure
 
@@ -143,5 +143,7 @@ def _curves(axes: Any, curves: Mapping[str, Sequence[tuple[float, Interval]]]) -
             yerr=[[of.value - of.low for _, of in known], [of.high - of.value for _, of in known]],
             marker=plotting.marker(i), markersize=5, capsize=3, label=name, **plotting.line_style(i, len(curves)),
         )  # fmt: skip
+    axes.set_xscale("log")
+    plotting.log_ticks(axes.xaxis, plotting.flop)
     for text in axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5)).get_texts():
         text.set_parse_math(False)
