@@ -36,8 +36,8 @@ def route(
     2.1.2 (bias).
 
     >>> gates, chosen = route(jnp.array([[0.0, 2.0, 1.0]]), 2)
-    >>> chosen.tolist(), gates.round(3).tolist()
-    ([[1, 2]], [[0.7310000061988831, 0.26899999380111694]])
+    >>> chosen.tolist(), [round(gate, 3) for gate in gates[0].tolist()]
+    ([[1, 2]], [0.731, 0.269])
     """
     if not 1 <= per_token <= logits.shape[-1]:
         raise ValueError(f"route: per_token {per_token}; accepted: 1 to {logits.shape[-1]}, the experts")

@@ -68,8 +68,8 @@ def entrants(parsed: Parsed) -> list[Entrant]:
         if name == BASELINE and values:
             raise ConfigError(f"{where}: is what the others are compared with; accepted: another name")
         for field in values:
-            today = ALIASES.get(field) or field
-            if any(today == each or today.startswith(f"{each}.") for each in SHARED):
+            today = ALIASES.get(field, field)
+            if any(f"{today}.".startswith(f"{each}.") for each in SHARED):
                 raise ConfigError(f"{where}: {field} is shared by all; accepted: fields of model and optimizer")
             if today in given:
                 raise ConfigError(f"{where}: {field} is given on the command line too; accepted: one of the two")

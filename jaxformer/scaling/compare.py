@@ -7,7 +7,7 @@ of each budget; the multiplier M(C) solves L_b(M C) = L_v(C). Its 95 % interval 
     held-out rows      both ladders read the same ones: reweighted together where the runs kept each row's loss
     learning rates     between the best rate tried and the best there is, of each ladder by itself
     misfit             every form of the loss surface that is not refuted, in equal numbers, and the shift when one
-                       size, drawn at random, is left out (`surface`)
+                       size, drawn at random, counts half (`surface`)
 
 `experiments.coverage --what=multipliers` measures how often the intervals hold what was planted.
 """
@@ -29,7 +29,9 @@ REFUTED = 10.0  # Mallows' Cp above the lowest: a form without support
 _LEAST_NOISE = 1e-7
 _FRONTIER_POINTS = 21
 _BEYOND = 0.3  # decades beyond the baseline's budgets that its surface is read; further, the frontier goes on straight
-_LEFT_OUT = 2.0  # times the shift of one size left out: the noise of a size is shared along its trunk
+# Times the shift when a size counts half: twice that of leaving it out where others tell as much, because the noise of
+# a size is shared along its trunk. Without a size that no other can replace, a cubic goes anywhere.
+_LEFT_OUT = 4.0
 _FARTHEST = 1.0  # decades beyond the baseline's budgets that its frontier is followed
 
 
@@ -267,11 +269,11 @@ def _replicates(
 
 
 def _left_out(pair: tuple[Surface, Surface], runs: tuple[Runs, Runs], t: Floats, side: int) -> _Drawn:
-    """How everything moves when one size of a ladder is left out, a row for each size that can be."""
+    """How everything moves when one size of a ladder counts half, a row for each size."""
     whole = _m(pair, (pair[0].theta[None], pair[1].theta[None]), t)
     sizes = np.unique(runs[side].log_n)
-    found = [surface.refitted(pair[side], runs[side].y, runs[side].log_n != size) for size in sizes]
-    kept = np.array([theta for theta in found if theta is not None] or [pair[side].theta])
+    mine = runs[side]
+    kept = np.array([surface.refitted(pair[side], mine.y, 1 - 0.5 * (mine.log_n == size)) for size in sizes])
     other = np.repeat(pair[1 - side].theta[None], len(kept), 0)
     moved = _m(pair, (kept, other) if side == 0 else (other, kept), t)
     return _Drawn(*(np.where(np.isfinite(part - middle), _LEFT_OUT * (part - middle), 0.0)

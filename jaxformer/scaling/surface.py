@@ -158,15 +158,12 @@ def fitted(name: str, runs: Runs) -> Surface | None:
     return out
 
 
-def refitted(surface: Surface, y: Floats, rows: Floats) -> Floats | None:
-    """[P] of the same form, around the same valley, fitted to some runs [I] of log losses y [I]; None if they do not
-    determine it."""
-    design = surface.design[rows]
+def refitted(surface: Surface, y: Floats, weights: Floats) -> Floats:
+    """[P] of the same form, around the same valley, fitted to log losses y [I] that count `weights` [I], none 0."""
+    root = np.sqrt(weights)
+    design = surface.design * root[:, None]
     scale = np.linalg.norm(design, axis=0)
-    if np.any(scale == 0):
-        return None
-    theta, _, rank, _ = np.linalg.lstsq(design / scale, (y / surface.spread)[rows], rcond=1e-7)
-    return theta / scale if rank == design.shape[1] else None
+    return np.linalg.lstsq(design / scale, y / surface.spread * root, rcond=1e-10)[0] / scale
 
 
 def _ends(log_n: Floats) -> tuple[float, float]:

@@ -238,8 +238,8 @@ class _Sweep:
             held_out = self.sources.held_out(config)
             parts = sources_of(held_out, self.sources.bytes_per_token)
             place, rows = jax.device_put, KeptRows(program.evaluate)
-            seen = evaluate_sources(rows, place, averaged(state), parts, state.frozen, sample=True).values
-            values = {**seen, **rows.packed()} if len(parts) == 1 else {**seen}
+            values |= evaluate_sources(rows, place, averaged(state), parts, state.frozen, sample=True).values
+            values |= rows.packed() if len(parts) == 1 else {}
             diverged = not math.isfinite(values["loss"])
         if diverged:
             values |= {"loss": math.nan, "loss_stderr": math.nan}
