@@ -42,6 +42,7 @@ COUNTS = frozenset(
         "skipped",
         "params",
         "params_non_embedding",
+        "params_active",
         "width",
         "num_layers",
         "seed",
