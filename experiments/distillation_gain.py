@@ -19,22 +19,21 @@ from experiments.transfer_runs import (
     Planned,
     arguments,
     best_rate,
-    checked,
     over_seeds,
     paired,
     parsed_of,
     pretrained,
     read,
     select,
+    study,
     train,
     unfinished,
-    write,
 )  # fmt: skip
 from jaxformer.config import Config
 from jaxformer.models.distilled_model import teacher_flops
 from jaxformer.models.flops import training_flops
 from jaxformer.runs import manifest
-from jaxformer.runtime.program import keep_compiled_programs, program
+from jaxformer.runtime.program import program
 from jaxformer.scaling import plotting
 
 STEPS, EVALUATIONS, ROWS = 200, 5, 60
@@ -214,15 +213,7 @@ def page(found: Sequence[dict[str, Any]]) -> str:
 def main() -> None:
     """Trains what is missing, and writes figure and page."""
     options = arguments(__doc__, "distillation_gain", STEPS).parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    if options.stage != "report":
-        keep_compiled_programs()
-        if not run(options):
-            return
-    if options.stage != "train":
-        found = checked(options.out)
-        for path in write(options.out, {"loss": figure(found)}, page(found)):
-            print(path)
+    study(options, run, lambda found: {"loss": figure(found)}, page)
 
 
 if __name__ == "__main__":

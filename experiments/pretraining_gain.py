@@ -22,12 +22,11 @@ from experiments.transfer_runs import (
     Planned,
     arguments,
     best_rate,
-    checked,
     keep,
     pretrained,
     read,
+    study,
     train,
-    write,
 )  # fmt: skip
 from jaxformer.config import Config
 from jaxformer.data.mixture import open_text
@@ -35,7 +34,7 @@ from jaxformer.models.flops import training_flops
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import make_mesh
 from jaxformer.runs import manifest, texts
-from jaxformer.runtime.program import keep_compiled_programs, program
+from jaxformer.runtime.program import program
 from jaxformer.specs import count_params, only_trained
 from jaxformer.training.optim import make_optimizer
 from jaxformer.training.step import compile_steps
@@ -189,17 +188,7 @@ def run(options: Any) -> bool:
 def main() -> None:
     """Trains what is missing, and writes figure and page."""
     options = arguments(__doc__, "pretraining_gain", STEPS).parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    if options.stage != "report":
-        keep_compiled_programs()
-        if not run(options):
-            return
-    if options.stage != "train":
-        found = checked(options.out)
-        for path in write(
-            options.out, {"labels": pretraining_gain_page.figure(found)}, pretraining_gain_page.page(found)
-        ):
-            print(path)
+    study(options, run, lambda found: {"labels": pretraining_gain_page.figure(found)}, pretraining_gain_page.page)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ shape share their compiled programs. How each ended is in records.jsonl of the r
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from jaxformer.config import Config, from_mapping, load
 from jaxformer.errors import ConfigError
 from jaxformer.runs.command_line import Parsed, file_path, integer, parser
 from jaxformer.runs.pretrain import pretrain
+from jaxformer.runtime.program import keep_compiled_programs
 from jaxformer.scaling.comparison import student
 from jaxformer.storage import files
 from jaxformer.training.progress import duration
@@ -195,3 +196,28 @@ def checked(out: Path) -> list[dict[str, Any]]:
     if not found:
         raise ConfigError(f"--out: {out} has no records.jsonl yet; accepted: --stage=train first")
     return found
+
+
+def study(
+    options: argparse.Namespace,
+    run: Callable[[argparse.Namespace], bool],
+    figures: Callable[[list[dict[str, Any]]], dict[str, Any]],
+    page: Callable[[list[dict[str, Any]]], str],
+) -> None:
+    """Trains what is missing, and writes figures and page; what `--stage` says of it.
+
+    Args:
+      options: as of `arguments`.
+      run: trains; False: there is more to do.
+      figures: records -> bytes of SVG by name.
+      page: records -> text.
+    """
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.stage != "report":
+        keep_compiled_programs()
+        if not run(options):
+            return
+    if options.stage != "train":
+        found = checked(options.out)
+        for path in write(options.out, figures(found), page(found)):
+            print(path)

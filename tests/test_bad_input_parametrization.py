@@ -15,6 +15,7 @@ FLAGS = {
     "base with wider heads than the model": [MUP, f"{BASE}width=8", f"{BASE}head_width=64"],
     "muP with Adafactor": [MUP, f"{BASE}width=8", "--config.optimizer.name=adafactor"],
     "muP of a mixer without rules": [MUP, "--config.model.attention=lsh"],
+    "muP of experts": [MUP, f"{BASE}width=8", "--config.model.feed_forward=experts"],
     "noise scale with one micro-batch": ["--config.train.noise_scale=true"],
 }
 

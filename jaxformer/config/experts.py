@@ -53,6 +53,7 @@ class Experts(
     bias_rate: float = 0.0
 
     has_experts: ClassVar[bool] = True
+    any_width: ClassVar[bool] = False  # nothing says how the router's logits stay as they are in wider models
 
     @property
     def expert_choice(self) -> bool:

@@ -3,8 +3,9 @@
 The terms are sums over tokens, of all layers and micro-batches and devices, so that they add up:
 
   expert_balance   `router.balance_loss`. The share of the choices that each expert has is that of the whole batch:
-                   where this is all of it, they are counted here; where it comes in micro-batches, `training.step` has
-                   all of them counted first, by the gradient of the parameter `load`, and gives the counts as its value
+                   where this is all of it, they are counted here; where it comes in micro-batches,
+                   `training.gradients` has all of them counted first, by the gradient of the parameter `load`, and
+                   gives the counts as its value
   router_z         `router.z_loss`
   expert_bias      `router.bias_term`, for the optimizer's update of the bias
 """
