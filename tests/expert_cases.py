@@ -71,8 +71,8 @@ def weights(batch):
     return dict.fromkeys(("loss", *experts_layer.TERMS), jnp.sum(batch.weights))
 
 
-def step_of(cfg, micro_batches):
-    """(params, batch, rng) -> what `training.step.gradients` returns, compiled quickly."""
+def step_of(cfg, micro_batches, noise_scale=False):
+    """(params, batch, rng) -> what `training.gradients.gradients` returns, compiled quickly."""
     model = Model(specs_of(cfg), None, functools.partial(loss, cfg), weights)
-    run = functools.partial(gradients, model=model, micro_batches=micro_batches)
+    run = functools.partial(gradients, model=model, micro_batches=micro_batches, noise_scale=noise_scale)
     return jax.jit(run, compiler_options={"xla_backend_optimization_level": 0})

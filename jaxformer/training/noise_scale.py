@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxformer.training.counter_biases import without_counter_biases
 from jaxformer.training.microbatch import fori_over_batches
 from jaxformer.types import Array, Batch, Model, Params, Sums
 
@@ -82,14 +83,15 @@ def accumulate(
       trained: the parameters that are trained.
       parts: micro-batches, along a leading axis.
       rng: micro-batch i gets fold_in(rng, i).
-      model: whose `weights` under "loss" are those of the micro-batches.
+      model: whose `weights` under "loss" are those of the micro-batches. What its specs call a counter bias has no
+        gradient in the sense of this file, and is left out.
     """
 
     def add(index, carry, rows):
         total, squares, weight = carry
         found = value_and_grad(trained, rows, jax.random.fold_in(rng, index))
         mine = model.weights(rows)["loss"]
-        new = Squares(squared_norm(found[1]), jnp.square(mine))
+        new = Squares(squared_norm(without_counter_biases(found[1], model.specs)), jnp.square(mine))
         return jax.tree.map(jnp.add, (total, squares, weight), (found, new, mine))
 
     shapes = jax.eval_shape(lambda: model.weights(jax.tree.map(lambda x: x[0], parts))["loss"])
@@ -97,4 +99,4 @@ def accumulate(
     none = Squares(jnp.zeros_like(squared_norm(zeros[1])), nothing)
     count = jax.tree.leaves(parts)[0].shape[0]
     ((loss, sums), grads), squares, weight = fori_over_batches(add, (zeros, none, nothing), parts, count)
-    return loss, grads, sums | noise_sums(squares, grads, weight)
+    return loss, grads, sums | noise_sums(squares, without_counter_biases(grads, model.specs), weight)

@@ -201,6 +201,8 @@ def test_losses_are_exact_over_micro_batches():
     close(parts[:2], whole[:2], 1e-6)
     bias = np.asarray(whole[1]["mlp"]["bias"])
     assert np.abs(bias).max() > 0 and abs(bias.sum()) < 1e-6 and whole[1]["mlp"]["load"] is None
+    measured = cases.step_of(cases.config_of(), 4, noise_scale=True)(params, batch, jax.random.key(1))
+    close(measured[:2], parts[:2], 1e-12)
 
 
 @pytest.mark.slow  # for the program that both share

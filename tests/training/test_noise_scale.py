@@ -20,14 +20,19 @@ COUNT, SIZE, TRUTH = 4, 16, 200.0
 
 
 def linear_model():
-    """A loss whose gradient at a token is a vector that the batch brings."""
+    """A loss whose gradient at a token is a vector that the batch brings; and a counter bias, which has none to
+    measure, with much of it."""
 
     def loss(params, batch, rng, frozen=None):
         total = jnp.sum(params["w"] @ (batch.inputs["gradients"] * batch.weights[..., None]).sum((0, 1)))
         weight = jnp.sum(batch.weights)
+        total += 100 * weight * jnp.sum(params["bias"])
         return {"loss": (total, weight)}, {"loss": (total, weight)}
 
-    specs = {"w": ParamSpec((SIZE,), ("norm",), zeros, "norm")}
+    specs = {
+        "w": ParamSpec((SIZE,), ("norm",), zeros, "norm"),
+        "bias": ParamSpec((1,), (None,), zeros, "counter_bias"),
+    }
     return Model(specs, lambda rng: None, loss, lambda batch: {"loss": jnp.sum(batch.weights)})
 
 
@@ -50,7 +55,7 @@ def test_the_simulated_truth_is_found_with_unequal_weights():
         )
 
     def measured(rng):
-        params = {"w": jnp.zeros(SIZE)}
+        params = {"w": jnp.zeros(SIZE), "bias": jnp.zeros(1)}
         found = steps.gradients(params, batch(rng), rng, model=linear_model(), micro_batches=COUNT, noise_scale=True)
         return found[2]
 
@@ -69,7 +74,7 @@ def test_the_definition_in_float64():
     batch = Batch(nothing, nothing, weights, nothing, nothing, {"gradients": vectors})
     with jax.enable_x64(True):
         run = functools.partial(steps.gradients, model=linear_model(), micro_batches=COUNT)
-        params = {"w": np.zeros(SIZE)}
+        params = {"w": np.zeros(SIZE), "bias": np.zeros(1)}
         loss, grads, sums, _ = jax.jit(functools.partial(run, noise_scale=True))(params, batch, jax.random.key(0))
         plain = jax.jit(run)(params, batch, jax.random.key(0))
     shares = [np.einsum("BT,BTD->D", weights[i::COUNT], vectors[i::COUNT]) / weights.sum() for i in range(COUNT)]
