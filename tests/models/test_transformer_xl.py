@@ -65,7 +65,7 @@ def test_no_gradient_goes_through_the_memory_and_no_token_sees_another_document(
     gradient = np.abs(np.asarray(of_place(table, 1, place)[1])).sum(axis=1)
     assert (gradient > 0).nonzero()[0].tolist() == list(range(M + N + M, M + N + M + place + 1))
     for row, seen in ((0, False), (1, True)):  # the memory's own tokens
-        moved = table.at[row * (M + N) + 1].add(1.0)
+        moved = table.at[row * (M + N) + 1].multiply(jnp.arange(table.shape[1]))
         assert bool(of_place(moved, row, place)[0] != of_place(table, row, place)[0]) == seen
 
 

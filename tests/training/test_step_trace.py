@@ -32,9 +32,8 @@ def traced(folder, steps, dispatches, step=0):
         for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
             for line in plane.lines:
                 for event in line.events:
-                    stats = dict(event.stats)
                     if event.name == "train":
-                        found.append(stats["step_num"])
+                        found.append(dict(event.stats)["step_num"])
     return said, sorted(found)
 
 
