@@ -46,8 +46,8 @@ SEEDS = 3
 
 def config(seed: int, rows: int, rate: float, steps: int | None = None) -> Config:
     """A run from scratch of so many steps, with a cosine; or (None) a branch, with a constant rate."""
-    branch = {"schedule": "constant", "warmup_steps": 0}
-    whole = {"schedule": "cosine", "warmup_steps": (steps or 0) // 8, "final_fraction": 0.0}
+    # Both are a cosine, so that they share programs; a branch's ends where it begins.
+    schedule = {"warmup_steps": (steps or 0) // 8, "final_fraction": 0.0 if steps else 1.0}
     return from_mapping({
         "seed": seed,
         "model": {
@@ -57,7 +57,7 @@ def config(seed: int, rows: int, rate: float, steps: int | None = None) -> Confi
         },
         "execution": {"layers": "scan", "steps_per_dispatch": 16},
         "data": {"source": "stdlib", "tokenizer": "bpe", "tokenizer_vocab": 512},
-        "optimizer": {"learning_rate": rate, "weight_decay": 0.0, "clip_norm": None, **(whole if steps else branch)},
+        "optimizer": {"learning_rate": rate, "weight_decay": 0.0, "clip_norm": None, "schedule": "cosine", **schedule},
         "train": {"steps": steps or 100_000, "global_batch_size": rows, "log_every_steps": 16,
                   "eval_every_steps": 100_000, "eval_rows": HELD_OUT_ROWS},
     })  # fmt: skip
@@ -79,9 +79,9 @@ class Branches:
         return fit_vocabulary(config(seed, rows, rate, steps), self.corpus.tokenizer)
 
     @functools.cache  # noqa: B019 (there is one object)
-    def program(self, rows: int, whole: bool) -> StackedProgram:
-        """Training with a batch size, from scratch or as a branch."""
-        made = self._fitted(0, rows, RATE, 1000 if whole else None)
+    def program(self, rows: int) -> StackedProgram:
+        """Training with a batch size."""
+        made = self._fitted(0, rows, RATE, None)
         return StackedProgram(self.model, made, 1, texts.batches_of(made, self.corpus)[0])
 
     def loss(self, of: StackedProgram, states: TrainState) -> float:
@@ -94,7 +94,7 @@ class Branches:
     @functools.lru_cache(1)  # noqa: B019
     def point(self, steps: int, seed: int) -> TrainState:
         """The state after a run from scratch, as it was kept, or trained now."""
-        of = self.program(POINT_ROWS, True)
+        of = self.program(POINT_ROWS)
         store = Checkpoints(self.workdir / f"point={steps},seed={seed}", CheckpointConfig(keep=1))
         if (kept := store.restore(of.abstract_member())) is not None:
             return kept[0]
@@ -110,7 +110,7 @@ class Branches:
 
     def noise(self, steps: int, seed: int) -> dict[str, Any]:
         """The record of a point: its loss, the loss to reach, and the noise scale."""
-        begin, of = time.perf_counter(), self.program(POINT_ROWS, True)
+        begin, of = time.perf_counter(), self.program(POINT_ROWS)
         state = self.point(steps, seed)
         loss = self.loss(of, of.stack([state]))
         source = texts.batches_of(self._fitted(2000 + seed, NOISE_ROWS, RATE, None), self.corpus)
@@ -125,7 +125,7 @@ class Branches:
 
     def branch(self, trial: Trial, target: float, most: float) -> dict[str, Any]:
         """The record of a trial."""
-        begin, of = time.perf_counter(), self.program(trial.rows, False)
+        begin, of = time.perf_counter(), self.program(trial.rows)
         made = self._fitted(1000 + trial.seed, trial.rows, RATE * 2.0**trial.exponent, None)
         source = texts.batches_of(made, self.corpus)
         states = [of.stack([self.point(trial.point, trial.seed)])]

@@ -1,118 +1,13 @@
-"""The page of `experiments.critical_batch`, from its records: the fit of updates and tokens, beside the noise scale."""
-
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+"""The page of `experiments.critical_batch`, from its records: updates and tokens, beside the noise scale."""
 
 import numpy as np
 
-from experiments.critical_batch_search import LENGTH, next_trial
+from experiments.critical_batch_fit import Records, noise_scale, results, whole_seeds
+from experiments.critical_batch_search import LENGTH
 from experiments.transfer_runs import Mean, over_seeds
 from jaxformer.scaling import plotting
 
-Records = Sequence[Mapping[str, Any]]
-GRID = np.geomspace(10, 1e7, 2001)  # critical batches that are tried, in tokens
-REPLICATES = 1000
 CLOSE = 1.5  # the noise scale predicts within this factor
-
-
-class Fit(NamedTuple):
-    """(S / updates - 1) (E / tokens - 1) = 1 for the updates S and tokens E of each batch size.
-
-    Attributes:
-      updates: S_min.
-      tokens: E_min.
-      batch: the critical one, E_min / S_min tokens.
-    """
-
-    updates: Any
-    tokens: Any
-    batch: Any
-
-
-class Measured(NamedTuple):
-    """A point of training.
-
-    Attributes:
-      fit: of the geometric means over seeds.
-      low, high: 95 % interval of the critical batch.
-      seeds: that have ended.
-    """
-
-    fit: Fit
-    low: float
-    high: float
-    seeds: int
-
-
-def fit(batches: np.ndarray, updates: np.ndarray) -> Fit:
-    """Least squares of log S = log(S_min (1 + B_crit / B)), which is the same hyperbola.
-
-    Args:
-      batches: [N] tokens.
-      updates: [N] needed with them; or [R, N], for R fits.
-
-    Returns:
-      A number in each field, or [R].
-
-    >>> found = fit(np.array([500.0, 2000, 8000]), 30 * (1 + 2000 / np.array([500.0, 2000, 8000])))
-    >>> float(found.updates.round(1)), float(found.batch.round(-1))
-    (30.0, 2000.0)
-    """
-    logs = np.log(updates)
-    curves = np.log1p(GRID[:, None] / batches)  # [G, N]
-    apart = curves - curves.mean(1, keepdims=True)
-    best = np.argmin((apart**2).sum(1) - 2 * logs @ apart.T, axis=-1)  # of the squares left, what depends on G
-    least, batch = np.exp((logs - curves[best]).mean(-1)), GRID[best]
-    return Fit(least, least * batch, batch)
-
-
-def whole_seeds(found: Records, point: int) -> dict[int, dict[int, float]]:
-    """Seed -> rows -> updates at the best rate, of the seeds whose searches have ended and have reached the loss."""
-    out = {}
-    for seed in sorted({each["seed"] for each in found if each["what"] == "noise" and each["point"] == point}):
-        best: dict[int, float] = {}
-        for each in found:
-            if each["what"] == "branch" and (each["point"], each["seed"]) == (point, seed):
-                best[each["rows"]] = min(each["updates"] or math.inf, best.get(each["rows"], math.inf))
-        if next_trial(found, point, seed) is None and np.isfinite(list(best.values())).all():
-            out[seed] = dict(sorted(best.items()))
-    return out
-
-
-def measured(found: Records, point: int) -> Measured | None:
-    """The critical batch of a point. None: no seed has ended.
-
-    The interval is a bootstrap: seeds are drawn again, and to what the fit gives each batch size are added residuals,
-    drawn from those of all sizes and seeds and made larger for the two fitted numbers.
-    """
-    by = whole_seeds(found, point)
-    if not by:
-        return None
-    rows = np.array(sorted(next(iter(by.values()))))
-    logs = np.log([[mine[each] for each in rows] for mine in by.values()])  # [seeds, N]
-    batches = rows * float(LENGTH)
-    each = fit(batches, np.exp(logs))
-    curves = np.log(each.updates[:, None] * (1 + each.batch[:, None] / batches))
-    left = (logs - curves).ravel() * math.sqrt(len(rows) / max(len(rows) - 2, 1))
-    rng = np.random.default_rng(0)
-    chosen = rng.integers(len(logs), size=(REPLICATES, len(logs)))
-    drawn = (curves[chosen] + rng.choice(left, (*chosen.shape, len(rows)))).mean(1)
-    low, high = np.quantile(fit(batches, np.exp(drawn)).batch, (0.025, 0.975))
-    of = Fit(*map(float, fit(batches, np.exp(logs.mean(0)))))
-    return Measured(of, float(low), float(high), len(by))
-
-
-def noise_scale(found: Records, point: int) -> float:
-    """Predicted: variance and square of the gradient averaged over seeds, then divided."""
-    mine = [each for each in found if each["what"] == "noise" and each["point"] == point]
-    return sum(each["gradient_variance"] for each in mine) / sum(each["gradient_square"] for each in mine)
-
-
-def points(found: Records) -> list[int]:
-    """Those that at least one seed has ended."""
-    every = sorted({each["point"] for each in found if each["what"] == "noise"})
-    return [point for point in every if measured(found, point) is not None]
 
 
 def figure(found: Records) -> bytes:
@@ -121,10 +16,8 @@ def figure(found: Records) -> bytes:
     with package.rc_context(plotting.STYLE):
         drawn = package.figure.Figure(figsize=(8.4, 3.8), layout="constrained")
         left, right = drawn.subplots(1, 2)
-        mine = points(found)
-        for i, point in enumerate(mine):
-            of = measured(found, point)
-            assert of is not None
+        mine = results(found)
+        for i, (point, of) in enumerate(mine.items()):
             style = plotting.line_style(i, len(mine))
             for seed in whole_seeds(found, point).values():
                 tokens = [each * LENGTH * updates for each, updates in seed.items()]
@@ -135,17 +28,17 @@ def figure(found: Records) -> bytes:
         left.set(xscale="log", yscale="log", xlabel="tokens E", ylabel="updates S")
         if mine:
             left.legend(loc="best")
-        every = [(measured(found, point), noise_scale(found, point)) for point in mine]
-        value = np.array([of.fit.batch for of, _ in every if of])
-        bars = np.array([(of.fit.batch - of.low, of.high - of.fit.batch) for of, _ in every if of]).reshape(-1, 2)
+        value = np.array([of.fit.batch for of in mine.values()])
+        bars = np.array([(of.fit.batch - of.low, of.high - of.fit.batch) for of in mine.values()]).reshape(-1, 2)
         if mine:
-            color = plotting.line_style(0, 2)["color"], plotting.line_style(1, 2)["color"]
-            right.errorbar(mine, value, np.maximum(bars, 0).T, marker="o", capsize=3, color=color[0], label="measured")
-            right.plot(mine, [scale for _, scale in every], marker="s", linestyle="--", color=color[1],
-                       label="noise scale")  # fmt: skip
+            one, other = (plotting.line_style(i, 2)["color"] for i in range(2))
+            scales = [noise_scale(found, point) for point in mine]
+            style = {"marker": "o", "capsize": 3, "color": one, "label": "measured"}
+            right.errorbar(list(mine), value, np.maximum(bars, 0).T, **style)
+            right.plot(list(mine), scales, marker="s", linestyle="--", color=other, label="noise scale")
             right.legend(loc="best")
         right.set(xscale="log", yscale="log", xlabel="updates before", ylabel="tokens")
-        right.set_xticks(mine, [f"{point:,}" for point in mine])
+        right.set_xticks(list(mine), [f"{point:,}" for point in mine])
         right.xaxis.set_minor_locator(package.ticker.NullLocator())
         return plotting.encoded(drawn, "svg", bbox_inches="tight")
 
@@ -161,9 +54,8 @@ def table(found: Records) -> list[str]:
     rows = [["updates before", "seeds", "loss from", "to", "S_min", "E_min, tokens", "critical batch, tokens",
              "noise scale, tokens", "noise scale / measured"]]  # fmt: skip
     rows.append(["---"] * len(rows[0]))
-    for point in points(found):
-        of, scale, (begin, end) = measured(found, point), noise_scale(found, point), about(found, point)
-        assert of is not None
+    for point, of in results(found).items():
+        scale, (begin, end) = noise_scale(found, point), about(found, point)
         rows.append([
             f"{point}", f"{of.seeds}", f"{begin.value:.2f}", f"{end.value:.2f}", f"{of.fit.updates:.0f}",
             f"{of.fit.tokens:,.0f}", f"{of.fit.batch:,.0f} [{of.low:,.0f}, {of.high:,.0f}]", f"{scale:,.0f}",
@@ -190,8 +82,7 @@ def rates(found: Records) -> list[str]:
 
 def said(found: Records) -> str:
     """A sentence on the prediction."""
-    mine = points(found)
-    ratios = [noise_scale(found, point) / of.fit.batch for point in mine if (of := measured(found, point))]
+    ratios = [noise_scale(found, point) / of.fit.batch for point, of in results(found).items()]
     if not ratios:
         return "No point has ended yet."
     close = sum(1 / CLOSE <= each <= CLOSE for each in ratios)

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.rate_transfer_page import FACTORS, figure, page
+from experiments.rate_transfer_optima import FACTORS
+from experiments.rate_transfer_page import figure, page
 from experiments.transfer_runs import keep, read, study
 from jaxformer.config import Config, from_mapping
 from jaxformer.data.mixture import open_text
@@ -108,7 +109,7 @@ def asked(
       member: of a run.
       found: names of those that have ended in it.
     """
-    out = []
+    out: list[Any] = []
     for group in planned:
         mine = [point for point in group if point.name not in known]
         out += map(member, mine)
@@ -176,7 +177,9 @@ def main() -> None:
     flags.add_argument("--seeds", type=integer(1), default=SEEDS, help=f"default: {SEEDS}")
     flags.add_argument("--steps", type=integer(8), default=STEPS, help=f"default: {STEPS}")
     flags.add_argument("--at-once", type=integer(1), default=1, help="rates that train together")
-    study(flags.parse_args(), run, lambda found: {"transfer": figure(found)}, page)
+    options = flags.parse_args()
+    planned = sum(map(len, groups(options.seeds, options.ablations)))
+    study(options, run, lambda found: {"transfer": figure(found)}, lambda found: page(found, planned))
 
 
 if __name__ == "__main__":
