@@ -121,16 +121,18 @@ def position(of: Best) -> float:
 
 
 class Drift(NamedTuple):
-    """How far the best factor of the largest size is from the base's.
+    """How far the best factors of larger sizes are from the base's.
 
     Attributes:
       size: the largest that has ended.
-      steps: of the grid, by `position`; of all sizes that whose distance is the largest.
+      grid: steps of the grid between the best factors, of the size whose distance is the largest.
+      steps: the same by `position`.
       edge: a best factor lies at the edge of the grid, so the distance may be larger.
       cost: nats lost at `size` by training it with the base's best factor, a mean over seeds.
     """
 
     size: tuple[int, int]
+    grid: int
     steps: float
     edge: bool
     cost: Mean
@@ -144,7 +146,8 @@ def drift(found: Records, kind: str, sweep: str) -> Drift | None:
     every = [best(found, kind_at(found, kind, size), *size) for size in mine]
     assert all(every)
     first, *rest = [each for each in every if each is not None]
+    grid = max((FACTORS.index(each.factor) - FACTORS.index(first.factor) for each in rest), key=abs)
     steps = max((position(each) - position(first) for each in rest), key=abs)
     table = losses(found, kind, *mine[-1])
     cost = table[:, FACTORS.index(first.factor)] - table[:, FACTORS.index(rest[-1].factor)]
-    return Drift(mine[-1], steps, any(each.edge for each in (first, *rest)), over_seeds(list(cost)))
+    return Drift(mine[-1], grid, steps, any(each.edge for each in (first, *rest)), over_seeds(list(cost)))

@@ -24,15 +24,16 @@ def figure(found: Records) -> bytes:
     package = plotting.matplotlib()
     with package.rc_context(plotting.STYLE):
         drawn = package.figure.Figure(figsize=(8.4, 7.2), layout="constrained")
-        every = drawn.subplots(2, 2, sharex=True, sharey="row")
-        for row, sweep in zip(every, SWEEPS, strict=True):
+        panels = drawn.subplots(2, 2, sharex=True, sharey="row")
+        for row, sweep in zip(panels, SWEEPS, strict=True):
+            every = sorted({size for kind in ("standard", "mup") for size in sizes(found, kind, sweep)})
             for axes, kind in zip(row, ("standard", "mup"), strict=True):
-                mine = sizes(found, kind, sweep)
-                for i, size in enumerate(mine):
+                for size in sizes(found, kind, sweep):
                     table = losses(found, kind, *size)
                     y = np.where(np.isfinite(table).all(0), table.mean(0), np.nan)
                     name = f"width {size[0]}" if sweep == "width" else f"{size[1]} layers"
-                    style = plotting.line_style(i, len(mine))
+                    i = every.index(size)
+                    style = plotting.line_style(i, len(every))
                     axes.plot(FACTORS, y, label=name, marker=plotting.marker(i), **style)
                     low = int(np.nanargmin(y))
                     axes.plot(FACTORS[low], y[low], marker="o", markersize=12, fillstyle="none", color=style["color"])
@@ -42,7 +43,7 @@ def figure(found: Records) -> bytes:
             row[0].set_ylabel("held-out nats per token")
             if row[0].lines:
                 row[0].legend(loc="best")
-        for axes in every[-1]:
+        for axes in panels[-1]:
             axes.set_xlabel("learning rate / that of the base")
         return plotting.encoded(drawn, "svg", bbox_inches="tight")
 
@@ -72,14 +73,16 @@ def said(found: Records, kind: str, sweep: str) -> str | None:
         return None
     i = list(SWEEPS).index(sweep)
     name, first, last = "width" if sweep == "width" else "depth", base(found)[i], of.size[i]
-    moved = f"{abs(of.steps):.1f} grid steps {'below' if of.steps < 0 else 'above'}"
-    if abs(of.steps) > 1:
+    if abs(of.grid) > 1:
         told = "more than one step"
     else:
         told = "or further, for a best factor is at the edge of the grid" if of.edge else "within one step"
+    steps = "1 step" if abs(of.grid) == 1 else f"{abs(of.grid)} steps"
+    side = "" if of.grid == 0 else " down" if of.grid < 0 else " up"
     return (
-        f"- {LABELS[kind]}, {name} {first} to {last}: where it is furthest, the best rate is {moved} the base's: "
-        f"{told}. With the base's best factor {name} {last} ends {of.cost.text('.3f')} nats above its own best."
+        f"- {LABELS[kind]}, {name} {first} to {last}: the best factor moves by at most {steps} of the grid"
+        f"{side}, {told}; the parabolas' minima by {of.steps:+.2f}. With the base's best factor {name} {last} ends "
+        f"{of.cost.text('.3f')} nats above its own best."
     )
 
 

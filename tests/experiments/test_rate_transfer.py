@@ -100,16 +100,15 @@ def test_ties_are_those_that_seeds_cannot_tell():
 
 
 def test_the_page_says_what_the_records_do():
-    found = list(planted((-0.7, 0.2), (-0.25, 0.0)))
+    found = list(planted((-0.7, 0.2), (-0.2, 0.0)))
     text = rate_transfer_page.page(found)
-    assert (
-        "muP, width 64 to 256: where it is furthest, the best rate is 0.4 grid steps above the base's: within" in text
-    )
-    assert (
-        "standard, width 64 to 256: where it is furthest, the best rate is 1.4 grid steps below the base's: more"
-        in text
-    )
-    assert "standard, depth 2 to 8: where it is furthest, the best rate is 0.5 grid steps below" in text
+    assert "muP, width 64 to 256: the best factor moves by at most 0 steps of the grid, within one step;" in text
+    assert "standard, width 64 to 256: the best factor moves by at most 1 step of the grid down, within one" in text
+    assert "standard, depth 2 to 8: the best factor moves by at most 0 steps of the grid, within one step; the " in text
+    assert "minima by -1.40" in text and "minima by +0.40" in text and "minima by -0.40" in text
+    steep = rate_transfer_page.page(list(planted((-0.9, 0.2), (-1.0, -1.6), sizes=((64, 2), (256, 2), (64, 8)))))
+    assert "standard, width 64 to 256: the best factor moves by at most 2 steps of the grid down, more than" in steep
+    assert "muP, depth 2 to 8: the best factor moves by at most 3 steps of the grid down, more than one step" in steep
     assert "| muP | 256 | 2 | 3 | 1 | none | +0.40 [+0.40, +0.40] |" in text
     one = rate_transfer_page.page(list(planted((-0.7, 0.2), seeds=1)))
     assert "| muP | 256 | 2 | 1 | 1 | not known | +0.40 |" in one
