@@ -37,7 +37,7 @@ from jaxformer.runtime.program import program
 from jaxformer.scaling import plotting
 
 STEPS, EVALUATIONS, ROWS = 200, 5, 60
-RATES = ("1e-3", "3e-3")
+RATES = ("1e-3", "3e-3", "1e-2")
 LABELS = {
     "scratch": "from scratch", "layers": "begun as the teacher's layers", "distilled": "the same, and distilled",
 }  # fmt: skip
@@ -145,7 +145,8 @@ def table(found: Sequence[dict[str, Any]]) -> list[str]:
         right = over_seeds([100 * each["accuracy"] for each in mine])
         less = paired(mine, select(found, arm="layers"), "loss") if arm != "layers" else None
         rows.append([
-            LABELS[arm], mine[0]["rate"], f"{mine[0]['step']:,}", f"{mine[0]['flops']:.3g}",
+            LABELS[arm], f"{mine[0]['rate']}{', the largest tried' if mine[0]['rate'] == RATES[-1] else ''}",
+            f"{mine[0]['step']:,}", f"{mine[0]['flops']:.3g}",
             over_seeds([each["loss"] for each in mine]).text(), right.text(".1f"),
             "" if less is None else less.text("+.3f"),
         ])  # fmt: skip
