@@ -89,7 +89,14 @@ def said(found: Records, kind: str, sweep: str) -> str | None:
 def claim(found: Records) -> list[str]:
     """Sentences for all of them."""
     lines = [said(found, kind, sweep) for kind in kinds(found) for sweep in SWEEPS]
-    return [line for line in lines if line is not None]
+    both = [size for sweep in SWEEPS for size in sizes(found, "mup", sweep) if best(found, "standard", *size)]
+    less = []
+    for size in dict.fromkeys(both):
+        one, other = best(found, "mup", *size), best(found, "standard", *size)
+        assert one is not None and other is not None
+        less.append(f"{one.loss.value - other.loss.value:+.3f} at width {size[0]} and {size[1]} layers")
+    beside = f"- Loss of muP less that of the standard one, each at its best factor: {', '.join(less)}."
+    return [*(line for line in lines if line is not None), *([beside] if less else [])]
 
 
 def page(found: Records, planned: int = 0) -> str:
@@ -98,7 +105,7 @@ def page(found: Records, planned: int = 0) -> str:
     one = next(each for each in found if each["factor"] == 1)
     seeds = [of.seeds for kind in ("standard", "mup") for sweep in SWEEPS for size in sizes(found, kind, sweep)
              if (of := best(found, kind, *size)) is not None]  # fmt: skip
-    hours = sum(each["seconds"] for each in found) / 3600
+    hours, few, many = sum(each["seconds"] for each in found) / 3600, min(seeds, default=0), max(seeds, default=0)
     return "\n".join([
         "# transfer: does the best learning rate of a small model stay the best of a larger one?",
         "",
@@ -115,9 +122,9 @@ def page(found: Records, planned: int = 0) -> str:
           if len(found) < planned else []),
         *table(found),
         "",
-        f"Means over {min(seeds, default=0)} to {max(seeds, default=0)} seeds, with 95 % intervals (Student's) where "
-        "there are two or more. *Tied*: the interval of the difference to the best, seed by seed, has 0. The minimum "
-        "is that of a parabola through the three points around the best of each seed.",
+        f"Means over {few if few == many else f'{few} to {many}'} seed{'s' * (many != 1)}, with 95 % intervals "
+        "(Student's) where there are two or more. *Tied*: the interval of the difference to the best, seed by seed, "
+        "has 0. The minimum is that of a parabola through the three points around the best of each seed.",
         "",
         "## How",
         "",

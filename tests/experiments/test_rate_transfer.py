@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from experiments.rate_transfer_optima import FACTORS
 from jaxformer.config import DataConfig
 from tests.quick_runs import quickly
 
+RESULT = Path(__file__).parents[2] / "experiments" / "results" / "transfer"
 SEEDS = 3
 
 
@@ -110,11 +112,19 @@ def test_the_page_says_what_the_records_do():
     assert "standard, width 64 to 256: the best factor moves by at most 2 steps of the grid down, more than" in steep
     assert "muP, depth 2 to 8: the best factor moves by at most 3 steps of the grid down, more than one step" in steep
     assert "| muP | 256 | 2 | 3 | 1 | none | +0.40 [+0.40, +0.40] |" in text
+    assert "at its best factor: +0.000 at width 64 and 2 layers" in text and "Means over 3 seeds" in text
     one = rate_transfer_page.page(list(planted((-0.7, 0.2), seeds=1)))
     assert "| muP | 256 | 2 | 1 | 1 | not known | +0.40 |" in one
     partial = [each for each in found if each["seed"] == 0 and each["width"] == 64 and each["kind"] == "standard"]
     text = rate_transfer_page.page(partial, planned=180)
     assert "muP, width" not in text and f"{len(partial)} of 180 runs have ended" in text
+
+
+def test_the_committed_page_is_what_its_records_say():
+    found = rate_transfer.read(RESULT)
+    planned = sum(map(len, rate_transfer.groups(rate_transfer.SEEDS, any("_" in each["kind"] for each in found))))
+    assert rate_transfer_page.page(found, planned) == (RESULT / "README.md").read_text(encoding="utf-8")
+    assert len({each["run"] for each in found}) == len(found)
 
 
 def test_the_figure_is_drawn_where_some_runs_are_missing():
