@@ -1,5 +1,6 @@
 """Models from elsewhere that cannot become a run, and what such a run has not: one line, and nothing written."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,34 @@ def test_what_cannot_be_imported(place, there, monkeypatch, case, words):
         (folder / "text.txt").write_text("text")
     assert place.run("import", *words) == (2, expected()[case])
     assert not Path("new").exists() or not [path for path in Path("new").iterdir() if path.name[0] != "."]
+
+
+@pytest.mark.parametrize(("case", "about"), [
+    ("import of a model of several types", {"model_type": ["llama"]}),
+    ("import of a config nested too deeply", None),
+])  # fmt: skip
+def test_configs(place, there, case, about):
+    text = (
+        "[" * 100_000 if about is None else json.dumps(json.loads((there / "theirs/config.json").read_text()) | about)
+    )
+    (place.folder / "theirs").mkdir()
+    (place.folder / "theirs" / "config.json").write_text(text)
+    assert place.run("import", str(place.folder / "theirs"), "--workdir=new") == (2, expected()[case])
+
+
+@pytest.mark.parametrize(("case", "about"), [
+    ("adapters of peft of no rank", {"r": 0}),
+    ("adapters of peft with a rank below one", {"rank_pattern": {"q_proj": 0}}),
+    ("adapters of peft with a list of ranks", {"rank_pattern": [4]}),
+    ("adapters of peft with half an expression", {"alpha_pattern": {"(": 4}}),
+    ("adapters of peft with a scale that is none", {"alpha_pattern": {"q_proj": float("nan")}}),
+    ("adapters of peft scaled by a word", {"use_rslora": "no"}),
+])  # fmt: skip
+def test_adapters(place, there, monkeypatch, case, about):
+    monkeypatch.chdir(there)
+    (place.folder / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 4, **about}))
+    words = [str(place.folder), "--base=run", "--workdir=new"]
+    assert place.run("import", *words) == (2, expected()[case])
 
 
 def test_what_an_imported_run_has_not(place, there, monkeypatch):

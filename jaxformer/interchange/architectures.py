@@ -45,7 +45,7 @@ ARCHITECTURES: dict[str, Foreign] = {
 
 def architecture_of(model_type: Any) -> Foreign:
     """Raises ConfigError: there is none of this model_type."""
-    if model_type not in ARCHITECTURES:
+    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         near = nearest(str(model_type), ARCHITECTURES)
         hint = f"did you mean {near}?" if near else f"accepted: {', '.join(ARCHITECTURES)}"
         raise ConfigError(f"config.json: model_type: {model_type!r}; {hint}")
