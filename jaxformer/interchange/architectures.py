@@ -100,6 +100,8 @@ def _explicit(cfg: ModelConfig) -> dict[str, Any]:
         tree["feed_forward"]["renormalize"] = cfg.feed_forward.normalized
         for name in ("balance", "z_loss"):  # of the training
             del tree["feed_forward"][name]
+    if cfg.encoder is not None:
+        tree["encoder"]["num_layers"] = cfg.num_layers if cfg.encoder.num_layers is None else cfg.encoder.num_layers
     if "num_kv_heads" in tree["attention"]:
         tree["attention"] |= {"num_kv_heads": cfg.attention.kv_heads, "head_width": cfg.head_size}
     if tree["positions"].get("scaling", "none") != "none":
