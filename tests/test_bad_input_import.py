@@ -1,5 +1,6 @@
 """Models from elsewhere that cannot become a run, and what such a run has not: one line, and nothing written."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from bad_input_cases import expected, place
 from foreign_folders import folder_of, word_tokenizer
 
+from jaxformer.interchange import tokenizer_files
 from jaxformer.runs.imported_run import import_run
 
 __all__ = ["place"]
@@ -60,17 +62,22 @@ def test_configs(place, there, case, about):
 
 @pytest.mark.parametrize(("case", "about"), [
     ("adapters of peft of no rank", {"r": 0}),
-    ("adapters of peft with a rank below one", {"rank_pattern": {"q_proj": 0}}),
-    ("adapters of peft with a list of ranks", {"rank_pattern": [4]}),
     ("adapters of peft with half an expression", {"alpha_pattern": {"(": 4}}),
-    ("adapters of peft with a scale that is none", {"alpha_pattern": {"q_proj": float("nan")}}),
-    ("adapters of peft scaled by a word", {"use_rslora": "no"}),
 ])  # fmt: skip
 def test_adapters(place, there, monkeypatch, case, about):
     monkeypatch.chdir(there)
     (place.folder / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 4, **about}))
     words = [str(place.folder), "--base=run", "--workdir=new"]
     assert place.run("import", *words) == (2, expected()[case])
+
+
+def test_an_export_to_a_full_disk(place, there, monkeypatch):
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.chdir(there)
+    monkeypatch.setattr(tokenizer_files.files, "write_atomically", full)
+    assert place.run("export", "run", f"--out={place.folder}/x") == (2, expected()["export to a full disk"])
 
 
 def test_what_an_imported_run_has_not(place, there, monkeypatch):

@@ -45,8 +45,7 @@ def main() -> int:
 
         a_device_for_each_core()
         for entrant in found:
-            if (teacher := entrant.config.distill.teacher) is not None:
-                raise ConfigError(f"config.distill.teacher: {teacher}; accepted in a comparison: none")
+            scaling_study.check_from_scratch(entrant.config, "a comparison")
         settings = Settings(holdout=0)
         opened = comparing.plan(found, settings, options.verify)
         for study in opened:

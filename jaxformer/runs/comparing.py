@@ -107,7 +107,11 @@ def plan(found: Sequence[Entrant], settings: Any, verify: bool, log: Callable[[s
     opened = []
     for entrant in found:
         log(f"== {entrant.name}: {told(entrant)}")
-        opened.append(scaling_study.open_study(entrant.config, verify=verify))
+        try:
+            opened.append(scaling_study.open_study(entrant.config, verify=verify))
+        except ConfigError as error:
+            where = "" if entrant.name == BASELINE else f"config.variants.{entrant.name}: "
+            raise ConfigError(f"{where}{error}") from None
         scaling_study.print_plan(opened[-1], settings, log)
     return opened
 
