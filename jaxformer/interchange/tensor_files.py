@@ -21,6 +21,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. Raises ConfigError: it cannot be read, or is none."""
     try:
         found = json.loads(files.read_bytes(path, MOST_BYTES))
+    except RecursionError:
+        raise ConfigError(f"{path}: is nested too deeply to be read") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or 'is not JSON'}") from None
     if not isinstance(found, dict):
