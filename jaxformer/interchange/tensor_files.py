@@ -47,7 +47,10 @@ def save_tensors(folder: Path, name: str, tensors: dict[str, np.ndarray]) -> Non
     part = folder / f"{name}.part"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        part.touch()
+        mode = part.stat().st_mode  # as the user's other files, where the library would let nobody else read it
         save_file(tensors, part, {"format": "pt"})
+        part.chmod(mode)
         os.replace(part, folder / name)
     except Exception as error:  # the library has errors of its own for a full disk
         with contextlib.suppress(OSError):
