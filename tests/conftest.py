@@ -29,6 +29,9 @@ guard()  # what a test compiles has its checksum, so that the programs that test
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
+jax.config.update("jax_traceback_in_locations_limit", 0)  # nobody reads where the operations of a test's program are
+# Doctests, which no fixture below reaches, and what is compiled while tests are collected; see `quick_compile`.
+jax.config.update("jax_disable_most_optimizations", True)
 
 
 STARTED = time.monotonic()
@@ -61,14 +64,16 @@ def pytest_configure(config):
     """Has tests compiled by XLA's older generator of loops for CPU: in 0.4 of the time, the fast suite takes 0.66.
 
     The newer one, which users get, compiles those marked `optimized` where .ci/run runs them with the slow ones, and
-    everything from jax 0.11 on, which has no other.
+    everything from jax 0.11 on, which has no other. And in one piece: small programs are not worth several threads.
     """
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_parallel_codegen_split_count=1"
     laws = any(part in config.option.markexpr for part in ("not slow", "not optimized"))
     if laws and jax.__version_info__ < (0, 11):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
 
 
-# Where laws are checked on a few numbers, most of the time is XLA's, and half of that its optimizations'.
+# Files and folders whose slow tests compile without most optimizations, as all fast ones do: where laws are checked on a
+# few numbers, most of the time is XLA's, and most of that its optimizations'.
 QUICK = {
     "functional",
     "models",
@@ -102,13 +107,23 @@ QUICK = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_modules(request):
+    """What the fixtures of a module compile."""
+    jax.config.update("jax_disable_most_optimizations", bool(QUICK & {request.path.name, request.path.parent.name}))
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
 @pytest.fixture(autouse=True)
 def quick_compile(request):
-    """Compiles without most optimizations what QUICK names, unless the test is marked `optimized`."""
-    quick = bool(QUICK & {request.path.name, request.path.parent.name}) and "optimized" not in request.keywords
-    jax.config.update("jax_disable_most_optimizations", quick)
+    """Compiles without most optimizations the fast tests and the slow ones that QUICK names, unless they are marked
+    `optimized`: an initial value of normal numbers takes a tenth of the time."""
+    quick = "slow" not in request.keywords or bool(QUICK & {request.path.name, request.path.parent.name})
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", quick and "optimized" not in request.keywords)
     yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 TESTS = itertools.count(1)
