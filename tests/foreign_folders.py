@@ -37,10 +37,11 @@ def folder_of(path, family="gpt", dtype="float32"):
                  "vocab_size": sizes["vocab_size"], "attention": {"num_heads": 2}, "bert": {}}  # fmt: skip
     cfg = from_mapping({"model": sizes, "data": {"objective": "masked"} if family == "bert" else {}}).model
     rng = np.random.default_rng(0)
-    params = jax.tree.map(
-        lambda spec: rng.normal(float(spec.role == "norm"), 0.1, spec.shape).astype(np.float32), family_of(cfg).specs(cfg),
-        is_leaf=is_spec,
-    )  # fmt: skip
+
+    def draw(spec):
+        return rng.normal(float(spec.role == "norm"), 0.1, spec.shape).astype(np.float32)
+
+    params = jax.tree.map(draw, family_of(cfg).specs(cfg), is_leaf=is_spec)
     export_model(cfg, params, path, dtype=dtype)
     word_tokenizer(specials).save(str(path / "tokenizer.json"), pretty=True)
     roles = {"bos_token": "<s>", "eos_token": {"content": "</s>"}} if family == "gpt" else {"cls_token": "[CLS]"}

@@ -66,6 +66,7 @@ def test_as_many_beams_as_continuations_find_the_best_ones_in_order():
         np.testing.assert_allclose(np.exp(out.log_probs[0].astype(np.float64)).sum(), 1, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_places_without_a_continuation_are_empty():
     """They were filled with tokens that are suppressed, as continuations of full length."""
     never = [i for i in range(CFG.vocab_size) if i not in (3, 5)]

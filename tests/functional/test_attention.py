@@ -55,16 +55,13 @@ def check_laws_and_reference(mask, bias, groups, soft_cap, dropout, implementati
     np.testing.assert_allclose(plain, reference.attention(query, key, value, **options), atol=tolerance)
 
 
-# Of each way that a mask goes through the kernels one: none, causal or not, with a window, of all heads or of each.
-WAYS = ("none", "causal", "causal_window_segments_padding", "prefix_padding", "array", "causal_array")
+# Of each way that a mask goes through the kernels one: causal or not, with a window, of all heads or of each.
+WAYS = ("causal", "causal_window_segments_padding", "prefix_padding", "causal_array")
 
 
 @pytest.mark.parametrize(
     "case",
-    [
-        pytest.param(case, marks=() if case[0] in WAYS or case[1] == "t5" else pytest.mark.slow)
-        for case in cases.pairwise()
-    ],
+    [pytest.param(case, marks=() if case[0] in WAYS else pytest.mark.slow) for case in cases.pairwise()],
     ids=lambda case: "-".join(map(str, case)),
 )
 def test_laws_and_reference(case):
@@ -94,8 +91,10 @@ def rows_of(length):
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize("length", [SHORT, LONG])
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("length", [pytest.param(SHORT, marks=pytest.mark.slow), LONG])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(jnp.float32, marks=pytest.mark.slow), jnp.bfloat16], ids=["float32", "bfloat16"]
+)
 def test_what_is_not_seen_changes_nothing_bitwise(length, dtype):
     """Compiled, in the dtypes that train: new content after a query, or in another document, leaves its bits alone."""
     mask, allowed = mask_cases(length)["causal_segments"]

@@ -25,7 +25,10 @@ JAX_NN = {
 }
 
 
-@pytest.mark.parametrize("name, groups", [*((name, 2) for name in JAX_NN), ("causal", HEADS), ("causal", 1)])
+@pytest.mark.parametrize("name, groups", [
+    *(pytest.param(name, 2, marks=() if name in ("window", "array") else pytest.mark.slow) for name in JAX_NN),
+    pytest.param("causal", HEADS, marks=pytest.mark.slow), ("causal", 1),
+])  # fmt: skip
 def test_jax_nn_agrees(name, groups):
     """Values, and gradients by query, key, value and bias (in float32: jax.nn has no wider softmax)."""
     ours, theirs = JAX_NN[name]
@@ -69,7 +72,8 @@ def test_blocks_of_queries_equal_the_whole(mask, bias, monkeypatch):
 @pytest.mark.parametrize(
     "shape, window",
     [
-        *(((*shape, LONG), 30) for shape in ((2, 4, LONG), (1, LONG), (2, 1, 1), (4,))),
+        *(((*shape, LONG), 30) for shape in ((2, 4, LONG), (4,))),
+        *(pytest.param((*shape, LONG), 30, marks=pytest.mark.slow) for shape in ((1, LONG), (2, 1, 1))),
         *(pytest.param((*shape, LONG), None, marks=pytest.mark.slow) for shape in ((1, LONG), (4,))),
     ],
     ids=str,

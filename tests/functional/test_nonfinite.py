@@ -92,7 +92,7 @@ def same(found, wanted):
     "length, options",
     [
         (SHORT, "soft_cap"),
-        (LONG, "plain"),
+        pytest.param(LONG, "plain", marks=pytest.mark.slow),
         *(pytest.param(SHORT, options, marks=pytest.mark.slow) for options in ("plain", "dropout")),
     ],
 )
@@ -118,7 +118,7 @@ def test_keys_that_nobody_sees(implementation, length, options):
             same(run(*both, spoiled_bias), wanted)
 
 
-@pytest.mark.parametrize("implementation", ["xla", "chunked"])
+@pytest.mark.parametrize("implementation", [pytest.param("xla", marks=pytest.mark.slow), "chunked"])
 def test_keys_that_nobody_sees_in_bfloat16(implementation):
     query, key, value, bias, g = arrays(SHORT, jnp.bfloat16)
     unseen_keys = np.arange(SHORT) >= SHORT - 3
@@ -141,7 +141,7 @@ def half_hidden(length):
     }
 
 
-@pytest.mark.parametrize("implementation", ["xla", "chunked"])
+@pytest.mark.parametrize("implementation", [pytest.param("xla", marks=pytest.mark.slow), "chunked"])
 @pytest.mark.parametrize(
     "length, options", [(SHORT, "soft_cap"), *(pytest.param(n, "plain", marks=pytest.mark.slow) for n in (SHORT, LONG))]
 )

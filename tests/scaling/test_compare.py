@@ -179,7 +179,8 @@ def test_ladders_that_cannot_be_compared_are_refused_in_one_line():
 
 
 @pytest.mark.parametrize("name, planted", [
-    pytest.param("the sum", "A/A", marks=pytest.mark.slow), pytest.param("Kaplan's law", "half", marks=pytest.mark.slow),
+    pytest.param("the sum", "A/A", marks=pytest.mark.slow),
+    pytest.param("Kaplan's law", "half", marks=pytest.mark.slow),
     ("a lopsided valley", "1.5, growing"),
 ])  # fmt: skip
 def test_intervals_hold_what_was_planted(name, planted):

@@ -116,6 +116,7 @@ def test_chunks_end_in_the_same_places_wherever_a_run_begins(dispatch, every_eva
         assert set(range(period, 51, period)) <= set(whole)
 
 
+@pytest.mark.slow
 def test_a_dispatch_has_room_for_the_longest_chunk_and_no_more(tmp_path):
     """Chunks were padded to steps_per_dispatch: 2,000,000 of them took for ever, 2**31 - 1 all memory."""
     many, few = (make_config(train={"steps_per_dispatch": number}) for number in (10_000, 6))
@@ -458,6 +459,7 @@ def test_saving_by_the_clock(tmp_path):
     assert Checkpoints(tmp_path / "b" / "checkpoints", never.checkpoint).steps() == [12]
 
 
+@pytest.mark.slow
 def test_tensorboard(tmp_path):
     run(tmp_path / "a", make_config(tensorboard=True))
     assert list((tmp_path / "a" / "tensorboard").glob("events.*"))
