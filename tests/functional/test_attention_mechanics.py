@@ -51,7 +51,12 @@ def test_jax_nn_agrees(name, groups):
 
 
 @pytest.mark.parametrize(
-    "mask, bias", [("causal", "alibi"), ("causal_window_segments_padding", "none"), ("causal_array", "array")]
+    "mask, bias",
+    [
+        pytest.param("causal", "alibi", marks=pytest.mark.slow),
+        ("causal_window_segments_padding", "none"),
+        ("causal_array", "array"),
+    ],
 )
 def test_blocks_of_queries_equal_the_whole(mask, bias, monkeypatch):
     arrays, described, added = cases.inputs(LONG, 2, jnp.float32), mask_cases(LONG)[mask][0], bias_cases(LONG)[bias][0]
@@ -303,8 +308,8 @@ def test_what_is_no_float_is_refused(name, dtype):
         attention(**{"query": X, "key": X, "value": X, name: X.astype(dtype)})
 
 
-@pytest.mark.parametrize("implementation", ["auto", "xla", "chunked"])
-@pytest.mark.parametrize("axis", ["B", "T", "S", "H"])
+@pytest.mark.parametrize("implementation", ["auto", pytest.param("xla", marks=pytest.mark.slow), "chunked"])
+@pytest.mark.parametrize("axis", [*(pytest.param(x, marks=pytest.mark.slow) for x in "BH"), "T", "S"])
 def test_nothing_to_attend_to_gives_zeros(axis, implementation):
     """chunked divided by zero."""
     size = {"B": 2, "T": 3, "S": 5, "H": 4} | {axis: 0}

@@ -95,7 +95,7 @@ def test_every_implementation_and_a_mesh_of_rows_and_heads_have_the_same_gradien
         np.testing.assert_allclose(found, wanted, atol=1e-12)
 
 
-@pytest.mark.parametrize("implementation", ["xla", "chunked"])
+@pytest.mark.parametrize("implementation", [pytest.param("xla", marks=pytest.mark.slow), "chunked"])
 def test_keys_that_nobody_sees_change_nothing(implementation):
     """NaN in padding reaches no output and no gradient, those of the tables included."""
     padding = np.arange(T)[None, :] >= np.array([[T], [T - 4]])

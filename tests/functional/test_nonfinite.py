@@ -202,7 +202,7 @@ def test_what_is_seen_and_finite_is_used_as_it_is():
         assert (out[0, 0] == 1).all() and np.isnan(out[0, 1]).all()
 
 
-@pytest.mark.parametrize("options", ["plain", "soft_cap"])
+@pytest.mark.parametrize("options", [pytest.param("plain", marks=pytest.mark.slow), "soft_cap"])
 @pytest.mark.parametrize("implementation", ["xla", "chunked"])
 def test_forward_mode_does_not_see_it_either(implementation, options):
     query, key, value, _, g = arrays(SHORT)
@@ -294,7 +294,7 @@ def test_one_token_against_empty_slots():
     np.testing.assert_array_equal(run(key, spoiled(value, empty, 3e38)), wanted)
 
 
-@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("window", [pytest.param(None, marks=pytest.mark.slow), 4])
 def test_a_cache_holds_nothing_but_the_prompts(window):
     """A token whose embedding is NaN, behind the shorter prompt: states and slots do not know."""
     cfg = model_config(num_layers=2, width=16, num_heads=4, context_length=16, vocab_size=20, window=window)

@@ -63,7 +63,7 @@ def test_without_segments_a_row_is_one_document():
     influence(lambda p, tokens: bert.apply(p, tokens, cfg), bert.specs(cfg), allowed)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_another_documents_tokens_change_nothing_bitwise(dtype):
     cfg = changed(KINDS["published"], dtype=dtype)
     params = random_params(bert.specs(cfg))

@@ -89,7 +89,7 @@ def test_rows_longer_than_a_block_of_queries():
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_another_documents_tokens_change_nothing_bitwise(dtype):
     cfg = changed(KINDS["llama"], dtype=dtype)
     params = random_params(gpt.specs(cfg))
