@@ -58,6 +58,7 @@ def test_ladders_that_cannot_be_compared(place):
     for case, more in (
         ("comparison of diverged runs", {"status": "diverged"}),
         ("comparison of two budgets", {}),
+        ("comparison of a run without a loss", {"loss": float("nan")}),
         ("comparison of damaged rows", {"row_losses": "no"}),
     ):
         write("baseline", **more)
