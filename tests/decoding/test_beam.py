@@ -110,6 +110,7 @@ def test_more_beams_find_a_better_continuation_than_greedy_choice_somewhere():
     assert np.max(gains) > 0.1 and np.mean(gains) > 0
 
 
+@pytest.mark.slow
 def test_suppressed_tokens_and_the_end_of_the_context():
     cfg = config(positions="learned", num_layers=1)
     out = beam_search(params_of(cfg), [[1] * 12, [2]], cfg, beams=2, max_new_tokens=50, suppress=range(6, 24))

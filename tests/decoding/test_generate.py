@@ -123,6 +123,7 @@ def test_a_stream_is_generate_in_blocks():
     assert len(list(stream(PARAMS, PROMPTS, CFG, **one))) == 1  # each row's first token ends it
 
 
+@pytest.mark.slow
 def test_the_stream_writes_into_the_cache_it_was_given():
     """Keys and values are the only arrays of their size that a stream holds; from block to block they stay in place."""
     others = {id(x) for x in jax.live_arrays()}

@@ -90,11 +90,10 @@ def rows_of(length):
     return np.arange(length) if length < 20 else np.array([0, 7, block - 1, block, block + 1, length - 1])
 
 
+@pytest.mark.slow
 @pytest.mark.optimized
-@pytest.mark.parametrize("length", [pytest.param(SHORT, marks=pytest.mark.slow), LONG])
-@pytest.mark.parametrize(
-    "dtype", [pytest.param(jnp.float32, marks=pytest.mark.slow), jnp.bfloat16], ids=["float32", "bfloat16"]
-)
+@pytest.mark.parametrize("length", [SHORT, LONG])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
 def test_what_is_not_seen_changes_nothing_bitwise(length, dtype):
     """Compiled, in the dtypes that train: new content after a query, or in another document, leaves its bits alone."""
     mask, allowed = mask_cases(length)["causal_segments"]

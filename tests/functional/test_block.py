@@ -170,7 +170,8 @@ def of_a_loop_over_blocks(cfg):
     return gradients_and_traces(loop)
 
 
-@pytest.mark.parametrize("remat", ["none", pytest.param("full", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["none", "full"])
 def test_unrolled_layers_are_traced_once_and_are_a_loop_over_blocks(remat):
     cfg, execution = change(dropout=0.3), Execution(remat=remat)
 
@@ -249,6 +250,7 @@ def test_remat_keeps_what_it_says(layers, dtype):
     assert kept("none") // one == 2 + 5 + 3 + 4 + 4
 
 
+@pytest.mark.slow
 def test_full_remat_computes_again():
     """Within one program too, where XLA would like to keep what it has seen before."""
 

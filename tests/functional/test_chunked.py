@@ -75,6 +75,7 @@ def test_every_bias(bias):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), wanted, found)
 
 
+@pytest.mark.slow
 def test_a_closed_over_table_gets_its_gradient():
     """T5's learned table, captured by the bias function, in float64."""
     with jax.enable_x64(True):
@@ -186,6 +187,7 @@ def choices(mask, **more):
     ]
 
 
+@pytest.mark.slow
 def test_what_places_tell_stays_a_choice_under_vmap(monkeypatch):
     """Half or whole of the last block, once in each direction; whether any pair meets is data, all of that is done."""
     halved(monkeypatch)

@@ -185,7 +185,8 @@ def largest(text):
     return max(math.prod(map(int, shape.split(","))) for shape in re.findall(r"\b(?:f|bf)\d+\[([\d,]+)\]", text))
 
 
-@pytest.mark.parametrize("dtype", [pytest.param(jnp.float32, marks=pytest.mark.slow), jnp.bfloat16])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.slow
 @pytest.mark.optimized
 def test_the_compiled_gradient_never_holds_the_logits_of_the_batch(dtype):
     rows, length, width, vocab, chunk = 4, 64, 8, 96, 32

@@ -357,12 +357,14 @@ def test_a_run_whose_last_steps_were_skipped_has_diverged(tmp_path, bad):
     assert len([r for r in found if r["kind"] == "train"]) == 4 and not [r for r in found if r["kind"] == "final"]
 
 
+@pytest.mark.slow
 def test_a_skipped_step_at_the_end_of_a_long_run_is_one_of_many(tmp_path):
     result = run(tmp_path / "a", make_config(train={"steps": 40}), batches=ToyBatches(8, bad=(38, 39)))
     assert result.status == "finished" and int(result.state.bad_steps) == 2
     assert load(tmp_path / "a", "final")[-1]["step"] == 40
 
 
+@pytest.mark.slow
 def test_a_final_loss_that_is_not_finite_has_diverged(tmp_path):
     """Every step was finite, but the last one's update was not small."""
     config = make_config(train={"steps": 1}, optimizer={"learning_rate": 1e38, "warmup_steps": 0})
