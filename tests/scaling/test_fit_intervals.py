@@ -120,6 +120,7 @@ def test_weights_of_a_cluster_are_equal_and_sum_to_the_rows():
         bootstrap.weights(4, 10, seed=0, clusters=["a", "a", "b", "b"])
 
 
+@pytest.mark.slow
 def test_data_that_cannot_pin_a_parameter_give_a_reason_instead_of_a_number():
     rng = np.random.default_rng(2)
     n, d = grid()

@@ -142,6 +142,7 @@ def test_budgets_group_only_where_they_are_meant_to():
     assert isoflop.budget_groups(6 * n * d) == []
 
 
+@pytest.mark.slow
 def test_exponents_at_their_bound_pin_no_optimum():
     """Equal losses have no best size: what exponents that ran to their bound say of it is that bound."""
     n, d = iso_flop()

@@ -80,6 +80,7 @@ def test_a_published_table_gives_the_published_coefficients(published, tmp_path,
     assert "alpha 0.3" in text and f"wrote {out / 'fit.json'}" in text
 
 
+@pytest.mark.slow
 def test_outliers_are_named_unasked(published, tmp_path, capsys):
     quickly = ["--no-figures", "--bootstrap", "100", "--holdout", "0"]
     assert program.main(["--csv", str(published), *ARGUMENTS, "--out", str(tmp_path / "fit"), *quickly]) == 0
