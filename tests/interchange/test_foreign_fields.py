@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxformer.config import from_mapping, load
 from jaxformer.errors import ConfigError
 from jaxformer.interchange import export_model, hf_bart, hf_gemma, hf_llama, import_model
 from jaxformer.interchange.architectures import ARCHITECTURES, model_of, type_for
@@ -121,6 +122,11 @@ def test_stacks_of_other_heads_are_refused():
         ConfigError, match=r"^config.json: encoder_attention_heads: 4; accepted: as decoder_attention_h"
     ):
         hf_bart.read_config({**heads, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}, ())
+
+
+def test_an_encoder_as_deep_as_its_decoder_need_not_say_so():
+    for name in ("t5_tiny", "t5_small"):
+        assert type_for(from_mapping(load(name), {"model.vocab_size": "512"}).model) == "t5"
 
 
 def test_a_bias_of_logits_that_is_not_zero(tmp_path):
