@@ -3,9 +3,11 @@
 import atexit
 import gc
 import itertools
+import lzma
 import os
 import shutil
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -21,6 +23,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 
 import jax
 import pytest
+from jax._src.interpreters import mlir
 
 from jaxformer.runtime.compilation_cache import guard
 
@@ -29,7 +32,38 @@ guard()  # what a test compiles has its checksum, so that the programs that test
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
+jax.config.update("jax_traceback_in_locations_limit", 0)  # nobody reads where the operations of a test's program are
+# Doctests, which no fixture below reaches, and what is compiled while tests are collected; see `quick_compile`.
+jax.config.update("jax_disable_most_optimizations", True)
 
+
+def of_small_texts(format=lzma.FORMAT_XZ, check=-1, preset=None, filters=None, made=lzma.LZMACompressor):
+    """`xz -9`, whose tables are for 64 MiB and take 0.06 s for each corpus, with such as 4 MiB of text can use."""
+    if filters is None and format == lzma.FORMAT_XZ:
+        level = lzma.PRESET_DEFAULT if preset is None else preset
+        preset, filters = None, [{"id": lzma.FILTER_LZMA2, "preset": level, "dict_size": 1 << 22}]
+    return made(format, check, preset, filters)
+
+
+lzma.LZMACompressor = of_small_texts  # type: ignore[misc, assignment]
+os.fsync = lambda handle: None  # no test pulls the plug; tests of their own watch where it is called
+
+
+class Contexts(threading.local):
+    """What JAX lowers a program in: each serves ten of a thread, as in jax 0.12; a new one for each small program was a
+    sixth of its time, of an operation outside of jit half."""
+
+    make, made, uses = staticmethod(mlir.make_ir_context), None, 0
+
+    def __call__(self):
+        if self.uses % 10 == 0:
+            self.made = self.make()
+        self.uses += 1
+        return self.made
+
+
+if jax.__version_info__ < (0, 12):
+    mlir.make_ir_context = Contexts()
 
 STARTED = time.monotonic()
 collect_ignore = ["extensions"]  # config files that register what they bring when they are read; no tests
@@ -61,14 +95,16 @@ def pytest_configure(config):
     """Has tests compiled by XLA's older generator of loops for CPU: in 0.4 of the time, the fast suite takes 0.66.
 
     The newer one, which users get, compiles those marked `optimized` where .ci/run runs them with the slow ones, and
-    everything from jax 0.11 on, which has no other.
+    everything from jax 0.11 on, which has no other. And in one piece: small programs are not worth several threads.
     """
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_parallel_codegen_split_count=1"
     laws = any(part in config.option.markexpr for part in ("not slow", "not optimized"))
     if laws and jax.__version_info__ < (0, 11):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
 
 
-# Where laws are checked on a few numbers, most of the time is XLA's, and half of that its optimizations'.
+# Files and folders whose slow tests compile without most optimizations, as all fast ones do: where laws are checked
+# on a few numbers, most of the time is XLA's, and most of that its optimizations'.
 QUICK = {
     "functional",
     "models",
@@ -102,13 +138,23 @@ QUICK = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_modules(request):
+    """What the fixtures of a module compile."""
+    jax.config.update("jax_disable_most_optimizations", bool(QUICK & {request.path.name, request.path.parent.name}))
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
 @pytest.fixture(autouse=True)
 def quick_compile(request):
-    """Compiles without most optimizations what QUICK names, unless the test is marked `optimized`."""
-    quick = bool(QUICK & {request.path.name, request.path.parent.name}) and "optimized" not in request.keywords
-    jax.config.update("jax_disable_most_optimizations", quick)
+    """Compiles without most optimizations the fast tests and the slow ones that QUICK names, unless they are marked
+    `optimized`: an initial value of normal numbers takes a tenth of the time."""
+    quick = "slow" not in request.keywords or bool(QUICK & {request.path.name, request.path.parent.name})
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", quick and "optimized" not in request.keywords)
     yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 TESTS = itertools.count(1)
@@ -118,8 +164,8 @@ TESTS = itertools.count(1)
 def few_mappings():
     """Every program compiled for CPU keeps a few memory mappings, and Linux gives a process 65,530: beyond, the next
     compilation ends in a segmentation fault. So the programs are dropped when half of them are gone. Counting 15,000
-    takes 20 ms, hence only after every eighth test."""
+    takes 20 ms, hence only after every 32nd test."""
     yield
     maps = Path("/proc/self/maps")
-    if next(TESTS) % 8 == 0 and maps.exists() and maps.read_bytes().count(b"\n") > 30_000:
+    if next(TESTS) % 32 == 0 and maps.exists() and maps.read_bytes().count(b"\n") > 30_000:
         jax.clear_caches()

@@ -3,12 +3,13 @@
 import json
 
 import jax
+import numpy as np
 import tokenizers as hf
 
 from jaxformer.config import from_mapping
 from jaxformer.interchange.exporting import export_model
 from jaxformer.models.families import family_of
-from jaxformer.specs import init_params
+from jaxformer.specs import is_spec
 
 WORDS = ["the", "quick", "brown", "fox"]
 LLAMA = {
@@ -35,7 +36,13 @@ def folder_of(path, family="gpt", dtype="float32"):
         sizes = {"family": "bert", "block": "post_norm", "num_layers": 1, "width": 16, "context_length": 16,
                  "vocab_size": sizes["vocab_size"], "attention": {"num_heads": 2}, "bert": {}}  # fmt: skip
     cfg = from_mapping({"model": sizes, "data": {"objective": "masked"} if family == "bert" else {}}).model
-    export_model(cfg, init_params(family_of(cfg).specs(cfg), jax.random.key(0)), path, dtype=dtype)
+    rng = np.random.default_rng(0)
+
+    def draw(spec):
+        return rng.normal(float(spec.role == "norm"), 0.1, spec.shape).astype(np.float32)
+
+    params = jax.tree.map(draw, family_of(cfg).specs(cfg), is_leaf=is_spec)
+    export_model(cfg, params, path, dtype=dtype)
     word_tokenizer(specials).save(str(path / "tokenizer.json"), pretty=True)
     roles = {"bos_token": "<s>", "eos_token": {"content": "</s>"}} if family == "gpt" else {"cls_token": "[CLS]"}
     (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ x }}", **roles}, indent=2) + "\n")

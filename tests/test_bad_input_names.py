@@ -171,6 +171,7 @@ def test_a_label_that_is_no_text(place):  # noqa: F811
     assert place.run("curves", *flags) == (2, expected()["a label that is no text"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "name", "value", "program"),
     [

@@ -53,6 +53,16 @@ LARGE = {
     "longformer_base",
     "bigbird_tiny",
     "bigbird_base",
+    "compare_tiny",
+    "denoising_entropy",
+    "scaling_bert",
+    "scaling_entropy",
+    "transduction",
+    "tune_exception_type",
+    "tune_token_kinds",
+    "gpt_mixture",
+    "gpt_shakespeare_char",
+    "scaling_gpt",
 }  # tracing them takes seconds
 
 

@@ -151,7 +151,8 @@ def leaves(step):
     return json.loads((step / "meta" / "metadata").read_text())["leaves"]
 
 
-@pytest.mark.parametrize("name", [n if n == "gated_conv" else pytest.param(n, marks=pytest.mark.slow) for n in FILES])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FILES)
 def test_a_plan_counts_it(name, tmp_path):
     plan = measures.make_plan(parsed(name, tmp_path).config, topology.make("cpu:1"))
     assert plan["memory"]["activations"] > 0
@@ -255,6 +256,7 @@ def test_positions_with_parameters_in_every_layer():
         np.testing.assert_allclose(grads["embedding"]["tokens"], wanted["embedding"]["tokens"], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_decoding_with_positions_of_every_layer():
     cfg = learned()
     params = made(cfg)

@@ -117,7 +117,12 @@ def test_an_empty_slot_is_never_seen_even_without_another_condition():
 
 
 @pytest.mark.parametrize(
-    "rows, columns", [(slice(0, 3), slice(0, 3)), (slice(4, 7), slice(2, 7)), (slice(2, 3), slice(0, 7))]
+    "rows, columns",
+    [
+        pytest.param(slice(0, 3), slice(0, 3), marks=pytest.mark.slow),
+        (slice(4, 7), slice(2, 7)),
+        pytest.param(slice(2, 3), slice(0, 7), marks=pytest.mark.slow),
+    ],
 )
 def test_crop_is_a_slice_of_the_whole(rows, columns):
     """Of every two kinds, and of all with every shape of an array of pairs."""

@@ -118,7 +118,7 @@ def test_a_shell_is_its_function_bit_for_bit(name):
     same_program(lambda p, *a: shell.apply({"params": p}, *a), lambda p, *a: function(p, None, *a), params, *arguments)
 
 
-@pytest.mark.parametrize("name", ["GPT", *(pytest.param(name, marks=pytest.mark.slow) for name in ("BERT", "Block"))])
+@pytest.mark.parametrize("name", ["Block", *(pytest.param(name, marks=pytest.mark.slow) for name in ("GPT", "BERT"))])
 def test_with_dropout_too(name):
     shell, _, arguments, function = SHELLS[name]
     key = _Key().apply({}, rngs={"dropout": jax.random.key(5)})
@@ -233,7 +233,7 @@ def test_an_nnx_user_wraps_a_shell():
     np.testing.assert_allclose(wrapped(X), feed_forward.apply(params, X, CFG, context())[0], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("cls", [Block, Stack, Attention])
+@pytest.mark.parametrize("cls", [Block, pytest.param(Stack, marks=pytest.mark.slow), Attention])
 def test_parts_obey_the_config(cls):
     """Without a mask of the caller's: causal, windowed, and with the bias of the positions."""
     cfg = ModelConfig(

@@ -8,7 +8,8 @@ never change, so every token costs the same work.
 >>> params = init_params(gpt.specs(cfg), jax.random.key(0))
 >>> fill = jax.jit(prefill, static_argnames=("cfg", "length"))
 >>> hidden, cache = fill(params, jnp.array([[1, 2, 3], [4, 5, 0]]), jnp.array([3, 2]), cfg, length=8)
->>> hidden, cache = step(params, jnp.argmax(logits(params, hidden), axis=-1), cfg, cache)
+>>> token = jnp.argmax(jax.jit(logits)(params, hidden), axis=-1)
+>>> hidden, cache = jax.jit(step, static_argnames="cfg")(params, token, cfg, cache)
 >>> cache.layers[0]["attention"].key.shape, int(cache.steps)
 ((8, 8, 8), 1)
 """

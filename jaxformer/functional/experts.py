@@ -4,8 +4,8 @@
 >>> keys = jax.random.split(jax.random.key(0), 3)
 >>> x, w_up = jax.random.normal(keys[0], (6, 4)), jax.random.normal(keys[1], (3, 4, 8))
 >>> w_down, logits = jnp.swapaxes(w_up, 1, 2), jax.random.normal(keys[2], (6, 3))
->>> gates, chosen = route(logits, 2)
->>> expert_mlp(x, gates, chosen, w_up, w_down).shape
+>>> gates, chosen = jax.jit(route, static_argnums=1)(logits, 2)
+>>> jax.jit(expert_mlp)(x, gates, chosen, w_up, w_down).shape
 (6, 4)
 
 Letters beside those of `types`: E expert, k choice, M row of the sorted tokens.

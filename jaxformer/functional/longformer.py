@@ -69,7 +69,7 @@ def longformer(
     >>> from jaxformer.functional.attention import attention
     >>> x = jnp.ones((1, 6, 2, 4))
     >>> of = patterns.global_tokens(1)
-    >>> longformer((x, x, x), (x[:, :1], x, x), masks.causal(), 2, of, attention).shape
+    >>> jax.jit(lambda x: longformer((x, x, x), (x[:, :1], x, x), masks.causal(), 2, of, attention))(x).shape
     (1, 6, 2, 4)
     """
     near = patterns.local(window)

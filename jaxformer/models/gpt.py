@@ -2,9 +2,9 @@
 
 >>> import jax
 >>> from jaxformer.specs import init_params
->>> cfg = ModelConfig(num_layers=2, width=32, context_length=16, vocab_size=64)
+>>> cfg = ModelConfig(num_layers=1, width=32, context_length=16, vocab_size=64)
 >>> params = init_params(specs(cfg), jax.random.key(0))
->>> apply(params, jnp.zeros((1, 16), int), cfg).shape
+>>> jax.jit(apply, static_argnames="cfg")(params, jnp.zeros((1, 16), int), cfg).shape
 (1, 16, 64)
 """
 

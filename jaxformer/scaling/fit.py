@@ -6,7 +6,7 @@ completes the sentence "not determined by these data: ...".
 >>> size, tokens = (axis.ravel() for axis in np.meshgrid(np.geomspace(1e6, 3e7, 6), np.geomspace(2e7, 2e9, 7)))
 >>> noise = np.exp(0.005 * np.random.default_rng(0).normal(size=42))
 >>> table = Table.of(n=size, d=tokens, loss=(1.8 + 480 * size**-0.35 + 2000 * tokens**-0.37) * noise)
->>> fit = fit_table(table, Settings(replicates=100, budgets=(1e18,)))
+>>> fit = fit_table(table, Settings(replicates=100, holdout=0, budgets=(1e18,)))
 >>> low, high = fit["parametric"]["alpha"]["ci95"]
 >>> low < 0.35 < high, fit["outliers"], fit["optimal"]["budgets"][0]["extrapolation"]
 (True, [], 2.78)

@@ -81,7 +81,9 @@ def rows_of(batch, rows):
     return jax.tree.map(lambda x: x[rows], batch)
 
 
-@pytest.mark.parametrize("hosts", HOSTS)
+@pytest.mark.parametrize(
+    "hosts", [pytest.param(x, marks=() if x in ("6 shares", "scattered") else pytest.mark.slow) for x in HOSTS]
+)
 def test_a_host_has_its_rows_of_the_whole_batch(make_split, vocabulary, data, hosts):
     """Through several epochs, whose borders fall inside batches."""
     split = make_split(LENGTHS)

@@ -115,6 +115,7 @@ def test_long_held_out_text_is_not_compressed(tmp_path, monkeypatch):
     assert open_corpus(data, progress=False).validation.compressed == {}
 
 
+@pytest.mark.slow
 def test_a_vocabulary_above_uint16(tmp_path):
     (tmp_path / "a.txt").write_text("".join(map(chr, [*range(0x100, 0xD800), *range(0xE000, 0x1F000)])) + "abc" * 9999)
     data = DataConfig(

@@ -123,7 +123,7 @@ def tree(x, y, depth):
     return lambda x: np.where(x[:, f] <= cut, left(x), right(x))
 
 
-@pytest.mark.parametrize("length", [128, 512])
+@pytest.mark.parametrize("length", [128, pytest.param(512, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "low, high", [(2, 30), (20, 400), *(pytest.param(*x, marks=pytest.mark.slow) for x in ((20, 100), (100, 1000)))]
 )

@@ -66,6 +66,7 @@ def test_as_many_beams_as_continuations_find_the_best_ones_in_order():
         np.testing.assert_allclose(np.exp(out.log_probs[0].astype(np.float64)).sum(), 1, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_places_without_a_continuation_are_empty():
     """They were filled with tokens that are suppressed, as continuations of full length."""
     never = [i for i in range(CFG.vocab_size) if i not in (3, 5)]
@@ -109,6 +110,7 @@ def test_more_beams_find_a_better_continuation_than_greedy_choice_somewhere():
     assert np.max(gains) > 0.1 and np.mean(gains) > 0
 
 
+@pytest.mark.slow
 def test_suppressed_tokens_and_the_end_of_the_context():
     cfg = config(positions="learned", num_layers=1)
     out = beam_search(params_of(cfg), [[1] * 12, [2]], cfg, beams=2, max_new_tokens=50, suppress=range(6, 24))

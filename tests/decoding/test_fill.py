@@ -45,6 +45,7 @@ def test_candidates_are_the_most_probable_tokens_at_each_mask(positions):
         np.testing.assert_allclose(found, probabilities[tokens], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_token_types_and_padded_arrays():
     cfg, params = make()
     rows = rows_of()

@@ -46,7 +46,9 @@ def by_hand(params, prompt, cfg, new_tokens, penalty=1.0):
     return tokens[len(prompt) :], log_probs
 
 
-@pytest.mark.parametrize(("window", "penalty"), [(None, 1.6), (6, 1.0)])
+@pytest.mark.parametrize(
+    ("window", "penalty"), [(6, 1.6), *(pytest.param(*x, marks=pytest.mark.slow) for x in ((None, 1.6), (6, 1.0)))]
+)
 def test_greedy_tokens_are_those_of_repeated_full_passes(window, penalty):
     cfg = changed(CFG, window=window)
     sampling = Sampling(temperature=0, repetition_penalty=penalty)
@@ -60,13 +62,11 @@ def test_greedy_tokens_are_those_of_repeated_full_passes(window, penalty):
 
 
 def test_a_ragged_batch_gives_what_each_prompt_gives_alone():
-    cfg = config(positions="learned", window=6, context_length=40, num_layers=1)
-    params = params_of(cfg)
     rngs = jax.random.split(jax.random.key(5), 4)
-    options = {"sampling": FREE, "max_new_tokens": 16, "stop": [[3, 3], [11]]}
-    together = generate(params, PROMPTS, cfg, rng=rngs, **options)
+    options = {"sampling": FREE, "max_new_tokens": 16, "stop": stops([3, 3], [11])}
+    together = generate(PARAMS, PROMPTS, CFG, rng=rngs, **options)
     for row, prompt in enumerate(PROMPTS):
-        alone = generate(params, [prompt], cfg, rng=rngs[row : row + 1], **options)
+        alone = generate(PARAMS, [prompt], CFG, rng=rngs[row : row + 1], **options)
         assert alone.tokens[0].tolist() == together.tokens[row].tolist()
         assert alone.lengths[0] == together.lengths[row] and alone.stopped[0] == together.stopped[row]
         np.testing.assert_allclose(alone.log_probs[0], together.log_probs[row], rtol=1e-4, atol=1e-5)
@@ -105,6 +105,7 @@ def test_tokens_come_as_often_as_the_model_says():
     np.testing.assert_allclose(np.exp(log_probs), probabilities[tokens], rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.optimized  # two programs: to the last bit as users compile them
 def test_a_stream_is_generate_in_blocks():
     options = {"rng": jax.random.key(3), "sampling": FREE, "max_new_tokens": 14, "stop": [[8, 10], [20, 8]]}
@@ -122,6 +123,7 @@ def test_a_stream_is_generate_in_blocks():
     assert len(list(stream(PARAMS, PROMPTS, CFG, **one))) == 1  # each row's first token ends it
 
 
+@pytest.mark.slow
 def test_the_stream_writes_into_the_cache_it_was_given():
     """Keys and values are the only arrays of their size that a stream holds; from block to block they stay in place."""
     others = {id(x) for x in jax.live_arrays()}
@@ -219,7 +221,7 @@ def test_suppressed_tokens_never_come():
     assert set(np.unique(out.tokens)) == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize("by_columns", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("by_columns", [pytest.param(each, marks=pytest.mark.slow) for each in (False, True)])
 def test_parameters_made_ready_once_generate_the_same(by_columns):
     cfg = replace(CFG, dtype="bfloat16")
     once = prepare_decode_params(PARAMS, cfg, by_columns=by_columns)

@@ -53,6 +53,7 @@ def test_each_step_is_the_full_pass_with_that_prefix(positions, window):
         np.testing.assert_allclose(full[2], causal[2], rtol=1e-9, atol=1e-9)  # of one token it does not
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_the_model_that_was_trained():
     cfg = config(positions="rotary", num_layers=1)
     params, options = params_of(cfg), {"max_new_tokens": 4}

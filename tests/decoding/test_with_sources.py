@@ -130,6 +130,7 @@ def check_exhaustive(seed, cfg, new_tokens, length_penalty=0.6, beams=64):
     return got[0] == expected[0]
 
 
+@pytest.mark.slow
 def test_as_many_beams_as_continuations_find_the_best_ones_in_order():
     assert check_exhaustive(3, make("t5", vocab_size=4, num_layers=1), 3)
 

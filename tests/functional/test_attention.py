@@ -55,16 +55,13 @@ def check_laws_and_reference(mask, bias, groups, soft_cap, dropout, implementati
     np.testing.assert_allclose(plain, reference.attention(query, key, value, **options), atol=tolerance)
 
 
-# Of each way that a mask goes through the kernels one: none, causal or not, with a window, of all heads or of each.
-WAYS = ("none", "causal", "causal_window_segments_padding", "prefix_padding", "array", "causal_array")
+# Of each way that a mask goes through the kernels one: causal or not, with a window, of all heads or of each.
+WAYS = ("causal", "causal_window_segments_padding", "prefix_padding", "causal_array")
 
 
 @pytest.mark.parametrize(
     "case",
-    [
-        pytest.param(case, marks=() if case[0] in WAYS or case[1] == "t5" else pytest.mark.slow)
-        for case in cases.pairwise()
-    ],
+    [pytest.param(case, marks=() if case[0] in WAYS else pytest.mark.slow) for case in cases.pairwise()],
     ids=lambda case: "-".join(map(str, case)),
 )
 def test_laws_and_reference(case):
@@ -93,6 +90,7 @@ def rows_of(length):
     return np.arange(length) if length < 20 else np.array([0, 7, block - 1, block, block + 1, length - 1])
 
 
+@pytest.mark.slow
 @pytest.mark.optimized
 @pytest.mark.parametrize("length", [SHORT, LONG])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])

@@ -25,7 +25,10 @@ JAX_NN = {
 }
 
 
-@pytest.mark.parametrize("name, groups", [*((name, 2) for name in JAX_NN), ("causal", HEADS), ("causal", 1)])
+@pytest.mark.parametrize("name, groups", [
+    *(pytest.param(name, 2, marks=() if name in ("window", "array") else pytest.mark.slow) for name in JAX_NN),
+    pytest.param("causal", HEADS, marks=pytest.mark.slow), ("causal", 1),
+])  # fmt: skip
 def test_jax_nn_agrees(name, groups):
     """Values, and gradients by query, key, value and bias (in float32: jax.nn has no wider softmax)."""
     ours, theirs = JAX_NN[name]
@@ -48,7 +51,12 @@ def test_jax_nn_agrees(name, groups):
 
 
 @pytest.mark.parametrize(
-    "mask, bias", [("causal", "alibi"), ("causal_window_segments_padding", "none"), ("causal_array", "array")]
+    "mask, bias",
+    [
+        pytest.param("causal", "alibi", marks=pytest.mark.slow),
+        ("causal_window_segments_padding", "none"),
+        ("causal_array", "array"),
+    ],
 )
 def test_blocks_of_queries_equal_the_whole(mask, bias, monkeypatch):
     arrays, described, added = cases.inputs(LONG, 2, jnp.float32), mask_cases(LONG)[mask][0], bias_cases(LONG)[bias][0]
@@ -69,7 +77,8 @@ def test_blocks_of_queries_equal_the_whole(mask, bias, monkeypatch):
 @pytest.mark.parametrize(
     "shape, window",
     [
-        *(((*shape, LONG), 30) for shape in ((2, 4, LONG), (1, LONG), (2, 1, 1), (4,))),
+        *(((*shape, LONG), 30) for shape in ((2, 4, LONG), (4,))),
+        *(pytest.param((*shape, LONG), 30, marks=pytest.mark.slow) for shape in ((1, LONG), (2, 1, 1))),
         *(pytest.param((*shape, LONG), None, marks=pytest.mark.slow) for shape in ((1, LONG), (4,))),
     ],
     ids=str,
@@ -299,8 +308,8 @@ def test_what_is_no_float_is_refused(name, dtype):
         attention(**{"query": X, "key": X, "value": X, name: X.astype(dtype)})
 
 
-@pytest.mark.parametrize("implementation", ["auto", "xla", "chunked"])
-@pytest.mark.parametrize("axis", ["B", "T", "S", "H"])
+@pytest.mark.parametrize("implementation", ["auto", pytest.param("xla", marks=pytest.mark.slow), "chunked"])
+@pytest.mark.parametrize("axis", [*(pytest.param(x, marks=pytest.mark.slow) for x in "BH"), "T", "S"])
 def test_nothing_to_attend_to_gives_zeros(axis, implementation):
     """chunked divided by zero."""
     size = {"B": 2, "T": 3, "S": 5, "H": 4} | {axis: 0}

@@ -114,11 +114,11 @@ def reference_run(dropout):
 @pytest.mark.parametrize(
     "layers, remat, dropout",
     [
-        ("scan", "none", 0.0),
         ("scan", "dots", 0.3),
-        ("scan", "full", 0.0),
         ("unroll", "full", 0.3),
-        ("scan", "attention", 0.0),
+        pytest.param("scan", "none", 0.0, marks=pytest.mark.slow),
+        pytest.param("scan", "full", 0.0, marks=pytest.mark.slow),
+        pytest.param("scan", "attention", 0.0, marks=pytest.mark.slow),
         pytest.param("unroll", "attention", 0.3, marks=pytest.mark.slow),
         pytest.param("unroll", "dots", 0.0, marks=pytest.mark.slow),
         pytest.param("scan", "none", 0.3, marks=pytest.mark.slow),
@@ -170,7 +170,8 @@ def of_a_loop_over_blocks(cfg):
     return gradients_and_traces(loop)
 
 
-@pytest.mark.parametrize("remat", ["none", pytest.param("full", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["none", "full"])
 def test_unrolled_layers_are_traced_once_and_are_a_loop_over_blocks(remat):
     cfg, execution = change(dropout=0.3), Execution(remat=remat)
 
@@ -194,7 +195,9 @@ def test_dropout_drops_and_differs_by_rng():
         )
 
 
-@pytest.mark.parametrize("arrangement", ["pre_norm", "post_norm", "parallel"])
+@pytest.mark.parametrize(
+    "arrangement", ["parallel", *(pytest.param(a, marks=pytest.mark.slow) for a in ("pre_norm", "post_norm"))]
+)
 def test_each_kind_of_dropout_acts_by_itself(arrangement):
     plain = change(block=arrangement)
     params, x = random_params(blocks.block_specs(plain)), random_x(plain)
@@ -247,6 +250,7 @@ def test_remat_keeps_what_it_says(layers, dtype):
     assert kept("none") // one == 2 + 5 + 3 + 4 + 4
 
 
+@pytest.mark.slow
 def test_full_remat_computes_again():
     """Within one program too, where XLA would like to keep what it has seen before."""
 

@@ -56,7 +56,7 @@ def both(mask, allowed, bias, groups=2, soft_cap=None, queries=LENGTH, keys=LENG
     return (grads, out), jax.jit(lambda *x: value_and_gradients(*x, mask, soft_cap, "chunked"))(*x, bias)
 
 
-HARD = ("none", "causal_window_segments_padding", "prefix_padding", "causal_array")
+HARD = ("causal_window_segments_padding", "causal_array")
 
 
 @pytest.mark.parametrize(
@@ -68,13 +68,14 @@ def test_every_mask(mask):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), wanted, found)
 
 
-@pytest.mark.parametrize("bias", ["array", "row", "alibi", "t5"])
+@pytest.mark.parametrize("bias", ["array", "t5", *(pytest.param(b, marks=pytest.mark.slow) for b in ("row", "alibi"))])
 def test_every_bias(bias):
     with jax.enable_x64(True):
         wanted, found = both(masks.causal(), np.tri(LENGTH, dtype=bool), cases.bias_cases(LENGTH)[bias][0], groups=1)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), wanted, found)
 
 
+@pytest.mark.slow
 def test_a_closed_over_table_gets_its_gradient():
     """T5's learned table, captured by the bias function, in float64."""
     with jax.enable_x64(True):
@@ -117,13 +118,12 @@ def halved(monkeypatch):
 @pytest.mark.parametrize(
     "mask, bias, length",  # 7: one block of keys, 21: a last one that is filled up, 24: whole ones
     [
-        ("causal", None, 21),
-        ("causal_window", None, 21),
         ("causal_segments", "t5", 21),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in [
-                ("none", None, 24), ("window", None, 21), ("causal", None, 7), ("causal_segments", None, 7),
+                ("causal", None, 21), ("causal_window", None, 21), ("none", None, 24), ("window", None, 21),
+                ("causal", None, 7), ("causal_segments", None, 7),
                 ("causal_window", None, 24), ("causal_segments", "array", 24), ("causal_segments", "t5", 24),
             ]
         ),
@@ -137,7 +137,7 @@ def test_parts_of_blocks(mask, bias, length, monkeypatch):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), wanted, found)
 
 
-@pytest.mark.parametrize("queries, keys", [(21, 8), (8, 21)])
+@pytest.mark.parametrize("queries, keys", [(21, 8), pytest.param(8, 21, marks=pytest.mark.slow)])
 def test_causal_blocks_of_other_lengths(queries, keys, monkeypatch):
     """More queries than keys: some have no block of keys of their own places."""
     halved(monkeypatch)
@@ -146,7 +146,9 @@ def test_causal_blocks_of_other_lengths(queries, keys, monkeypatch):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), wanted, found)
 
 
-@pytest.mark.parametrize("mask", ["causal", "causal_window", "causal_segments"])
+@pytest.mark.parametrize(
+    "mask", [*(pytest.param(m, marks=pytest.mark.slow) for m in ("causal", "causal_window")), "causal_segments"]
+)
 def test_the_half_of_a_block_behind_causality_is_not_read(mask, monkeypatch):
     """Not even with weight 0: NaN in the second half of the last block of keys does not reach the queries before it."""
     halved(monkeypatch)
@@ -185,6 +187,7 @@ def choices(mask, **more):
     ]
 
 
+@pytest.mark.slow
 def test_what_places_tell_stays_a_choice_under_vmap(monkeypatch):
     """Half or whole of the last block, once in each direction; whether any pair meets is data, all of that is done."""
     halved(monkeypatch)

@@ -87,7 +87,9 @@ def gradients(implementation, shape=None):
 
 
 @pytest.mark.parametrize("implementation, shape", [
-    ("chunked", None), ("chunked", (2, 1, 2, 1)), pytest.param("xla", (2, 1, 2, 1), marks=pytest.mark.slow),
+    ("chunked", (2, 1, 2, 1)),
+    pytest.param("chunked", None, marks=pytest.mark.slow),
+    pytest.param("xla", (2, 1, 2, 1), marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_every_implementation_and_a_mesh_of_rows_and_heads_have_the_same_gradients(implementation, shape):
     for found, wanted in zip(gradients(implementation, shape), gradients("xla"), strict=True):
@@ -95,7 +97,7 @@ def test_every_implementation_and_a_mesh_of_rows_and_heads_have_the_same_gradien
         np.testing.assert_allclose(found, wanted, atol=1e-12)
 
 
-@pytest.mark.parametrize("implementation", ["xla", "chunked"])
+@pytest.mark.parametrize("implementation", [pytest.param("xla", marks=pytest.mark.slow), "chunked"])
 def test_keys_that_nobody_sees_change_nothing(implementation):
     """NaN in padding reaches no output and no gradient, those of the tables included."""
     padding = np.arange(T)[None, :] >= np.array([[T], [T - 4]])

@@ -388,8 +388,11 @@ def visited_cases():
     return found
 
 
-@pytest.mark.parametrize("name", visited_cases())
-@pytest.mark.parametrize("by_key", [False, True])
+@pytest.mark.parametrize("by_key, name", [
+    *((False, name) for name in visited_cases()),
+    *(pytest.param(True, name, marks=() if name in ("own_index", "causal_window") else pytest.mark.slow)
+      for name in visited_cases()),
+])  # fmt: skip
 def test_visits(name, by_key):
     """No allowed pair is outside of what is visited, and all pairs of an open tile are allowed."""
     mask, allowed = visited_cases()[name]
@@ -503,6 +506,7 @@ def test_what_it_cannot_do_is_refused():
         make_model(model_config(vocab_size=64, positions=kind), LossConfig(), Execution(attention="flash_gpu"))
 
 
+@pytest.mark.slow
 def test_described_biases_are_the_functions_they_were():
     for kind in ("alibi", "t5"):
         cfg = model_config(vocab_size=64, positions=kind)

@@ -135,7 +135,11 @@ def test_rms_norm(epsilon):
 
 @pytest.mark.parametrize(
     ("norm", "arrays"),
-    [(layers.layer_norm, (X, SCALE, BIAS)), (layers.layer_norm, (X, SCALE)), (layers.rms_norm, (X, SCALE))],
+    [
+        (layers.layer_norm, (X, SCALE, BIAS)),
+        pytest.param(layers.layer_norm, (X, SCALE), marks=pytest.mark.slow),
+        (layers.rms_norm, (X, SCALE)),
+    ],
     ids=["layer_norm", "layer_norm without bias", "rms_norm"],
 )
 def test_gradients_of_norms(norm, arrays):
@@ -221,7 +225,10 @@ def test_mlp(activation, bias):
     np.testing.assert_allclose(got, reference.mlp(X, params, activation), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("activation", layers.ACTIVATIONS)
+@pytest.mark.parametrize(
+    "activation",
+    [pytest.param(x, marks=() if x in ("gelu_tanh", "swiglu") else pytest.mark.slow) for x in layers.ACTIVATIONS],
+)
 def test_gradients_of_mlp(activation):
     names = ["w_up", "b_up", "b_down", *(["w_gate", "b_gate"] if layers.ACTIVATIONS[activation][1] else [])]
     shapes = {"w_up": (12, 7), "w_gate": (12, 7), "b_up": (7,), "b_gate": (7,), "b_down": (12,)}

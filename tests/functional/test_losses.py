@@ -186,6 +186,7 @@ def largest(text):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.slow
 @pytest.mark.optimized
 def test_the_compiled_gradient_never_holds_the_logits_of_the_batch(dtype):
     rows, length, width, vocab, chunk = 4, 64, 8, 96, 32

@@ -66,7 +66,10 @@ def assert_same(got, wanted, **tolerance):
         np.testing.assert_allclose(a, b, **tolerance)
 
 
-@pytest.mark.parametrize("kind, chunk_tokens", [*((k, 9) for k in WEIGHTS), *(("random", c) for c in CHUNKS if c != 9)])
+@pytest.mark.parametrize("kind, chunk_tokens", [
+    *((k, 9) for k in WEIGHTS),
+    *(pytest.param("random", c, marks=() if c == 1 else pytest.mark.slow) for c in CHUNKS if c != 9),
+])  # fmt: skip
 def test_equals_the_loss_of_all_positions(kind, chunk_tokens):
     with jax.enable_x64(True):
         arguments = (HIDDEN, TABLE, BIAS, HEAD, WEIGHTS[kind])

@@ -92,7 +92,7 @@ def same(found, wanted):
     "length, options",
     [
         (SHORT, "soft_cap"),
-        (LONG, "plain"),
+        pytest.param(LONG, "plain", marks=pytest.mark.slow),
         *(pytest.param(SHORT, options, marks=pytest.mark.slow) for options in ("plain", "dropout")),
     ],
 )
@@ -118,7 +118,7 @@ def test_keys_that_nobody_sees(implementation, length, options):
             same(run(*both, spoiled_bias), wanted)
 
 
-@pytest.mark.parametrize("implementation", ["xla", "chunked"])
+@pytest.mark.parametrize("implementation", [pytest.param("xla", marks=pytest.mark.slow), "chunked"])
 def test_keys_that_nobody_sees_in_bfloat16(implementation):
     query, key, value, bias, g = arrays(SHORT, jnp.bfloat16)
     unseen_keys = np.arange(SHORT) >= SHORT - 3
@@ -141,7 +141,7 @@ def half_hidden(length):
     }
 
 
-@pytest.mark.parametrize("implementation", ["xla", "chunked"])
+@pytest.mark.parametrize("implementation", [pytest.param("xla", marks=pytest.mark.slow), "chunked"])
 @pytest.mark.parametrize(
     "length, options", [(SHORT, "soft_cap"), *(pytest.param(n, "plain", marks=pytest.mark.slow) for n in (SHORT, LONG))]
 )
@@ -202,7 +202,7 @@ def test_what_is_seen_and_finite_is_used_as_it_is():
         assert (out[0, 0] == 1).all() and np.isnan(out[0, 1]).all()
 
 
-@pytest.mark.parametrize("options", ["plain", "soft_cap"])
+@pytest.mark.parametrize("options", [pytest.param("plain", marks=pytest.mark.slow), "soft_cap"])
 @pytest.mark.parametrize("implementation", ["xla", "chunked"])
 def test_forward_mode_does_not_see_it_either(implementation, options):
     query, key, value, _, g = arrays(SHORT)
@@ -294,7 +294,7 @@ def test_one_token_against_empty_slots():
     np.testing.assert_array_equal(run(key, spoiled(value, empty, 3e38)), wanted)
 
 
-@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("window", [pytest.param(None, marks=pytest.mark.slow), 4])
 def test_a_cache_holds_nothing_but_the_prompts(window):
     """A token whose embedding is NaN, behind the shorter prompt: states and slots do not know."""
     cfg = model_config(num_layers=2, width=16, num_heads=4, context_length=16, vocab_size=20, window=window)

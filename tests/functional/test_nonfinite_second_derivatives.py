@@ -50,7 +50,9 @@ def second_derivatives(implementation, options):
     return jax.jit(run)
 
 
-@pytest.mark.parametrize("options", [{}, {"soft_cap": 2.0}], ids=["plain", "soft_cap"])
+@pytest.mark.parametrize(
+    "options", [pytest.param({}, marks=pytest.mark.slow), {"soft_cap": 2.0}], ids=["plain", "soft_cap"]
+)
 @pytest.mark.parametrize("implementation", ["xla", "chunked"])
 def test_hidden_keys_change_no_second_derivative(implementation, options):
     run, (query, key, value, bias) = second_derivatives(implementation, options), draw(0)
@@ -64,7 +66,11 @@ def test_hidden_keys_change_no_second_derivative(implementation, options):
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(found))
 
 
-@pytest.mark.parametrize("mask", [None, masks.causal(), masks.window(3)], ids=["all", "causal", "window"])
+@pytest.mark.parametrize(
+    "mask",
+    [pytest.param(None, marks=pytest.mark.slow), masks.causal(), masks.window(3)],
+    ids=["all", "causal", "window"],
+)
 def test_a_bias_is_no_number_beyond_the_row(mask):
     """Blocks are filled up, and log(T - place) is none there: the gradient of its slope is what "xla" gives."""
     query, key, value, _ = draw(0)

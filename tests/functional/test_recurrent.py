@@ -76,7 +76,7 @@ MOST = pytest.mark.parametrize(
 
 @EACH
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("length", [1, 11])
+@pytest.mark.parametrize("length", [pytest.param(1, marks=pytest.mark.slow), 11])
 def test_equals_a_plain_loop(name, reverse, length):
     _, by_hand, p = LAYERS[name]
     x = draw(B, length, D)

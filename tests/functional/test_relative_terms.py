@@ -50,7 +50,9 @@ def bias_of(query, types, there, of_query, of_key, w=W):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", PLACES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(x, marks=pytest.mark.slow if x == "pooled queries" else ()) for x in PLACES]
+)
 def test_each_pair_as_written_out(case):
     """A block of the whole, one inside, single tokens in any order (as decoding asks), and a padded one."""
     queries, keys, *places = PLACES[case]

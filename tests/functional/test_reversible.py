@@ -131,6 +131,7 @@ def test_a_chunked_feed_forward_needs_less_memory_in_both_passes():
     assert parts < 0.5 * whole, (whole, parts)
 
 
+@pytest.mark.slow
 def test_a_chunked_feed_forward_changes_no_number():
     cfg = changed(CFG, block="pre_norm", activation="swiglu")
     one, parts = (gradients(cfg, Execution(layers="scan", feed_forward_chunks=n)) for n in (1, 4))

@@ -46,7 +46,10 @@ def test_logits_equal_the_reference(kind):
     np.testing.assert_allclose(got, reference.masked_head(wide, x, cfg), rtol=2e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("kind, dropout", [("published", 0.2), ("rotary_pre_norm", 0.0), ("alibi_parallel", 0.0)])
+@pytest.mark.parametrize("kind, dropout", [
+    ("published", 0.2),
+    *(pytest.param(kind, 0.0, marks=pytest.mark.slow) for kind in ("rotary_pre_norm", "alibi_parallel")),
+])  # fmt: skip
 def test_exactly_the_tokens_of_the_document_are_felt(kind, dropout):
     cfg = changed(KINDS[kind], vocab_size=B * T, tie_embeddings=False, dropout=dropout)
     rng = jax.random.key(0) if dropout else None
@@ -60,7 +63,7 @@ def test_without_segments_a_row_is_one_document():
     influence(lambda p, tokens: bert.apply(p, tokens, cfg), bert.specs(cfg), allowed)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_another_documents_tokens_change_nothing_bitwise(dtype):
     cfg = changed(KINDS["published"], dtype=dtype)
     params = random_params(bert.specs(cfg))

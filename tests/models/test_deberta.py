@@ -36,7 +36,9 @@ def test_without_distances_it_is_bert():
     np.testing.assert_array_equal(*both(params, plain))
 
 
-@pytest.mark.parametrize("positions, block", [(V3, "post_norm"), (V1, "pre_norm")], ids=["v3", "v1"])
+@pytest.mark.parametrize("positions, block", [
+    (V3, "post_norm"), pytest.param(V1, "pre_norm", marks=pytest.mark.slow),
+], ids=["v3", "v1"])  # fmt: skip
 def test_no_token_sees_another_document(positions, block):
     cfg = dataclasses.replace(deberta(positions, tie_embeddings=False), block=block)
     run = jax.jit(lambda params, tokens: bert.apply(params, tokens, cfg, segments=jnp.asarray(SEGMENTS)))
@@ -50,7 +52,7 @@ def loss(cfg, params, execution):
 
 
 @pytest.mark.parametrize("execution, shape", [
-    (Execution(layers="scan", remat="full", attention="chunked"), None),
+    pytest.param(Execution(layers="scan", remat="full", attention="chunked"), None, marks=pytest.mark.slow),
     pytest.param(Execution(layers="scan", remat="dots", attention="chunked"), (1, 2, 2, 1), marks=pytest.mark.slow),
 ], ids=["scan", "mesh"])  # fmt: skip
 def test_how_it_is_computed_changes_nothing(execution, shape):

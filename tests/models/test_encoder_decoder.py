@@ -76,7 +76,9 @@ def logits(params, cfg, **fields):
     return encoder_decoder.apply(params, TOKENS, cfg, source_tokens=SOURCE, **{**PACKED, **fields})
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind in ("2017", "t5_1_0") else ()) for kind in KINDS]
+)
 def test_logits_equal_the_reference(kind):
     cfg = KINDS[kind]
     params = random_params(encoder_decoder.specs(cfg))
@@ -141,7 +143,7 @@ def test_so_on_every_mesh(kind, mesh, attention):
     np.testing.assert_array_equal(felt(KINDS[kind], mesh, execution=execution), allowed())
 
 
-@pytest.mark.parametrize("side", ["source", "target"])
+@pytest.mark.parametrize("side", ["source", pytest.param("target", marks=pytest.mark.slow)])
 def test_another_pairs_tokens_change_nothing_bitwise(side):
     cfg = KINDS["t5_1_1"]
     params = jax.tree.map(jnp.array, random_params(encoder_decoder.specs(cfg)))
@@ -155,7 +157,7 @@ def test_another_pairs_tokens_change_nothing_bitwise(side):
     assert not np.array_equal(before, after)
 
 
-@pytest.mark.parametrize("kind", ["2017", "t5_1_0"])
+@pytest.mark.parametrize("kind", ["2017", pytest.param("t5_1_0", marks=pytest.mark.slow)])
 def test_a_packed_pair_is_the_pair_alone(kind):
     cfg = KINDS[kind]
     params = random_params(encoder_decoder.specs(cfg))

@@ -52,7 +52,13 @@ def test_logits_equal_the_reference(kind):
 
 
 @pytest.mark.parametrize(
-    "kind, dropout", [("gpt2", 0.2), ("llama", 0.0), ("alibi_parallel", 0.2), ("t5_post_norm", 0.0)]
+    "kind, dropout",
+    [
+        ("llama", 0.0),
+        ("alibi_parallel", 0.2),
+        pytest.param("gpt2", 0.2, marks=pytest.mark.slow),
+        pytest.param("t5_post_norm", 0.0, marks=pytest.mark.slow),
+    ],
 )
 def test_exactly_the_earlier_tokens_of_the_document_are_felt(kind, dropout):
     cfg = changed(KINDS[kind], vocab_size=B * T, tie_embeddings=False)
@@ -83,7 +89,7 @@ def test_rows_longer_than_a_block_of_queries():
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_another_documents_tokens_change_nothing_bitwise(dtype):
     cfg = changed(KINDS["llama"], dtype=dtype)
     params = random_params(gpt.specs(cfg))
@@ -128,6 +134,7 @@ def test_next_token_loss_equals_the_reference(kind):
     assert float(gpt.weights(batch, cfg)["loss"]) == float(objective["loss"][1])
 
 
+@pytest.mark.slow
 def test_scan_and_unroll_drop_the_same():
     outs = []
     for layers in ("scan", "unroll"):

@@ -94,6 +94,7 @@ def test_hessian_times_a_direction(kind):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6 * np.abs(wanted).max())
 
 
+@pytest.mark.slow
 def test_the_whole_hessian_of_a_small_gpt():
     """`jax.hessian` of all parameters: symmetric, and each row the change of the gradient."""
     family, cfg, execution = KINDS["gpt2"]

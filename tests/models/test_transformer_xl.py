@@ -70,7 +70,7 @@ def test_no_gradient_goes_through_the_memory_and_no_token_sees_another_document(
 
 
 @pytest.mark.parametrize("execution, shape", [
-    (Execution(layers="scan", remat="full", attention="chunked"), None),
+    pytest.param(Execution(layers="scan", remat="full", attention="chunked"), None, marks=pytest.mark.slow),
     pytest.param(Execution(layers="scan", attention="chunked"), (2, 1, 2, 1), marks=pytest.mark.slow),
 ], ids=["scan", "mesh"])  # fmt: skip
 def test_how_it_is_computed_changes_nothing(execution, shape):

@@ -20,7 +20,8 @@ def cfg_of(positions="relative", **fields):
 
 
 @pytest.mark.parametrize("order, positions", [
-    (ORDER, "relative"), (None, "rotary"), pytest.param(ORDER, DISENTANGLED, marks=pytest.mark.slow),
+    (ORDER, "relative"), pytest.param(None, "rotary", marks=pytest.mark.slow),
+    pytest.param(ORDER, DISENTANGLED, marks=pytest.mark.slow),
 ], ids=["order", "left to right", "disentangled"])  # fmt: skip
 def test_a_token_is_predicted_from_those_before_it_in_the_order_and_its_document(order, positions):
     """Exactly zero influence of itself, of later ones and of other documents; from left to right it is causal."""
@@ -48,7 +49,7 @@ def test_few_query_streams_are_those_of_all():
 
 
 @pytest.mark.parametrize("execution, shape", [
-    (Execution(layers="scan", remat="full", attention="chunked"), None),
+    pytest.param(Execution(layers="scan", remat="full", attention="chunked"), None, marks=pytest.mark.slow),
     pytest.param(Execution(layers="scan", attention="chunked"), (2, 1, 2, 1), marks=pytest.mark.slow),
 ], ids=["scan", "mesh"])  # fmt: skip
 def test_how_it_is_computed_changes_nothing(execution, shape):

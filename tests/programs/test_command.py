@@ -51,6 +51,10 @@ def test_doors_in_experiments():
     for name in ("pretrain", "evaluate", "generate", "fill_mask", "scaling", "fit", "plan", "benchmark", "curves"):
         door = (ROOT / "experiments" / f"{name}.py").read_text(encoding="utf-8")
         assert re.search(r'run\("(.*)"\)', door)[1] == name.replace("_", "-") in command.COMMANDS
+
+
+@pytest.mark.slow
+def test_a_door_in_experiments_opens():
     words = [sys.executable, "-m", "experiments.configs"]
     assert subprocess.run(words, cwd=ROOT, capture_output=True).returncode == 1
     words = [sys.executable, "-m", "experiments.fill_mask", "--help"]

@@ -1,5 +1,6 @@
 """Log-probabilities of continuations: those of the logits, whatever the batch, the padding and the mesh."""
 
+import functools
 from dataclasses import replace
 
 import jax
@@ -22,10 +23,16 @@ CFG = from_mapping(
     {"model": {"num_layers": 2, "width": 16, "context_length": 32, "vocab_size": 40, "dtype": "float32",
                "attention": {"num_heads": 2}, "feed_forward": {"width": 16}}}
 ).model  # fmt: skip
-PARAMS = jax.tree.map(lambda x: 8.0 * x, init_params(gpt.specs(CFG), jax.random.key(0)))
 RNG = np.random.default_rng(0)
 SIZES = [(1, 1), (3, 2), (14, 3), (20, 5), (40, 9), (2, 32), (3, 2), (31, 1), (32, 1)]
 PAIRS = [tuple(RNG.integers(0, 40, n).tolist() for n in sizes) for sizes in SIZES]
+
+
+@functools.cache
+def params_of_cfg():
+    return jax.tree.map(lambda x: 8.0 * x, init_params(gpt.specs(CFG), jax.random.key(0)))
+
+
 APPLY = jax.jit(lambda params, tokens, prefix: gpt.apply(params, tokens, CFG, prefix=prefix))
 
 
@@ -35,12 +42,12 @@ def expected(context, continuation, both_sides=False):
     size, new = len(ids) - 1, len(continuation)
     row = jnp.asarray([ids[:-1] + [0] * (32 - size)])
     prefix = jnp.asarray([np.arange(32) < (size - new + 1 if both_sides else 0)])
-    nats = np.asarray(jax.nn.log_softmax(APPLY(PARAMS, row, prefix)[0]))[size - new : size]
+    nats = np.asarray(jax.nn.log_softmax(APPLY(params_of_cfg(), row, prefix)[0]))[size - new : size]
     return nats[np.arange(new), continuation].sum(), bool((nats.argmax(1) == continuation).all())
 
 
 def likeliest(context):
-    nats = APPLY(PARAMS, jnp.asarray([context + [0] * (32 - len(context))]), jnp.zeros((1, 32), bool))
+    nats = APPLY(params_of_cfg(), jnp.asarray([context + [0] * (32 - len(context))]), jnp.zeros((1, 32), bool))
     return [int(nats[0, len(context) - 1].argmax())]
 
 
@@ -49,7 +56,7 @@ def test_they_are_those_of_the_logits():
     """In order, in batches of several lengths; of long contexts the last tokens are read; twice is computed once."""
     pairs = [*PAIRS, (PAIRS[1][0], likeliest(PAIRS[1][0]))]
     told = []
-    scorer = Scorer(PARAMS, CFG, rows=2)
+    scorer = Scorer(params_of_cfg(), CFG, rows=2)
     found = scorer([*pairs, pairs[3]], told.append)
     assert found.pop() == found[3] and sum(told) == len(pairs) + 1
     wanted = [expected(*pair) for pair in pairs]
@@ -60,7 +67,7 @@ def test_they_are_those_of_the_logits():
 
 @pytest.mark.slow
 def test_a_model_of_prefixes_reads_a_context_from_both_sides():
-    (found,), pair = Scorer(PARAMS, CFG, rows=1, prefix_lm=True)(PAIRS[2:3]), PAIRS[2]
+    (found,), pair = Scorer(params_of_cfg(), CFG, rows=1, prefix_lm=True)(PAIRS[2:3]), PAIRS[2]
     assert found.log_prob == pytest.approx(expected(*pair, both_sides=True)[0], rel=1e-5)
     assert abs(found.log_prob - expected(*pair)[0]) > 1e-3
 
@@ -68,14 +75,14 @@ def test_a_model_of_prefixes_reads_a_context_from_both_sides():
 @pytest.mark.slow
 def test_a_mesh_changes_nothing():
     mesh = make_mesh(MeshConfig(fsdp=2, tensor=2, context=2))
-    params = jax.device_put(PARAMS, param_shardings(gpt.specs(CFG), mesh))
+    params = jax.device_put(params_of_cfg(), param_shardings(gpt.specs(CFG), mesh))
     pairs = PAIRS[1:3]
     found, wanted = Scorer(params, CFG, mesh=mesh, rows=1)(pairs), [expected(*pair) for pair in pairs]
     np.testing.assert_allclose([x for x, _ in found], [x for x, _ in wanted], rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_refused():
-    scorer = Scorer(PARAMS, CFG)
+    scorer = Scorer(params_of_cfg(), CFG)
     for pair, line in (
         (([], [1]), "^context: no tokens; accepted: at least one$"),
         (([1], []), "^continuation: no tokens; accepted: at least one$"),

@@ -83,7 +83,7 @@ BERT = {
 }
 
 
-@pytest.mark.parametrize("family", ["gpt", pytest.param("bert", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", [pytest.param(family, marks=pytest.mark.slow) for family in ("gpt", "bert")])
 def test_a_run_learns_and_is_described(family, tmp_path, capsys, monkeypatch):
     """On eight devices and on one."""
     if family == "bert":

@@ -221,6 +221,7 @@ def test_who_is_killed_while_loading_says_nothing_about_the_entry(run, tmp_path,
     assert capsys.readouterr().err == "" and cache.get("jit_broken-2") == b"jit_broken-2"
 
 
+@pytest.mark.slow
 def test_a_process_that_lives_is_left_alone(tmp_path, capsys):
     keep_two(tmp_path)
     living = subprocess.Popen([sys.executable, "-c", DYING.replace("os.kill(", "import time; time.sleep(60); ("),

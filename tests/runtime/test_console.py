@@ -36,7 +36,9 @@ def shell(folder, line, code=PRINTS, **environment):
     return done, (folder / "done").exists()
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "iso8859-1:strict", "utf-8"])
+@pytest.mark.parametrize(
+    "encoding", ["ascii", *(pytest.param(x, marks=pytest.mark.slow) for x in ("iso8859-1:strict", "utf-8"))]
+)
 def test_a_sign_that_the_encoding_lacks(tmp_path, encoding):
     """Printing it was a UnicodeEncodeError, which ended a training at its first evaluation."""
     done, ended = shell(tmp_path, "$run | iconv -f ${PYTHONIOENCODING%:*} -t utf-8", PYTHONIOENCODING=encoding)
@@ -58,7 +60,7 @@ def test_a_full_disk_behind_standard_output(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "closed", ["2>&-", ">&-", *(pytest.param(x, marks=pytest.mark.slow) for x in ("<&-", ">&- 2>&-", "<&- >&- 2>&-"))]
+    "closed", ["2>&-", *(pytest.param(x, marks=pytest.mark.slow) for x in (">&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"))]
 )
 def test_closed_descriptors(tmp_path, closed):
     """A file that a program opens does not get the number of one, and with it what libraries print there."""
@@ -80,7 +82,7 @@ def test_a_pipe_that_does_not_wait(tmp_path):
     assert (done.returncode, int(done.stdout), ended) == (0, 30_000, True)
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("unbuffered", ["", pytest.param("1", marks=pytest.mark.slow)])
 def test_a_line_is_there_as_soon_as_it_is_printed(tmp_path, unbuffered):
     """In a file or pipe it came with the next 8 KB or the end, PYTHONUNBUFFERED or not: an empty log for minutes."""
     code = """
@@ -101,6 +103,7 @@ def test_what_is_not_the_process_s_own_stays(capsys):
     assert console.secure() is None and sys.stdout is out
 
 
+@pytest.mark.slow
 def test_no_home_folder(tmp_path):
     code = PRINTS.replace("open(", "import pathlib; pathlib.Path.home(); open(")
     done, ended = shell(tmp_path, "env -u HOME $run", "import os, pwd\npwd.getpwuid = lambda uid: {}[uid]\n" + code)
@@ -110,6 +113,7 @@ def test_no_home_folder(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_backend_that_does_not_exist(tmp_path):
     code = PRINTS.replace("open(", "import jax; jax.devices(); open(")
     done, _ = shell(tmp_path, "$run", code, JAX_PLATFORMS="nonsense")
@@ -117,6 +121,7 @@ def test_a_backend_that_does_not_exist(tmp_path):
     assert done.stderr.startswith("error: JAX_PLATFORMS: 'nonsense' (Unable to initialize backend 'nonsense'")
 
 
+@pytest.mark.slow
 def test_debug_shows_where(tmp_path):
     code = PRINTS.replace("open(", "raise __import__('jaxformer').ConfigError('config.a: b'); open(")
     for flags, lines in ("", 1), ("--debug", 8):

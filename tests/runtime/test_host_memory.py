@@ -42,12 +42,14 @@ def test_the_heap_is_reserved_where_the_work_is_done_on_cpu():
     assert heap("null", JAX_PLATFORMS="cpu") > 0.7
 
 
+@pytest.mark.slow
 @glibc
 @pytest.mark.parametrize("chosen", ["MALLOC_ARENA_MAX=4", "GLIBC_TUNABLES=glibc.malloc.arena_max=4"])
 def test_the_allocator_is_the_users_where_they_chose(chosen):
     assert heap(**dict([chosen.split("=", 1)])) < 0.1
 
 
+@pytest.mark.slow
 @glibc
 def test_with_an_accelerator_memory_goes_back():
     """/dev/null stands for its device file."""

@@ -17,8 +17,8 @@ SCRIPT = "import jax; from jaxformer.runtime.program import a_device_for_each_co
     ("chosen", "devices"),
     [
         ({}, program.usable_cores()),
-        ({"JAX_NUM_CPU_DEVICES": "3"}, 3),
-        ({"XLA_FLAGS": "--xla_force_host_platform_device_count=5"}, 5),
+        pytest.param({"JAX_NUM_CPU_DEVICES": "3"}, 3, marks=pytest.mark.slow),
+        pytest.param({"XLA_FLAGS": "--xla_force_host_platform_device_count=5"}, 5, marks=pytest.mark.slow),
     ],
     ids=["nothing", "jax", "xla"],
 )

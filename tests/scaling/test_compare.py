@@ -181,8 +181,11 @@ def test_ladders_that_cannot_be_compared_are_refused_in_one_line():
         compare(*[[record(f"{c:g}", c / 1e9, c, 3.0) for c in line]] * 2)
 
 
-@pytest.mark.parametrize("name, planted", [("the sum", "A/A"), ("Kaplan's law", "half"),
-                                           ("a lopsided valley", "1.5, growing")])  # fmt: skip
+@pytest.mark.parametrize("name, planted", [
+    pytest.param("the sum", "A/A", marks=pytest.mark.slow),
+    pytest.param("Kaplan's law", "half", marks=pytest.mark.slow),
+    ("a lopsided valley", "1.5, growing"),
+])  # fmt: skip
 def test_intervals_hold_what_was_planted(name, planted):
     """The whole table is `experiments.coverage --what=multipliers`; 20 pairs: at 95 %, 16 or fewer once in 400."""
     found = simulated.multiplier_coverage(simulated.truths()[name], planted, 20, replicates=200)

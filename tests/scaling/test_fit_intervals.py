@@ -56,6 +56,7 @@ def test_95_percent_intervals_cover_the_truth_in_90_to_99_percent_of_the_tables(
         assert hits[name] / tables >= 0.88, hits
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_truth_in_most_of_a_few_tables():
     hits = covered(12, lambda rng: iso_flop(sizes=6, budgets=6), replicates=200)
     assert min(hits.values()) >= 9, hits
@@ -119,11 +120,12 @@ def test_weights_of_a_cluster_are_equal_and_sum_to_the_rows():
         bootstrap.weights(4, 10, seed=0, clusters=["a", "a", "b", "b"])
 
 
+@pytest.mark.slow
 def test_data_that_cannot_pin_a_parameter_give_a_reason_instead_of_a_number():
     rng = np.random.default_rng(2)
     n, d = grid()
     table = Table.of(n=n * 1e4, d=d, loss=1.8 + 0 * n + noisy(rng, n, d, law={**TRUTH, "E": 0.0, "A": 1e-9}))
-    result = fit.fit_table(table, fit.Settings(replicates=200))
+    result = fit.fit_table(table, fit.Settings(replicates=100, holdout=0))
     for name in ("A", "alpha"):
         assert result["parametric"][name]["value"] is None and result["parametric"][name]["why"], name
     low, high = result["parametric"]["beta"]["ci95"]
@@ -191,11 +193,12 @@ def test_likely_outliers_are_named_with_their_rows():
     n, d = iso_flop()
     loss = noisy(rng, n, d)
     loss[[7, 30]] *= [1.08, 0.96]
-    result = fit.fit_table(Table.of(n=n, d=d, loss=loss), fit.Settings(replicates=100))
+    result = fit.fit_table(Table.of(n=n, d=d, loss=loss), fit.Settings(replicates=100, holdout=0))
     assert sorted(outlier["row"] for outlier in result["outliers"]) == [8, 31]
     assert result["outliers"][0]["row"] == 8 and result["outliers"][0]["z"] > 0 > result["outliers"][1]["z"]
 
 
+@pytest.mark.slow
 def test_clean_tables_have_hardly_any_outliers():
     rng = np.random.default_rng(6)
     n, d = scattered(rng)

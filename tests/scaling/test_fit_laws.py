@@ -18,6 +18,7 @@ def besiroglu_objective(p, n, d, loss, delta=1e-3):
     return special.huber(delta, np.log(loss) - special.logsumexp(terms, axis=0)).sum()
 
 
+@pytest.mark.slow
 def test_the_estimate_is_the_minimum_that_scipy_finds_from_the_classic_grid_of_starts():
     rng = np.random.default_rng(5)
     n, d = scattered(rng, rows=90)

@@ -63,7 +63,7 @@ def test_three_approaches_agree_on_a_planted_law():
     rng = np.random.default_rng(0)
     n, d = iso_flop(sizes=15, budgets=9, reach=4.0)
     table = Table.of(n=n, d=d, loss=noisy(rng, n, d, noise=0.001))
-    result = fit.fit_table(table, fit.Settings(replicates=200))
+    result = fit.fit_table(table, fit.Settings(replicates=100, holdout=0))
     truth = TRUTH["beta"] / (TRUTH["alpha"] + TRUTH["beta"])
     for part, off in (("optimal", 0.01), ("isoflop", 0.02), ("envelope", 0.06)):
         low, high = result[part]["a"]["ci95"]
@@ -142,6 +142,7 @@ def test_budgets_group_only_where_they_are_meant_to():
     assert isoflop.budget_groups(6 * n * d) == []
 
 
+@pytest.mark.slow
 def test_exponents_at_their_bound_pin_no_optimum():
     """Equal losses have no best size: what exponents that ran to their bound say of it is that bound."""
     n, d = iso_flop()

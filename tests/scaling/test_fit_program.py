@@ -80,8 +80,9 @@ def test_a_published_table_gives_the_published_coefficients(published, tmp_path,
     assert "alpha 0.3" in text and f"wrote {out / 'fit.json'}" in text
 
 
+@pytest.mark.slow
 def test_outliers_are_named_unasked(published, tmp_path, capsys):
-    quickly = ["--no-figures", "--bootstrap", "150"]
+    quickly = ["--no-figures", "--bootstrap", "100", "--holdout", "0"]
     assert program.main(["--csv", str(published), *ARGUMENTS, "--out", str(tmp_path / "fit"), *quickly]) == 0
     result = json.loads((tmp_path / "fit" / "fit.json").read_text())
     loss = np.array([float(line.split(",")[2]) for line in published.read_text().splitlines()[1:]])
@@ -124,7 +125,9 @@ def test_the_same_seed_gives_the_same_file(small, tmp_path):
     assert results[0]["parametric"]["E"]["value"] == results[2]["parametric"]["E"]["value"]
 
 
-@pytest.mark.parametrize("flag, column, law", [("--n", "params", "L(N)"), ("--d", "tokens", "L(D)")])
+@pytest.mark.parametrize("flag, column, law", [
+    ("--n", "params", "L(N)"), pytest.param("--d", "tokens", "L(D)", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_one_column_gives_its_power_law(tmp_path, flag, column, law, capsys):
     x = np.geomspace(1e6, 1e9, 10)
     noise = np.exp(0.002 * np.random.default_rng(0).standard_normal(10))
@@ -243,6 +246,7 @@ def test_a_power_law_of_a_parameter_that_is_unknown_is_not_drawn():
     assert [line.get_label()[:3] for line in figure.axes[0].get_lines()] == ["mea", "$A/"]
 
 
+@pytest.mark.slow
 def test_learning_rate_and_training_curves_draw_diverged_runs_too(tmp_path):
     points = [{"N": n, "learning_rate": rate, "loss": 3.0 + rate, "chosen": rate == 1e-3} for n in (1e5, 1e6)
               for rate in (1e-4, 1e-3, 1e-2)] + [{"N": 1e5, "learning_rate": 0.1, "loss": "nan"}]  # fmt: skip

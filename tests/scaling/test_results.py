@@ -48,15 +48,24 @@ def found():
     return study_records()
 
 
-@pytest.fixture(scope="module")
-def fits(found):
-    """By the first convention and the last: between them the number of parameters differs, on which the laws depend."""
-    kept = [name for name in results.CONVENTIONS if name != "all parameters, C = 6ND"]
+def fitted(found, *kept):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(results, "CONVENTIONS", {name: results.CONVENTIONS[name] for name in kept})
         fits = results.fit(found, SETTINGS)
-    assert list(fits) == kept and len(kept) == len(results.CONVENTIONS) - 1
+    assert list(fits) == list(kept)
     return fits
+
+
+@pytest.fixture(scope="module")
+def fits(found):
+    """By the first convention."""
+    return fitted(found, next(iter(results.CONVENTIONS)))
+
+
+@pytest.fixture(scope="module")
+def both_fits(found, fits):
+    """And by the last: between them the number of parameters differs, on which the laws depend."""
+    return fits | fitted(found, list(results.CONVENTIONS)[-1])
 
 
 def test_only_finished_points_of_the_ladder_are_fitted(found, fits):
@@ -102,12 +111,27 @@ def test_the_planted_law_comes_back(fits):
     law = next(iter(fits.values()))["parametric"]
     for name in ("alpha", "beta"):
         assert law[name]["value"] == pytest.approx(TRUTH[name], rel=0.05)
-    # Another way of counting N scales A alone; the exponents are the same.
-    other = fits["without embeddings, C = 6ND"]["parametric"]
+
+
+@pytest.mark.slow
+def test_another_way_of_counting_parameters_scales_their_factor_alone(both_fits, tmp_path):
+    law, other = (fit["parametric"] for fit in both_fits.values())
+    assert list(both_fits)[1] == "without embeddings, C = 6ND"
     assert other["alpha"]["value"] == pytest.approx(law["alpha"]["value"], rel=1e-3)
+    written = json.loads(results.write_fits(tmp_path, both_fits).read_text())
+    assert written["parametric"]["alpha"] == law["alpha"] and written["conventions"].keys() == both_fits.keys()
 
 
 def test_the_findings_are_rows_and_short_lines(fits):
+    check_findings(fits)
+
+
+@pytest.mark.slow
+def test_the_findings_of_two_conventions_are_rows_and_short_lines(both_fits):
+    check_findings(both_fits)
+
+
+def check_findings(fits):
     rows = findings.table(fits)
     assert rows[0]["value"].startswith("the sum, residuals of ") and rows[1]["value"].startswith("Kaplan's law, ")
     found = {row["finding"]: row for row in rows}
@@ -200,8 +224,10 @@ def test_a_training_curve_is_the_trunk_and_the_last_decay(found, fits, tmp_path)
 
 
 @pytest.mark.slow
-def test_the_report_is_one_page_and_figures(found, fits, tmp_path):
-    page = results.write_report(tmp_path, "A study", found, fits, commands=["jaxformer scaling"], manifest={"seed": 0})
+def test_the_report_is_one_page_and_figures(found, both_fits, tmp_path):
+    page = results.write_report(
+        tmp_path, "A study", found, both_fits, commands=["jaxformer scaling"], manifest={"seed": 0}
+    )
     text = page.read_text(encoding="utf-8")
     for name in ("loss_compute", "optimum", "residuals", "holdout", "profile", "learning_rate", "training"):
         assert f'<figure id="{name}">' in text, name

@@ -92,6 +92,7 @@ def test_what_is_saved_comes_back_bit_for_bit(saved):
     assert meta["leaves"]["params.blocks.w_up"][:2] == [[2, 8, 16], "float32"]
 
 
+@pytest.mark.slow
 def test_nothing_to_restore_is_none_and_needs_no_orbax(tmp_path):
     script = f"""
 import sys
@@ -105,7 +106,9 @@ assert "orbax.checkpoint" not in sys.modules
     subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[2])
 
 
-@pytest.mark.parametrize("target", [{"data": 2, "fsdp": 4}, {"fsdp": 2, "tensor": 4, "data": 1}, None])
+@pytest.mark.parametrize("target", [
+    pytest.param({"data": 2, "fsdp": 4}, marks=pytest.mark.slow), {"fsdp": 2, "tensor": 4, "data": 1}, None,
+])  # fmt: skip
 def test_another_mesh_restores_the_same_bits(tmp_path, target):
     state, _ = place(example(), {"data": 2, "fsdp": 2, "tensor": 2})
     store = Checkpoints(tmp_path, KEEP_ALL)
@@ -186,7 +189,7 @@ DAMAGES = [
 
 
 # Each of these restores two checkpoints, which takes orbax seconds.
-LONG = (damage_params_byte, damage_truncate, damage_manifest)
+LONG = (damage_params_byte, damage_truncate, damage_delete, damage_manifest)
 
 
 @pytest.mark.parametrize("damage", [pytest.param(d, marks=pytest.mark.slow if d in LONG else ()) for d in DAMAGES])

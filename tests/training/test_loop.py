@@ -116,6 +116,7 @@ def test_chunks_end_in_the_same_places_wherever_a_run_begins(dispatch, every_eva
         assert set(range(period, 51, period)) <= set(whole)
 
 
+@pytest.mark.slow
 def test_a_dispatch_has_room_for_the_longest_chunk_and_no_more(tmp_path):
     """Chunks were padded to steps_per_dispatch: 2,000,000 of them took for ever, 2**31 - 1 all memory."""
     many, few = (make_config(train={"steps_per_dispatch": number}) for number in (10_000, 6))
@@ -356,12 +357,14 @@ def test_a_run_whose_last_steps_were_skipped_has_diverged(tmp_path, bad):
     assert len([r for r in found if r["kind"] == "train"]) == 4 and not [r for r in found if r["kind"] == "final"]
 
 
+@pytest.mark.slow
 def test_a_skipped_step_at_the_end_of_a_long_run_is_one_of_many(tmp_path):
     result = run(tmp_path / "a", make_config(train={"steps": 40}), batches=ToyBatches(8, bad=(38, 39)))
     assert result.status == "finished" and int(result.state.bad_steps) == 2
     assert load(tmp_path / "a", "final")[-1]["step"] == 40
 
 
+@pytest.mark.slow
 def test_a_final_loss_that_is_not_finite_has_diverged(tmp_path):
     """Every step was finite, but the last one's update was not small."""
     config = make_config(train={"steps": 1}, optimizer={"learning_rate": 1e38, "warmup_steps": 0})
@@ -458,6 +461,7 @@ def test_saving_by_the_clock(tmp_path):
     assert Checkpoints(tmp_path / "b" / "checkpoints", never.checkpoint).steps() == [12]
 
 
+@pytest.mark.slow
 def test_tensorboard(tmp_path):
     run(tmp_path / "a", make_config(tensorboard=True))
     assert list((tmp_path / "a" / "tensorboard").glob("events.*"))

@@ -24,7 +24,9 @@ def by_name(tree):
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
-@pytest.mark.parametrize("name", ["adamw", "lion", "adafactor", "muon"])
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(x, marks=pytest.mark.slow) for x in ("adamw", "lion")), "adafactor", "muon"]
+)
 def test_optimizer_state_lives_where_its_parameter_does(name):
     config = make_config(optimizer={"name": name, "ema_decay": 0.9}, mesh={"data": 2, "fsdp": 2, "tensor": 2})
     mesh, model = make_mesh(config.mesh), make_model()

@@ -68,7 +68,7 @@ def test_loss_and_gradient_against_numpy():
             np.testing.assert_allclose(grads["blocks"][name][index], slope, rtol=1e-5)
 
 
-@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("pairs", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_micro_batches_add_up_exactly_for_unequal_weights(pairs):
     with jax.enable_x64(True):
         batch = make_batch(2, 8, pairs, np.float64)
@@ -154,7 +154,9 @@ def test_terms_that_disagree_are_named():
         steps.train_step(state, make_batch(0, 8), **options)
 
 
-@pytest.mark.parametrize("name", ["adamw", "lion", "adafactor", "muon"])
+@pytest.mark.parametrize(
+    "name", ["adamw", *(pytest.param(x, marks=pytest.mark.slow) for x in ("lion", "adafactor")), "muon"]
+)
 def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(name):
     state, options = setup(make_config(optimizer={"name": name, "ema_decay": 0.9}))
     step = compiled(options)
@@ -237,7 +239,7 @@ def test_many_steps_are_one_after_another():
 
 def test_short_chunks_are_filled_up_and_share_one_program():
     config = make_config()
-    mesh = make_mesh(config.mesh)
+    mesh = make_mesh(config.mesh, jax.devices()[:1])
     model = make_model()
     optimizer = make_optimizer(config.optimizer, 12, model.specs)
     run = steps.compile_steps(model, optimizer, mesh, config)

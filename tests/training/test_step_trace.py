@@ -48,7 +48,9 @@ def test_nothing_else_is(tmp_path, steps, dispatches):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("steps", "begins"), [((4, 4), [1]), ((1, 4), [1]), ((5, 8), [5]), ((4, 5), [1, 5])])
+@pytest.mark.parametrize(("steps", "begins"), [
+    *(pytest.param(steps, [1], marks=pytest.mark.slow) for steps in ((4, 4), (1, 4))), ((5, 8), [5]), ((4, 5), [1, 5]),
+])  # fmt: skip
 def test_the_ends_of_dispatches(tmp_path, steps, begins):
     said, found = traced(tmp_path, steps, [4, 4, 4])
     assert found == begins and said == [f"trace of steps {begins[0]} to {begins[-1] + 3}: {tmp_path}"]
