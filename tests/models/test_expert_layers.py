@@ -17,7 +17,14 @@ from jaxformer.specs import is_spec, stack_specs
 
 KIND = Experts(count=4, top_k=2, width=8, activation="gelu", every=2, dense_activation="geglu")
 CFG = ModelConfig(
-    num_layers=4, width=8, context_length=4, vocab_size=16, attention=Softmax(2), positions="none", feed_forward=KIND
+    num_layers=4,
+    width=8,
+    context_length=4,
+    vocab_size=16,
+    attention=Softmax(2),
+    positions="none",
+    feed_forward=KIND,
+    use_bias=False,
 )
 ALL = replace(CFG, feed_forward=replace(KIND, every=1, dense_activation=None))
 NONE = replace(CFG, feed_forward=Dense(8, "geglu"))

@@ -60,17 +60,19 @@ def test_losses_and_gradients_are_those_of_one_device(dispatch, micro_batches, m
 
 def exchanged(dispatch, exchange, mesh):
     """The layer on a mesh, and which collectives exchange its tokens."""
-    cfg, params, batch = arguments(dispatch)
+    fields = {"balance": None, "bias_rate": 0.0} if dispatch == "expert_choice" else {}
+    cfg, batch = cases.config_of(dispatch=dispatch, **fields), cases.batch_of(ROWS)
+    params = cases.params_of(cfg, np.float32)
     context = Context(segments(batch.segments), execution=Execution(expert_exchange=exchange))
     weights = {name: params["mlp"][name] for name in cases.specs_of(cfg)["mlp"] if name not in ("load", "bias")}
 
-    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     def run(weights, x):
         return experts_layer.apply(params["mlp"] | weights, x, cfg, context)[0]
 
     with jax.set_mesh(make_mesh(mesh, jax.devices()[: mesh.data * mesh.expert])):
         arguments_of = weights, np.asarray(cases.inputs_of(batch, np.float32))
         text = str(jax.make_jaxpr(run)(*arguments_of))
+        run = jax.jit(run, compiler_options={"xla_backend_optimization_level": 0})
         return jax.device_get(run(*arguments_of)), {n for n in ("all_to_all", "all_gather") if n in text}
 
 
