@@ -37,7 +37,7 @@ from jaxformer.runtime.program import program
 from jaxformer.scaling import plotting
 
 STEPS, EVALUATIONS, ROWS = 200, 5, 60
-RATES = ("1e-3", "3e-3")
+RATES = ("1e-3", "3e-3", "1e-2")
 LABELS = {
     "scratch": "from scratch", "layers": "begun as the teacher's layers", "distilled": "the same, and distilled",
 }  # fmt: skip
@@ -120,15 +120,19 @@ def arms(found: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def figure(found: Sequence[dict[str, Any]]) -> bytes:
-    """Held-out loss against FLOP: means over seeds, their intervals shaded; the teacher's as a line."""
+    """Held-out loss against FLOP: means over seeds, their intervals shaded; the ends, over all rows, as hollow points;
+    the teacher's as a line."""
     with plotting.matplotlib().rc_context(plotting.STYLE | {"font.size": 13.0, "legend.fontsize": 12.0}):
         drawn, axes = plotting.panel()
         for i, arm in enumerate(arms(found)):
             curves = np.array([each["curve"] for each in select(found, arm=arm)])
             flops, (value, low, high) = curves[0, :, 0] / 1e12, np.array([*map(over_seeds, curves[:, :, 1].T)]).T
             style = plotting.line_style(i, len(LABELS))
-            axes.plot(flops, value, label=LABELS[arm], marker=plotting.marker(i), **style)
-            axes.fill_between(flops, low, high, color=style["color"], alpha=0.2, linewidth=0)
+            axes.plot(flops[:-1], value[:-1], label=LABELS[arm], marker=plotting.marker(i), **style)
+            axes.fill_between(flops[:-1], low[:-1], high[:-1], color=style["color"], alpha=0.2, linewidth=0)
+            # How it ended is over all rows, and not a point of the curve.
+            end = {"marker": plotting.marker(i), "markerfacecolor": "none", "color": style["color"], "capsize": 4}
+            axes.errorbar(flops[-1], value[-1], np.abs([[low[-1]], [high[-1]]] - value[-1]), **end)
         (teacher,) = [each for each in found if each["run"] == "pretrained"]
         axes.axhline(teacher["loss"], color="0.5", linewidth=1, linestyle=":", label="the teacher")
         axes.set(xlabel="training compute (TFLOP), the teacher's included", ylabel="nats per masked token")
@@ -145,7 +149,8 @@ def table(found: Sequence[dict[str, Any]]) -> list[str]:
         right = over_seeds([100 * each["accuracy"] for each in mine])
         less = paired(mine, select(found, arm="layers"), "loss") if arm != "layers" else None
         rows.append([
-            LABELS[arm], mine[0]["rate"], f"{mine[0]['step']:,}", f"{mine[0]['flops']:.3g}",
+            LABELS[arm], f"{mine[0]['rate']}{', the largest tried' if mine[0]['rate'] == RATES[-1] else ''}",
+            f"{mine[0]['step']:,}", f"{mine[0]['flops']:.3g}",
             over_seeds([each["loss"] for each in mine]).text(), right.text(".1f"),
             "" if less is None else less.text("+.3f"),
         ])  # fmt: skip
@@ -202,7 +207,7 @@ def page(found: Sequence[dict[str, Any]]) -> str:
         "",
         f"Each arm has the best of the learning rates {', '.join(RATES)}, by the accuracy of a run with a seed that "
         "does not count. Intervals are Student's over seeds of initial values, masks and the order of rows; there is "
-        f"one teacher. The curve is over {ROWS} held-out rows, the table over all.",
+        f"one teacher. Curves are over {ROWS} held-out rows, the hollow points at their ends and the table over all.",
         "",
         "What it does not show: longer training, where a student from scratch catches up; larger models; each term of "
         "the loss by itself.",
