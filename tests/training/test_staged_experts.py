@@ -97,7 +97,7 @@ def agree(found, expected):
 
 @pytest.mark.slow
 def test_a_run_with_four_parts_of_experts_goes_on_in_two_stages(tmp_path):
-    """As it does on one device; that the parts themselves are one device, `tests/parallel/test_expert_meshes.py` says."""
+    """As it does on one device; that the parts are one device themselves, `test_expert_meshes.py` says."""
     before, after, alone = (OnMesh(mesh) for mesh in (BEFORE, AFTER, ALONE))
     store = Checkpoints(tmp_path, CheckpointConfig())
     store.save(1, before.put(first_state(before.like)))
