@@ -28,11 +28,15 @@ def said(place, variants, *flags):
     ("comparison with a variant of nothing", {"a": {}}),
     ("comparison with a variant named as the baseline", {"baseline": {"seed": 1}}),
     ("comparison with a variant that no folder can have", {"a/b": {"seed": 1}}),
+    ("comparison with a variant beside its folder", {"..": {"seed": 1}}),
+    ("comparison with a variant without a name", {"": {"seed": 1}}),
+    ("comparison with a variant named as a file of it", {"comparison.json": {"seed": 1}}),
     ("comparison with a variant of other text", {"a": {"data.seed": 1}}),
     ("comparison with a variant of what the ladder sets", {"a": {"model.num_heads": 2}}),
     ("comparison with a variant misspelt", {"a": {"model.widht": 2}}),
     ("comparison with a variant out of range", {"a": {"model.dropout": 2}}),
     ("comparison with a variant given on the command line", {"a": {"optimizer.weight_decay": 0}}),
+    ("comparison with trained weights", {"a": {"init_from": "runs/a"}}),
     ("comparison with a teacher", {"a": {"distill.teacher": "runs/a"}}),
 ])  # fmt: skip
 def test_variants(place, monkeypatch, case, variants):
@@ -40,6 +44,14 @@ def test_variants(place, monkeypatch, case, variants):
     monkeypatch.setattr(compare, "a_device_for_each_core", lambda: None)
     assert said(place, variants) == (2, expected()[case])
     assert not (place.folder / "study").exists()
+
+
+def test_a_variant_that_the_sizes_of_the_ladder_cannot_have(place, monkeypatch):
+    one_device(monkeypatch)
+    monkeypatch.setattr(compare, "a_device_for_each_core", lambda: None)
+    given = ("--stage=plan", "--config.optimizer.warmup_steps=0")
+    found = said(place, {"a": {"model.parametrization": "mup"}}, *given)
+    assert found == (2, expected()["comparison with a variant of a base above the sizes"])
 
 
 def test_a_report_of_nothing(place):
@@ -58,6 +70,7 @@ def test_ladders_that_cannot_be_compared(place):
     for case, more in (
         ("comparison of diverged runs", {"status": "diverged"}),
         ("comparison of two budgets", {}),
+        ("comparison of a run without a loss", {"loss": float("nan")}),
         ("comparison of damaged rows", {"row_losses": "no"}),
     ):
         write("baseline", **more)

@@ -19,9 +19,12 @@ def test_flags(place, case):
     assert not (place.folder / "run" / "manifest.json").exists()
 
 
-def test_a_study_of_students(place):
-    case = "study of scaling with a teacher"
-    found = place.run("scaling", f"--config={place.config}", *TINY, "--config.distill.teacher=a", "--stage=plan")
+@pytest.mark.parametrize(("case", "flag"), [
+    ("study of scaling with a teacher", "--config.distill.teacher=a"),
+    ("study of scaling with trained weights", "--config.init_from=a"),
+])  # fmt: skip
+def test_studies_train_from_scratch(place, case, flag):
+    found = place.run("scaling", f"--config={place.config}", *TINY, flag, "--stage=plan")
     assert found == (2, expected()[case])
 
 

@@ -1,11 +1,14 @@
 """Models from elsewhere that cannot become a run, and what such a run has not: one line, and nothing written."""
 
+import errno
+import json
 from pathlib import Path
 
 import pytest
 from bad_input_cases import expected, place
 from foreign_folders import folder_of, word_tokenizer
 
+from jaxformer.interchange import tokenizer_files
 from jaxformer.runs.imported_run import import_run
 
 __all__ = ["place"]
@@ -42,6 +45,39 @@ def test_what_cannot_be_imported(place, there, monkeypatch, case, words):
         (folder / "text.txt").write_text("text")
     assert place.run("import", *words) == (2, expected()[case])
     assert not Path("new").exists() or not [path for path in Path("new").iterdir() if path.name[0] != "."]
+
+
+@pytest.mark.parametrize(("case", "about"), [
+    ("import of a model of several types", {"model_type": ["llama"]}),
+    ("import of a config nested too deeply", None),
+])  # fmt: skip
+def test_configs(place, there, case, about):
+    text = (
+        "[" * 100_000 if about is None else json.dumps(json.loads((there / "theirs/config.json").read_text()) | about)
+    )
+    (place.folder / "theirs").mkdir()
+    (place.folder / "theirs" / "config.json").write_text(text)
+    assert place.run("import", str(place.folder / "theirs"), "--workdir=new") == (2, expected()[case])
+
+
+@pytest.mark.parametrize(("case", "about"), [
+    ("adapters of peft of no rank", {"r": 0}),
+    ("adapters of peft with half an expression", {"alpha_pattern": {"(": 4}}),
+])  # fmt: skip
+def test_adapters(place, there, monkeypatch, case, about):
+    monkeypatch.chdir(there)
+    (place.folder / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 4, **about}))
+    words = [str(place.folder), "--base=run", "--workdir=new"]
+    assert place.run("import", *words) == (2, expected()[case])
+
+
+def test_an_export_to_a_full_disk(place, there, monkeypatch):
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.chdir(there)
+    monkeypatch.setattr(tokenizer_files.files, "write_atomically", full)
+    assert place.run("export", "run", f"--out={place.folder}/x") == (2, expected()["export to a full disk"])
 
 
 def test_what_an_imported_run_has_not(place, there, monkeypatch):

@@ -385,3 +385,11 @@ def test_a_schedule_that_denies_the_steps_made(made, place):
     assert (code, line) == (2, expected()["more steps than the schedule began with"])
     code, line = runs.resume("--config.train.steps=3")
     assert (code, line) == (2, expected()["fewer steps than were made"])
+
+
+def test_curves_of_nothing(place):
+    (place.folder / "run").mkdir()
+    (place.folder / "run" / "records.jsonl").touch()
+    found = place.run("curves", str(place.folder / "run"), f"--out={place.folder / 'a.png'}")
+    assert found == (2, expected()["curves of a run without records"])
+    assert not (place.folder / "a.png").exists()

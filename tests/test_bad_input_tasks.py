@@ -45,6 +45,42 @@ def test_examples(place, case):
     assert not (place.folder / "run" / "manifest.json").exists()
 
 
+MESSAGES = [{"messages": [{"role": "assistant", "content": "to be"}]}] * 20
+# case -> objective, name and content of the file
+FILES = {
+    "example without a label": ("sequence_classification", "a.jsonl", [*GOOD, {"text": "to be"}]),
+    "example whose label is null": ("sequence_classification", "a.jsonl", [*GOOD, {"text": "to be", "label": None}]),
+    "example with a lone surrogate": ("sequence_classification", "a.jsonl", [*GOOD, {"text": "\ud800", "label": "no"}]),
+    "example nested too deeply": ("sequence_classification", "a.jsonl", '{"text":' + "[" * 100_000),
+    "list of examples nested too deeply": ("sequence_classification", "a.json", "[" * 100_000),
+    "list of examples that are text": ("sequence_classification", "a.json", '["to be", "or not"]'),
+    "file of examples that is a number": ("extractive_qa", "a.json", "3"),
+    "quotation mark in a CSV that nothing closes": (
+        "sequence_classification", "a.csv", 'text,label\nto be,yes\nor not,"no\nto be,yes\nor not,no\n',
+    ),
+    "CSV with a column twice": ("sequence_classification", "a.csv", "text,label,label\nto be,yes,no\nor not,no,no\n"),
+    "number that is too large to be one": ("regression", "a.jsonl", '{"text": "to be", "label": 1' + "0" * 400 + "}"),
+    "number that is no float32": ("regression", "a.jsonl", [{"text": "to be", "label": 1e39}] * 20),
+    "span between two characters": ("token_classification", "a.jsonl", [{"text": "be", "label": [[0.5, 2, "a"]]}]),
+    "span without an end": ("token_classification", "a.jsonl", [{"text": "be", "label": [[0, float("inf"), "a"]]}]),
+    "label of a span that is null": ("token_classification", "a.jsonl", [{"text": "be", "label": [[0, 2, None]]}]),
+    "word that is null": ("token_classification", "a.jsonl", [{"text": ["to", None], "label": ["a", "b"]}]),
+    "example without words": ("token_classification", "a.jsonl", [{"text": [], "label": []}, *SPANS]),
+    "answers without their places": ("extractive_qa", "a.jsonl", [{**ANSWERS[0], "answers": {"text": ["be"]}}]),
+    "message that is text": ("instructions", "a.jsonl", [*MESSAGES, {"messages": ["to be"]}]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_files_of_examples(place, case):
+    objective, name, content = FILES[case]
+    lines = content if isinstance(content, str) else "".join(json.dumps(each) + "\n" for each in content)
+    (place.folder / name).write_text(lines)
+    given = [f"--config.data.files={place.folder / name}", f"--config.data.objective={objective}"]
+    assert place.pretrain(*([] if objective == "instructions" else [BERT]), *given) == (2, expected()[case])
+    assert not (place.folder / "run" / "manifest.json").exists()
+
+
 TASK = [BERT, "--config.data.objective=token_classification"]
 LORA = ["--config.tune.lora_rank=4", "--config.init_from=other"]
 FLAGS = {
@@ -59,6 +95,9 @@ FLAGS = {
     "template without a place for what is said": [*TASK, "--config.data.labelled.template={role}"],
     "settings of labels without a task": ["--config.data.labelled.long=stop"],
     "early stopping at a metric of another task": [*TASK, "--config.tune.metric=pearson"],
+    "text that is its own label": [*TASK, "--config.data.labelled.label_field=text"],
+    "text beside itself": [*TASK, "--config.data.labelled.second_field=text"],
+    "settings of a teacher that is not there": ["--config.distill.hard_weight=0"],
     "adapters beside random weights": ["--config.tune.lora_rank=4"],
     "adapters with a scale and no rank": ["--config.tune.lora_alpha=4"],
     "adapters under Muon": [*LORA, "--config.optimizer.name=muon"],

@@ -120,6 +120,13 @@ class DataConfig(
                     f"config.data.{name}: {shown(value)}; data.objective={self.objective} does not read it; accepted "
                     f"with data.objective={' or '.join(readers)}"
                 )
+        if self.labelled is not None:
+            names = {"label_field": self.labelled.label_field, "second_field": self.labelled.second_field}
+            for name, value in names.items():
+                if value == self.text_field:
+                    raise ConfigError(
+                        f"config.data.labelled.{name}: {value!r} is data.text_field as well; accepted: another field"
+                    )
 
     def _check_mixture(self):
         if self.mixture is None:

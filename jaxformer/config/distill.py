@@ -1,6 +1,6 @@
 """`distill`: the teacher of a model, and what it says beside the text."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from jaxformer.config.checks import above, at_least
 from jaxformer.config.fields import Section
@@ -37,4 +37,10 @@ class DistillConfig(
             raise ConfigError(
                 "config.distill.soft_weight: 0.0, and cosine_weight is 0.0: nothing is learned from the teacher; "
                 "accepted: one of them above 0"
+            )
+        given = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
+        if self.teacher is None and given:
+            raise ConfigError(
+                f"config.distill.{given[0]}: {getattr(self, given[0])}; distill.teacher is none, and nothing reads it; "
+                "accepted: with a teacher"
             )

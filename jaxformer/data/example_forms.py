@@ -25,7 +25,7 @@ def conversation(messages: Sequence[Mapping[str, str]], template: str) -> Exampl
     before, after = template.split("{content}")
     texts, given = [], ""
     for message in messages:
-        role, content = message.get("role"), message.get("content")
+        role, content = (message.get(name) if isinstance(message, Mapping) else None for name in ("role", "content"))
         if not isinstance(role, str) or not isinstance(content, str):
             raise ValueError("a message has no role or no content that is text")
         opening = before.replace("{role}", role)

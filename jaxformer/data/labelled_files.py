@@ -9,6 +9,7 @@ A file gives records, mappings of names to values; the objective says how a reco
 """
 
 import csv
+import io
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,13 +20,16 @@ from jaxformer.config.fields import shown
 from jaxformer.data.example_forms import SPEAKER, conversation, question
 from jaxformer.data.faults import Faults
 from jaxformer.data.labelled_text import Example
-from jaxformer.data.unpacked_files import OpenFile, decoded, lines
+from jaxformer.data.line_files import reason
+from jaxformer.data.unpacked_files import LINE_BYTES, OpenFile, decoded, lines
 from jaxformer.errors import ConfigError
 
 Record = dict[str, Any]
 
 
-def examples(path: Path, *, data: DataConfig, field: str, faults: Faults, open_file: OpenFile) -> Iterator[Example]:
+def examples(
+    path: Path, *, data: DataConfig, field: str, faults: Faults, open_file: OpenFile, unlabelled: bool = False
+) -> Iterator[Example]:
     """The examples of one file, in order.
 
     Args:
@@ -34,6 +38,7 @@ def examples(path: Path, *, data: DataConfig, field: str, faults: Faults, open_f
       field: of the config, to name in an error.
       faults: handles records that are no examples.
       open_file: opens the file, still compressed.
+      unlabelled: nobody reads the labels, so an example may lack one.
 
     Raises:
       ConfigError: the file cannot be read, or holds no example; depending on `faults` also a record that lacks a field,
@@ -46,8 +51,14 @@ def examples(path: Path, *, data: DataConfig, field: str, faults: Faults, open_f
             if isinstance(record, Exception):
                 raise record
             example = make(record, data)
-        except (ValueError, TypeError) as error:
-            faults.meet(ConfigError(f"config.{field}: {path}:{place}: {' '.join(str(error).split())[:300]}"))
+            example.encode()  # a \\u escape can bring a lone surrogate, which no tokenizer takes
+            json.dumps(example.label, ensure_ascii=False).encode()
+            if example.label is None and not unlabelled:
+                assert data.labelled is not None
+                value_of(record, data.labelled.label_field)
+                raise ValueError(f"the field {data.labelled.label_field!r} holds no label")
+        except (ValueError, TypeError, OverflowError) as error:
+            faults.meet(ConfigError(f"config.{field}: {path}:{place}: {' '.join(reason(error).split())[:300]}"))
         else:
             found = True
             yield example
@@ -62,6 +73,8 @@ def json_records(path: Path, data: DataConfig, field: str, open_file: OpenFile) 
             try:
                 record = json.loads(line or b"")
                 yield number, record if isinstance(record, dict) else ValueError("the line is no JSON object")
+            except RecursionError as error:
+                yield number, ValueError(reason(error))
             except ValueError as error:
                 yield number, ValueError(f"not JSON ({error})")
 
@@ -72,20 +85,54 @@ def column_records(
     """(line, record) of each line but the first, which names the columns, unless those are asked for by number."""
     assert data.labelled is not None
     wanted = [data.text_field, data.labelled.label_field, data.labelled.second_field or "1"]
-    text = "".join(decoded(path, field, open_file))
-    reader = csv.reader(text.splitlines(keepends=True) if not dialect else text.split("\n"), **dialect)
-    names = None
-    for cells in reader:
-        if not cells:
+    csv.field_size_limit(LINE_BYTES)  # the library's own is 128 KiB
+    source = _Lines("".join(decoded(path, field, open_file)))
+    reader, names, number = csv.reader(source, **dialect), None, 0
+    while True:
+        number = reader.line_num + 1
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield number, ValueError(str(error))
             continue
-        if names is None and not all(name.isdecimal() for name in wanted):
+        if source.ended:  # the record goes on where the file does not
+            yield number, ValueError("a quotation mark that nothing closes")
+        elif names is None and cells and not all(name.isdecimal() for name in wanted):
             names = cells
-            continue
-        columns = [str(number) for number in range(1, len(cells) + 1)] if names is None else names
-        if len(columns) != len(cells):
-            yield reader.line_num, ValueError(f"number of columns: {len(cells)}; the first line names {len(columns)}")
-            continue
-        yield reader.line_num, dict(zip(columns, cells, strict=True))
+            if twice := [name for name in wanted if names.count(name) > 1]:
+                raise ConfigError(
+                    f"config.{field}: {path}:{number}: {names.count(twice[0])} columns {twice[0]!r}; accepted: one"
+                )
+        elif cells:
+            columns = [str(column) for column in range(1, len(cells) + 1)] if names is None else names
+            if len(columns) == len(cells):
+                yield number, dict(zip(columns, cells, strict=True))
+            else:
+                what = f"number of columns: {len(cells)}; the first line names {len(columns)}"
+                yield number, ValueError(what)
+
+
+class _Lines:
+    """The lines of a text, which end in \\n, \\r or both.
+
+    Attributes:
+      ended: whether one was asked for after the last.
+    """
+
+    def __init__(self, text: str):
+        self._lines, self.ended = io.StringIO(text, newline=""), False
+
+    def __iter__(self) -> "_Lines":
+        return self
+
+    def __next__(self) -> str:
+        line = self._lines.readline()
+        self.ended = not line
+        if self.ended:
+            raise StopIteration
+        return line
 
 
 def tabbed_records(path: Path, data: DataConfig, field: str, open_file: OpenFile) -> Iterator[tuple[Any, Any]]:
@@ -97,6 +144,8 @@ def squad_records(path: Path, data: DataConfig, field: str, open_file: OpenFile)
     """(id, record) of each question in SQuAD's JSON; a file that is a list of records gives those."""
     try:
         tree = json.loads("".join(decoded(path, field, open_file)))
+    except RecursionError as error:
+        raise ConfigError(f"config.{field}: {path}: {reason(error)}") from None
     except ValueError as error:
         raise ConfigError(f"config.{field}: {path}: not JSON ({error})") from None
     if isinstance(tree, list):
@@ -108,8 +157,9 @@ def squad_records(path: Path, data: DataConfig, field: str, open_file: OpenFile)
                 for each in paragraph["qas"]:
                     yield each["id"], {**each, "context": paragraph["context"]}
     except (KeyError, TypeError) as error:
+        what = f"lacks {error}" if isinstance(error, KeyError) else "is of another form"
         raise ConfigError(
-            f"config.{field}: {path}: lacks {error}; accepted: SQuAD's data, paragraphs, qas, or a list of records"
+            f"config.{field}: {path}: {what}; accepted: SQuAD's data, paragraphs, qas, or a list of records"
         ) from None
 
 
@@ -124,7 +174,9 @@ READERS: dict[str, Callable[..., Iterator[tuple[Any, Any]]]] = {
 
 def value_of(record: Record, name: str, kind: Any = object) -> Any:
     """The value of a field. Raises ValueError: there is none, or it is of another kind."""
-    if not isinstance(record, dict) or name not in record:
+    if not isinstance(record, dict):
+        raise ValueError(f"{shown(record)} is no JSON object")
+    if name not in record:
         raise ValueError(f"no field {name!r}; it has {', '.join(map(str, [*record][:12]))}")
     if not isinstance(record[name], kind):
         raise ValueError(f"the field {name!r} holds {shown(record[name])}")
@@ -160,7 +212,7 @@ def value_example(record: Record, data: DataConfig) -> Example:
     texts, label = texts_of(record, data), label_of(record, data)
     try:
         return Example(texts, None if label is None else float(label))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"the label {shown(label)} is no number") from None
 
 
@@ -169,28 +221,57 @@ def span_example(record: Record, data: DataConfig) -> Example:
     (excluded), label] of each span."""
     text, label = value_of(record, data.text_field, str | list), label_of(record, data)
     if isinstance(text, list):
-        words = [str(word) for word in text]
+        words = [_named(word, "a word") for word in text]
+        if not any(word.strip() for word in words):
+            raise ValueError("a text is blank")
         if label is not None and (not isinstance(label, list) or len(label) != len(words)):
             raise ValueError(f"{len(words)} words and {len(label) if isinstance(label, list) else shown(label)} labels")
         ends = [sum(len(word) + 1 for word in words[: i + 1]) - 1 for i in range(len(words))]
         begins = [end - len(word) for end, word in zip(ends, words, strict=True)]
-        return Example([" ".join(words)], label and [begins, ends, [str(each) for each in label]])
+        return Example([" ".join(words)], label and [begins, ends, [_named(each, "a label") for each in label]])
     if label is None:
         return Example([text])
-    spans = sorted((int(begin), int(end), str(name)) for begin, end, name in label)
+    try:
+        spans = sorted((_place(begin), _place(end), _named(name, "a label")) for begin, end, name in label)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"the label is {shown(label)} ({error}); accepted: a list of [first character, last one (excluded), label]"
+        ) from None
     for begin, end, name in spans:
         if not 0 <= begin < end <= len(text):
             raise ValueError(f"the span {begin} to {end} of {name!r} is outside its text of {len(text)} characters")
     return Example([text], [list(part) for part in zip(*spans, strict=True)] if spans else [[], [], []])
 
 
+def _named(value: Any, what: str) -> str:
+    """A word, or the name of a label, as text."""
+    if not isinstance(value, str | int | float):
+        raise ValueError(f"{what} is {shown(value)}")
+    return str(value)
+
+
+def _place(value: Any) -> int:
+    """A character's number."""
+    if isinstance(value, float) and not value.is_integer():
+        raise ValueError(f"{value} is no character's number")
+    return int(value)
+
+
 def answer_example(record: Record, data: DataConfig) -> Example:
     """An example of extractive_qa, in SQuAD's own form or in that of the library datasets."""
     answers = record.get("answers") or []
-    if isinstance(answers, dict):
-        pairs = zip(answers["text"], answers["answer_start"], strict=True)
-        answers = [{"text": text, "answer_start": begin} for text, begin in pairs]
-    found = [] if record.get("is_impossible") else [(int(a["answer_start"]), str(a["text"])) for a in answers]
+    try:
+        if isinstance(answers, dict):
+            found = [(_place(b), str(t)) for t, b in zip(answers["text"], answers["answer_start"], strict=True)]
+        else:
+            found = [(_place(each["answer_start"]), str(each["text"])) for each in answers]
+    except (TypeError, ValueError, KeyError):
+        raise ValueError(
+            f"the answers are {shown(answers)}; accepted: a list of objects with text and answer_start, or one object "
+            "with a list of each"
+        ) from None
+    if record.get("is_impossible"):
+        found = []
     asked, context = value_of(record, "question", str), value_of(record, "context", str)
     return question(asked, context, found, str(record.get("id", "")))
 

@@ -40,7 +40,7 @@ def tabbed_lines(
         try:
             names = _cells(next(numbered)[1])
         except ValueError as error:
-            raise ConfigError(f"config.{field}: {path}:1: {_reason(error)}") from None
+            raise ConfigError(f"config.{field}: {path}:1: {reason(error)}") from None
         for name, setting in named(text_field).items():
             if name not in names:
                 raise ConfigError(
@@ -72,7 +72,7 @@ def _texts(
             text = joined(texts(line))
         except (ValueError, LookupError, RecursionError) as error:
             blamed = named(text_field)[error.args[1]] if isinstance(error, LookupError) else field
-            faults.meet(ConfigError(f"config.{blamed}: {path}:{number}: {_reason(error)}"))
+            faults.meet(ConfigError(f"config.{blamed}: {path}:{number}: {reason(error)}"))
         else:
             yield text
 
@@ -93,7 +93,7 @@ def _of_json(line: bytes | None, text_field: str | tuple[str, str]) -> list[str]
     """The texts of a line, none if it is blank.
 
     Raises:
-      LookupError: no such field, its second argument. ValueError, RecursionError: anything else, see `_reason`.
+      LookupError: no such field, its second argument. ValueError, RecursionError: anything else, see `reason`.
     """
     decoded = _decoded_line(line)
     if not decoded:
@@ -118,7 +118,7 @@ def _inside(record: Any, name: str) -> Any:
     return _inside(record.get(outer), inner) if inner else None
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """What is wrong with a line, as text."""
     if isinstance(error, UnicodeDecodeError):
         return f"byte {error.start} of the line is not UTF-8 text"

@@ -18,6 +18,7 @@ from jaxformer.data.rows import Lengths
 from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.errors import ConfigError
 
+LARGEST = float(np.finfo(np.float32).max)
 Ask = Callable[[Any, int], tuple[int, dict[str, float]]]  # (label, example) -> target, and inputs at the first token
 
 
@@ -37,13 +38,13 @@ def value_rows(
     def ask(label: Any, number: int) -> tuple[int, dict[str, float]]:
         try:
             value = float(label)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             value = math.nan
-        if not math.isfinite(value):
+        if not abs(value) <= LARGEST:
             what = "held-out" if covering else "training"
             raise ConfigError(
                 f"config.data.objective: regression; {what} example {number + 1} has the label {label!r}; accepted: a "
-                "finite number"
+                "finite number that a float32 can be"
             )
         return 0, {"values": value}
 

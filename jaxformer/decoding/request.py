@@ -136,6 +136,11 @@ def check_task(task: str, cfg: ModelConfig) -> int:
         raise ConfigError(f"config.model.family: {cfg.family}; {what} needs {' or '.join(able)}")
     if task == "generate" and cfg.attention.cannot_decode:
         raise ConfigError(cfg.attention.cannot_decode)
+    if cfg.head is not None and task not in tasks_of(cfg):
+        raise ConfigError(
+            f"config.model.head: that of {cfg.head.task}; {what} needs the family's own head; accepted: a model that "
+            "learned no task"
+        )
     if task not in tasks_of(cfg):
         raise ConfigError(
             f"config.model.attention.kind: {cfg.attention.kind} has no cache for decoding; generating text needs one: "

@@ -48,7 +48,9 @@ def buckets(relative: Array, span: int, max_distance: int | None = None) -> Arra
         exact = span // 2
         far = jnp.maximum(jnp.abs(relative), exact).astype(jnp.float32)
         steps = jnp.log(far / exact) / math.log((max_distance - 1) / exact) * (exact - 1)
-        logarithmic = (jnp.ceil(steps) + exact).astype(jnp.int32) * jnp.sign(relative)
+        # At max_distance - 1 they are exact - 1, which a compiled logarithm may miss by its last bit.
+        rounded = jnp.where(jnp.abs(relative) < max_distance, jnp.minimum(jnp.ceil(steps), exact - 1), exact)
+        logarithmic = (rounded + exact).astype(jnp.int32) * jnp.sign(relative)
         relative = jnp.where(jnp.abs(relative) <= exact, relative, logarithmic)
     return jnp.clip(relative + span, 0, 2 * span - 1).astype(jnp.int32)
 

@@ -49,7 +49,8 @@ def expert_mlp(
       chosen: [N, k] int32 in [0, E]; E: nobody, so nothing is added.
       w_up: [E, D, F]; w_down: [E, F, D]; w_gate: [E, D, F], for the gated activations only.
       activation: as of `layers.mlp`.
-      implementation: of the products, "auto" or one of `grouped_choice.GROUPED`.
+      implementation: of the products, "auto" or one of `grouped_choice.GROUPED`. JAX has no `vmap` of "ragged" over
+        tokens whose weights are the same: pass such tokens as one [N, D], or take "blocks".
 
     Returns:
       [N, D] in the dtype of x.
@@ -67,6 +68,8 @@ def expert_mlp(
     why = GROUPED[name].unsupported(width, hidden, dtype)
     if why is not None:
         raise ValueError(f"expert_mlp: {name} cannot do {why}; accepted: auto")
+    if not tokens:
+        return x
     align = GROUPED[name].alignment(tokens * per_token, experts)
     rank, counts = ranks(chosen.reshape(-1), experts)
     sizes = -(-counts // align) * align

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxformer.types import Array
 
+_LEAST_TOTAL = 1e-15  # probability of a token's experts, below which its gates are not divided by it
 _CHUNK = 64  # choices whose ranks are counted by comparing them with each other
 
 
@@ -22,8 +23,9 @@ def route(
       logits: [..., E] of the router, float32.
       per_token: k, experts of a token.
       bias: [E], added to the probabilities for the choice only, not in the gates; or None.
-      renormalize: the gates of a token sum to 1; None: from two experts on. With one, a gate would be 1 whatever the
-        logits, and the router would get no gradient.
+      renormalize: the gates of a token sum to 1, unless the bias chose probabilities that sum to less than 1e-15,
+        which stay as they are; None: from two experts on. With one, a gate would be 1 whatever the logits, and the
+        router would get no gradient.
 
     Returns:
       Gates [..., k] in the dtype of the logits, and the numbers of the experts, [..., k] int32, the best first. Equal
@@ -49,7 +51,9 @@ def route(
     hot = jax.nn.one_hot(chosen, logits.shape[-1], dtype=bool)
     gates = jnp.sum(jnp.where(hot, probabilities[..., None, :], 0), axis=-1)
     if renormalize or (renormalize is None and per_token > 1):
-        gates = gates / jnp.sum(gates, axis=-1, keepdims=True)
+        total = jnp.sum(gates, axis=-1, keepdims=True)
+        # Without a bias it is at least k / E; with one it may be 0, and its square, in the gradient, before that.
+        gates = gates / (total if bias is None else jnp.where(total > _LEAST_TOTAL, total, 1))
     return gates, chosen
 
 

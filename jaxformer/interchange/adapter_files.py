@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.config import ModelConfig, TuneConfig
+from jaxformer.config.fields import shown
 from jaxformer.errors import ConfigError
 from jaxformer.interchange.architectures import ARCHITECTURES, type_for
 from jaxformer.interchange.exporting import check_new
@@ -179,6 +180,10 @@ def import_adapter(
     fields.only("peft_type", "LORA")
     for name, accepted in (("use_dora", False), ("bias", "none"), ("modules_to_save", None), ("lora_bias", False)):
         fields.only(name, accepted)
+    default = _rank("r", fields.number("r")), float(fields.number("lora_alpha"))
+    root = fields.only("use_rslora", False, True)
+    ranks = {key: _rank("rank_pattern", rank) for key, rank in _pattern(fields, "rank_pattern").items()}
+    alphas = _pattern(fields, "alpha_pattern")
     tensors = {name.removeprefix(PREFIX): value for name, value in open_tensors(folder, WEIGHTS).items()}
     every = weights_of(family_of(config).specs(config), config)
     modules = modules_of(config, type_for(config, model_type), every)
@@ -193,13 +198,11 @@ def import_adapter(
             f"{folder / WEIGHTS}: {' and '.join(said) or 'is empty'}; accepted: lora_A and lora_B of weights of the "
             "layers, in every layer"
         )
-    default = fields.number("r"), float(fields.number("lora_alpha"))
-    root = bool(fields.get("use_rslora", False))
     taken: dict[tuple[Keys, int], tuple[np.ndarray, np.ndarray]] = {}
     moved = _moved(adapted, tensors)
     for key, of in adapted.items():
-        rank = _by_pattern(fields.get("rank_pattern", {}), key, default[0])
-        scale = _by_pattern(fields.get("alpha_pattern", {}), key, default[1]) / (math.sqrt(rank) if root else rank)
+        rank = _by_pattern(ranks, key, default[0])
+        scale = _by_pattern(alphas, key, default[1]) / (math.sqrt(rank) if root else rank)
         a, b = (np.asarray(tensors[f"{key}.{which}.weight"], np.float32) for which in ("lora_A", "lora_B"))
         inputs = sides(of.parts[0].spec)[0]
         if a.shape != (rank, inputs) or b.shape != (of.outputs, rank):
@@ -230,6 +233,27 @@ def _moved(modules: dict[str, AdaptedModule], tensors: dict[str, np.ndarray]) ->
         for part in of.parts if b.shape[:1] == (of.outputs,) else ():
             thin = part.pattern.read(b.T if _inputs_first(part) else b, _thin(part, b.shape[1]))
             found |= {part.path} if np.any(thin) else set()
+    return found
+
+
+def _rank(name: str, value: Any) -> int:
+    if not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{CONFIG}: {name}: {value!r}; accepted: an integer of at least 1")
+    return value
+
+
+def _pattern(fields: Fields, name: str) -> dict[str, float]:
+    """A pattern of theirs: regular expression -> number. Raises ConfigError: it is none."""
+    found = fields.get(name, {})
+    try:
+        for key, value in found.items():
+            re.compile(key)
+            if isinstance(value, bool) or not 0 < value < math.inf:
+                raise ValueError
+    except (AttributeError, TypeError, ValueError, re.error):
+        raise ConfigError(
+            f"{CONFIG}: {name}: {shown(found)}; accepted: {{regular expression: finite number above 0}}"
+        ) from None
     return found
 
 

@@ -45,7 +45,7 @@ ARCHITECTURES: dict[str, Foreign] = {
 
 def architecture_of(model_type: Any) -> Foreign:
     """Raises ConfigError: there is none of this model_type."""
-    if model_type not in ARCHITECTURES:
+    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         near = nearest(str(model_type), ARCHITECTURES)
         hint = f"did you mean {near}?" if near else f"accepted: {', '.join(ARCHITECTURES)}"
         raise ConfigError(f"config.json: model_type: {model_type!r}; {hint}")
@@ -100,6 +100,8 @@ def _explicit(cfg: ModelConfig) -> dict[str, Any]:
         tree["feed_forward"]["renormalize"] = cfg.feed_forward.normalized
         for name in ("balance", "z_loss"):  # of the training
             del tree["feed_forward"][name]
+    if cfg.encoder is not None:
+        tree["encoder"]["num_layers"] = cfg.num_layers if cfg.encoder.num_layers is None else cfg.encoder.num_layers
     if "num_kv_heads" in tree["attention"]:
         tree["attention"] |= {"num_kv_heads": cfg.attention.kv_heads, "head_width": cfg.head_size}
     if tree["positions"].get("scaling", "none") != "none":

@@ -83,6 +83,10 @@ class Fields:
         value = self._found.get(name)
         return default if value is None else value
 
+    def given(self, name: str, absent: Any) -> Any:
+        """A field, None where it is null, and `absent` where there is none."""
+        return self._found.get(name, absent)
+
     def only(self, name: str, *accepted: Any) -> Any:
         """A field that has to have one of these values; absent or null, it has the first.
 

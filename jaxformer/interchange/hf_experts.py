@@ -29,7 +29,8 @@ def read_config(found: Mapping[str, Any], names: Collection[str]) -> dict[str, A
     width = "moe_intermediate_size" if kind == "qwen3_moe" else "intermediate_size"
     top_k = fields.number("num_experts_per_tok", 2 if kind == "mixtral" else 8)
     return {
-        **hf_llama.read_sizes(fields), "tie_embeddings": bool(fields.get("tie_word_embeddings", False)),
+        **hf_llama.read_sizes(fields, 1e-6 if kind == "qwen3_moe" else 1e-5),
+        "tie_embeddings": bool(fields.get("tie_word_embeddings", False)),
         "attention": {
             **hf_llama.read_heads(fields), "window": window, "qk_norm": kind != "mixtral",
             "joint_qk_norm": kind == "olmoe",
@@ -37,9 +38,9 @@ def read_config(found: Mapping[str, Any], names: Collection[str]) -> dict[str, A
         "feed_forward": {
             "kind": "experts", "width": fields.number(width), "activation": "swiglu", "count": fields.number(count),
             "top_k": top_k, "renormalize": kind == "mixtral" or bool(fields.get("norm_topk_prob", False)),
-            "balance": float(fields.get("router_aux_loss_coef", 0.001)), "z_loss": 0.0,
+            "balance": float(fields.get("router_aux_loss_coef", 0.01 if kind == "olmoe" else 0.001)), "z_loss": 0.0,
         },
-        "positions": read_rotary(fields), "norm": "rms_norm",
+        "positions": read_rotary(fields, 1e6 if kind == "mixtral" else 1e4), "norm": "rms_norm",
     }  # fmt: skip
 
 

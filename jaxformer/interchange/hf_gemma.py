@@ -18,7 +18,8 @@ from jaxformer.interchange.rotary_fields import (
     write_rotary,
 )
 
-ACTIVATIONS = ("gelu_pytorch_tanh", "gelu")  # the first files say gelu, and mean tanh
+TANH = "gelu_pytorch_tanh"
+CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}  # of a Gemma 2 whose file does not name them
 PATTERNS = {"gemma2": 2, "gemma3_text": 6}
 BASES = {FULL: 1_000_000.0, SLIDING: 10_000.0}
 
@@ -28,7 +29,10 @@ def read_config(found: Mapping[str, Any], names: Collection[str]) -> dict[str, A
     fields, kind = Fields(found), found["model_type"]
     fields.only("attention_bias", False)
     fields.only("use_bidirectional_attention", False)
-    fields.only("hidden_activation" if fields.get("hidden_activation") else "hidden_act", *ACTIVATIONS)
+    if fields.get("hidden_activation"):
+        fields.only("hidden_activation", TANH)
+    else:
+        fields.only("hidden_act", TANH, "gelu")  # the first files say gelu, and mean tanh
     attention = {**hf_llama.read_heads(fields), "head_width": fields.get("head_dim", 256)}
     made = {
         **hf_llama.read_sizes(fields), "tie_embeddings": bool(fields.get("tie_word_embeddings", True)),
@@ -38,16 +42,19 @@ def read_config(found: Mapping[str, Any], names: Collection[str]) -> dict[str, A
     }  # fmt: skip
     if kind == "gemma":
         return made
+    if kind == "gemma3_text":
+        fields.only("attn_logit_softcapping", None)  # transformers reads it, and caps nothing
+    caps = {name: fields.given(name, CAPS[name] if kind == "gemma2" else None) for name in CAPS}
     every, scalar = fields.get("sliding_window_pattern", PATTERNS[kind]), fields.number("query_pre_attn_scalar", 256)
     usual = [SLIDING if number % every else FULL for number in range(1, made["num_layers"] + 1)]
     attention |= {
         **read_layers(fields.get("sliding_window", 4096), fields.get("layer_types", usual)),
         "scale": None if scalar == attention["head_width"] else scalar**-0.5,
-        "soft_cap": fields.get("attn_logit_softcapping"), "qk_norm": kind == "gemma3_text",
+        "soft_cap": caps["attn_logit_softcapping"], "qk_norm": kind == "gemma3_text",
     }  # fmt: skip
     if kind == "gemma3_text":
         made["positions"] = _two_bases(fields, attention)
-    return {**made, "block": "sandwich", "logit_soft_cap": fields.get("final_logit_softcapping")}
+    return {**made, "block": "sandwich", "logit_soft_cap": caps["final_logit_softcapping"]}
 
 
 def _two_bases(fields: Fields, attention: dict[str, Any]) -> dict[str, Any]:
@@ -55,7 +62,7 @@ def _two_bases(fields: Fields, attention: dict[str, Any]) -> dict[str, Any]:
     rope = fields.get("rope_parameters", {})
     rope = rope if rope.keys() & {FULL, SLIDING} else {FULL: rope or fields.get("rope_scaling", {})}
     bases = {FULL: fields.get("rope_theta", BASES[FULL]), SLIDING: fields.get("rope_local_base_freq", BASES[SLIDING])}
-    whole, local = (rotary_of(rope.get(kind) or {}, bases[kind]) for kind in (FULL, SLIDING))
+    whole, local = (rotary_of(rope.get(kind) or {}, bases[kind], fields) for kind in (FULL, SLIDING))
     if attention.get("window") is None:
         return whole
     return local if attention.get("global_every") is None else {**whole, "local_base": local["base"]}
@@ -63,14 +70,16 @@ def _two_bases(fields: Fields, attention: dict[str, Any]) -> dict[str, Any]:
 
 def write_config(cfg: ModelConfig, kind: str) -> dict[str, Any]:
     """config.json."""
-    common = {**hf_llama.write_sizes(cfg), "hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"}
+    common = {**hf_llama.write_sizes(cfg), "hidden_activation": TANH, "hidden_act": TANH}
     if kind == "gemma":
         return {**common, **write_rotary(cfg)}
     scale = cfg.attention.scale
     common |= {
         "query_pre_attn_scalar": cfg.head_size if scale is None else round(scale**-2),
-        "sliding_window": cfg.attention.window, "layer_types": write_layers(cfg),
-        "attn_logit_softcapping": cfg.attention.soft_cap, "final_logit_softcapping": cfg.logit_soft_cap,
+        # transformers opens none of them without a window, even if no layer has it.
+        "sliding_window": cfg.attention.window or cfg.context_length, "layer_types": write_layers(cfg),
+        "attn_logit_softcapping": cfg.attention.soft_cap if kind == "gemma2" else None,
+        "final_logit_softcapping": cfg.logit_soft_cap,
     }  # fmt: skip
     if kind == "gemma2":
         return {**common, **write_rotary(cfg)}

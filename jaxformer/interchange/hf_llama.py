@@ -10,6 +10,7 @@ from jaxformer.interchange.foreign import TABLE, TRANSPOSED, VECTOR, Fields, For
 from jaxformer.interchange.rotary_fields import FULL, SLIDING, read_layers, read_rotary, write_layers, write_rotary
 
 HEAD = "lm_head.weight"
+WINDOW = 4096  # of a Mistral whose file does not name one
 LEFT_OUT = ("layers.{layer}.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq")
 
 
@@ -28,12 +29,12 @@ def read_config(found: Mapping[str, Any], names: Collection[str]) -> dict[str, A
     }  # fmt: skip
 
 
-def read_sizes(fields: Fields) -> dict[str, Any]:
-    """What all that share these fields have in common."""
+def read_sizes(fields: Fields, epsilon: float = 1e-6) -> dict[str, Any]:
+    """What all that share these fields have in common; `epsilon`: of the norms where no field says it."""
     return {
         "family": "gpt", "num_layers": fields.number("num_hidden_layers"), "width": fields.number("hidden_size"),
         "context_length": fields.number("max_position_embeddings"), "vocab_size": fields.number("vocab_size"),
-        "norm_epsilon": fields.number("rms_norm_eps", 1e-6), "use_bias": False,
+        "norm_epsilon": fields.number("rms_norm_eps", epsilon), "use_bias": False,
     }  # fmt: skip
 
 
@@ -48,7 +49,7 @@ def read_heads(fields: Fields) -> dict[str, Any]:
 
 def _windows(fields: Fields, kind: str | None) -> dict[str, Any]:
     if kind == "mistral":
-        return {"window": fields.get("sliding_window")}
+        return {"window": fields.given("sliding_window", WINDOW)}
     if kind not in ("qwen2", "qwen3") or not fields.get("use_sliding_window", False):
         return {}
     first, layers = fields.get("max_window_layers", 28), fields.number("num_hidden_layers")
@@ -81,6 +82,11 @@ def write_config(cfg: ModelConfig) -> dict[str, Any]:
             "layer_types": write_layers(cfg),
         }  # fmt: skip
     return {**write_sizes(cfg), "hidden_act": "silu", **write_rotary(cfg), **window}
+
+
+def write_mistral(cfg: ModelConfig) -> dict[str, Any]:
+    """The same, and that there is no window, which would be one of WINDOW if it were not said."""
+    return {"sliding_window": None, **write_config(cfg)}
 
 
 def places(cfg: ModelConfig) -> dict[str, Place]:
@@ -120,6 +126,6 @@ like = functools.partial(
     places=places, left_out=LEFT_OUT, copies={HEAD: "embedding.tokens"},
 )  # fmt: skip
 LLAMA = like(lambda cfg: "LlamaForCausalLM")
-MISTRAL = like(lambda cfg: "MistralForCausalLM")
+MISTRAL = like(lambda cfg: "MistralForCausalLM", write_config=write_mistral)
 QWEN2 = like(lambda cfg: "Qwen2ForCausalLM")
 QWEN3 = like(lambda cfg: "Qwen3ForCausalLM")

@@ -6,7 +6,7 @@ from typing import Any
 from jaxformer.config import ModelConfig
 from jaxformer.interchange import hf_llama
 from jaxformer.interchange.foreign import TRANSPOSED, Fields, Place, place
-from jaxformer.interchange.rotary_fields import read_rotary, write_rotary
+from jaxformer.interchange.rotary_fields import only_unscaled, read_rotary, write_rotary
 
 
 def read_config(found: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
@@ -14,12 +14,14 @@ def read_config(found: Mapping[str, Any], names: Collection[str]) -> dict[str, A
     fields = Fields(found)
     fields.only("hidden_act", "silu", "swish")
     window = fields.get("sliding_window")
-    made = hf_llama.read_sizes(fields)
+    made = hf_llama.read_sizes(fields, 1e-5)
+    positions = read_rotary(fields, partial=1.0)
+    only_unscaled(positions)
     return {
         **made, "tie_embeddings": bool(fields.get("tie_word_embeddings", False)),
         "attention": {**hf_llama.read_heads(fields), "window": window},
         "feed_forward": {"width": fields.number("intermediate_size"), "activation": "swiglu"},
-        "positions": read_rotary(fields, partial=1.0), "norm": "rms_norm",
+        "positions": positions, "norm": "rms_norm",
         "dropout": float(fields.get("resid_pdrop", 0.0)),
     }  # fmt: skip
 

@@ -10,27 +10,33 @@ from jaxformer.interchange.foreign import Fields
 
 SCALINGS = {"default": "none", "linear": "linear", "yarn": "yarn", "llama3": "llama3"}
 LLAMA3 = dict(zip(("low_freq_factor", "high_freq_factor"), LLAMA3_TURNS, strict=True))
+ORIGINAL = "original_max_position_embeddings"
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
-def read_rotary(fields: Fields, *, partial: float | None = None) -> dict[str, Any]:
+def read_rotary(fields: Fields, base: float = 10_000.0, *, partial: float | None = None) -> dict[str, Any]:
     """Our `positions` section; transformers 5 has `rope_parameters`, earlier ones `rope_theta` and `rope_scaling`.
 
     Args:
       fields: config.json.
+      base: where no field says it.
       partial: the share of each head that is turned where no field says it; None: the architecture turns all of it.
 
     Raises:
       ConfigError: a scaling that our rotary positions do not have.
     """
     rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
-    base = fields.get("rope_theta", fields.get("rotary_emb_base", 10_000.0))
+    base = fields.get("rope_theta", fields.get("rotary_emb_base", base))
     share = fields.get("partial_rotary_factor", fields.get("rotary_pct", partial))
-    return rotary_of(rope, base, share if partial is not None else None)
+    return rotary_of(rope, base, fields, share if partial is not None else None)
 
 
-def rotary_of(rope: Any, base: float, share: float | None = None) -> dict[str, Any]:
-    """Our `positions` section of one entry of `rope_parameters`; `base` and `share` of a head where it has none."""
+def rotary_of(rope: Any, base: float, fields: Fields, share: float | None = None) -> dict[str, Any]:
+    """Our `positions` section of one entry of `rope_parameters`; `base` and `share` of a head where it has none.
+
+    Where it does not say which length yarn or llama3 scaling begins from, it is that of the model in `fields`; a field
+    beside the entry says it before the entry does.
+    """
     if not isinstance(rope, Mapping):
         raise ConfigError(f"config.json: rope_parameters: {rope!r} is not an object")
     kind = rope.get("rope_type", rope.get("type", "default"))
@@ -48,8 +54,16 @@ def rotary_of(rope: Any, base: float, share: float | None = None) -> dict[str, A
         raise ConfigError(f"config.json: rope_parameters: {dict(rope)!r}; accepted: yarn with its published constants")
     if kind == "llama3" and any(rope.get(name) != value for name, value in LLAMA3.items()):
         raise ConfigError(f"config.json: rope_parameters: {dict(rope)!r}; accepted: llama3 with {LLAMA3}")
-    original = rope.get("original_max_position_embeddings")
+    original = rope.get(ORIGINAL)
+    if kind != "linear":
+        original = fields.get(ORIGINAL, original or fields.get("max_position_embeddings"))
     return {**found, "scaling": SCALINGS[kind], "factor": float(rope["factor"]), "original_length": original}
+
+
+def only_unscaled(positions: Mapping[str, Any]) -> None:
+    """Raises ConfigError: `read_rotary` found a scaling, and the architecture has none of ours."""
+    if "scaling" in positions:
+        raise ConfigError(f"config.json: rope_parameters.rope_type: {positions['scaling']!r}; accepted: default")
 
 
 def write_rotary(cfg: ModelConfig, *, partial: bool = False) -> dict[str, Any]:
@@ -70,7 +84,7 @@ def rope_of(cfg: ModelConfig) -> dict[str, Any]:
     if positions.scaling == "none":
         return rope
     original = positions.original_length or round(cfg.context_length / positions.factor)
-    rope |= {"factor": positions.factor, "original_max_position_embeddings": original}
+    rope |= {"factor": positions.factor, ORIGINAL: original}
     return rope | (LLAMA3 if positions.scaling == "llama3" else {})
 
 

@@ -21,6 +21,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. Raises ConfigError: it cannot be read, or is none."""
     try:
         found = json.loads(files.read_bytes(path, MOST_BYTES))
+    except RecursionError:
+        raise ConfigError(f"{path}: is nested too deeply to be read") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or 'is not JSON'}") from None
     if not isinstance(found, dict):
@@ -45,7 +47,10 @@ def save_tensors(folder: Path, name: str, tensors: dict[str, np.ndarray]) -> Non
     part = folder / f"{name}.part"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        part.touch()
+        mode = part.stat().st_mode  # as the user's other files, where the library would let nobody else read it
         save_file(tensors, part, {"format": "pt"})
+        part.chmod(mode)
         os.replace(part, folder / name)
     except Exception as error:  # the library has errors of its own for a full disk
         with contextlib.suppress(OSError):

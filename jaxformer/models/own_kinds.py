@@ -78,7 +78,7 @@ def check_batches(config: Config, rows: int, sources: Mapping[str, Any]) -> None
         for name, spec in wanted.items():
             x, about = found[name], f"{where}: {name}"
             expect(is_like(x, spec.shape, spec.dtype), about, x, f"{spec.dtype}{list(spec.shape)}")
-            fits, words = accepted.get(name, (np.isfinite, ""))
+            fits, words = accepted.get(name, (np.isfinite, "finite numbers"))
             wrong = x[~fits(x)]
             expect(not wrong.size, about, wrong[:1].tolist(), words)
         weighted = weighted or bool(batch.weights.any())

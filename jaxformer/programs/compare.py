@@ -45,8 +45,7 @@ def main() -> int:
 
         a_device_for_each_core()
         for entrant in found:
-            if (teacher := entrant.config.distill.teacher) is not None:
-                raise ConfigError(f"config.distill.teacher: {teacher}; accepted in a comparison: none")
+            scaling_study.check_from_scratch(entrant.config, "a comparison")
         settings = Settings(holdout=0)
         opened = comparing.plan(found, settings, options.verify)
         for study in opened:
@@ -87,11 +86,12 @@ def conclude(parsed: Parsed) -> None:
     changes = {entrant.name: comparing.told(entrant) for entrant in found}
     command = f"jaxformer compare --config={shlex.quote(parsed.source)}"
     command += "".join(f" --config.{name}={shlex.quote(text)}" for name, text in parsed.given.items())
-    print(report.write_json(workdir / "comparison.json", multiplier_page.as_json(worth)))
+    tree, page = (workdir / name for name in comparing.WRITTEN)
+    print(report.write_json(tree, multiplier_page.as_json(worth)))
     text = multiplier_page.page(
         f"Compute multipliers: {workdir.name}", worth, changes, multiplier_page.tuned_rates(records),
         commands=[command], manifest=manifest.read(found[0].config.workdir),
     )  # fmt: skip
-    print(report.write(workdir / "comparison.html", text))
+    print(report.write(page, text))
     for name, each in worth.items():
         print("\n".join(multiplier_page.lines(name, changes[name], each)))

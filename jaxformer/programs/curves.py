@@ -112,6 +112,8 @@ def recorded(workdir: Path) -> tuple[list[dict], list[dict]]:
     found = records.latest(records.load(path))
     if (workdir / manifest.FILE_NAME).exists():
         records.check_run(path, found, manifest.fingerprints(workdir)[0])
+    if not any(each["kind"] in ("train", "eval") for each in found):
+        raise ConfigError(f"--workdir: {path} has no records of training or evaluations; accepted: a run that has some")
     return found, by_split(found).get(SPLIT, [])
 
 

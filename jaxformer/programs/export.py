@@ -51,13 +51,19 @@ def main() -> None:
     type_for(config.model)  # what cannot be written is refused before it is read
     run = open_run(options.workdir, options.mesh)
     cfg = run.config.model
-    if options.adapter:
-        name = export_adapter(cfg, run.params, options.out, config.tune, model_type=imported.get("model_type"))
-        print(f"{options.out}: adapters of a {name}, of {options.workdir} at step {run.step}")
-        return
-    name = export_model(
-        cfg, merge_lora(run.params), options.out, dtype=dtype, model_type=imported.get("model_type"),
-        special_tokens=special_ids(run.tokenizer, cfg.family),
-    )  # fmt: skip
-    write_tokenizer(options.out, run.tokenizer, cfg.context_length, imported.get("tokenizer_config"))
+    kind = imported.get("model_type")
+    try:
+        if options.adapter:
+            name = export_adapter(cfg, run.params, options.out, config.tune, model_type=kind)
+            print(f"{options.out}: adapters of a {name}, of {options.workdir} at step {run.step}")
+            return
+        name = export_model(
+            cfg, merge_lora(run.params), options.out, dtype=dtype, model_type=kind,
+            special_tokens=special_ids(run.tokenizer, cfg.family),
+        )  # fmt: skip
+        write_tokenizer(options.out, run.tokenizer, cfg.context_length, imported.get("tokenizer_config"))
+    except OSError as error:
+        raise ConfigError(
+            f"--out: {options.out} cannot be written ({error.strerror}); what lies there is not whole"
+        ) from None
     print(f"{options.out}: {name}, {dtype}, of {options.workdir} at step {run.step}")

@@ -50,8 +50,7 @@ def main() -> int:
 
         a_device_for_each_core()
         assert isinstance(parsed.config, StudyConfig)
-        if (teacher := parsed.config.distill.teacher) is not None:
-            raise ConfigError(f"config.distill.teacher: {teacher}; accepted in a study of scaling: none")
+        scaling_study.check_from_scratch(parsed.config, "a study of scaling")
         opened = scaling_study.open_study(parsed.config, verify=options.verify)
         check_memory(opened.config)
         if stage == "plan":

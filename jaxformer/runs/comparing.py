@@ -17,6 +17,7 @@ from jaxformer.storage.address import place
 
 BASELINE = "baseline"
 RECORDS = "records.jsonl"
+WRITTEN = "comparison.json", "comparison.html"
 # The text and its tokens, what is held out of it, the ladder and what it sets: where they differ, losses cannot be
 # compared.
 SHARED = (
@@ -61,7 +62,7 @@ def entrants(parsed: Parsed) -> list[Entrant]:
     out = []
     for name, values in {BASELINE: {}, **variants}.items():
         where = f"config.variants.{name}"
-        if wrong := files.unusable(name) or ("holds a /" if "/" in name else ""):
+        if wrong := _no_folder(str(name)):
             raise ConfigError(f"{where}: {wrong}; accepted: names that a folder can have")
         if not isinstance(values, Mapping) or (not values and name != BASELINE):
             raise ConfigError(f"{where}: {shown(str(values))}; accepted: {{field: value}}, one field at least")
@@ -84,6 +85,15 @@ def entrants(parsed: Parsed) -> list[Entrant]:
     return out
 
 
+def _no_folder(name: str) -> str | None:
+    """Why a variant's folder, beside the files of the comparison, cannot have this name; None if it can."""
+    if not name or name[0] == ".":
+        return "begins with a ." if name else "is empty"
+    if name in WRITTEN:
+        return "is a file of the comparison"
+    return "holds a /" if "/" in name else files.unusable(name)
+
+
 def finished(entrant: Entrant) -> list[dict[str, Any]]:
     """The records of an entrant's study; [] if no run has finished."""
     path = place(entrant.config.workdir) / RECORDS
@@ -97,7 +107,11 @@ def plan(found: Sequence[Entrant], settings: Any, verify: bool, log: Callable[[s
     opened = []
     for entrant in found:
         log(f"== {entrant.name}: {told(entrant)}")
-        opened.append(scaling_study.open_study(entrant.config, verify=verify))
+        try:
+            opened.append(scaling_study.open_study(entrant.config, verify=verify))
+        except ConfigError as error:
+            where = "" if entrant.name == BASELINE else f"config.variants.{entrant.name}: "
+            raise ConfigError(f"{where}{error}") from None
         scaling_study.print_plan(opened[-1], settings, log)
     return opened
 

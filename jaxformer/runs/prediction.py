@@ -70,10 +70,11 @@ def predict(workdir: str | Path, files: tuple[str, ...], *, mesh: str | None = N
 
 
 def read(config: Config, files: tuple[str, ...], flag: str = "--files") -> list[Example]:
-    """The examples of some files, as a run's objective reads them. Raises ConfigError, which names the flag."""
+    """The examples of some files, as a run's objective reads them, with labels or without. Raises ConfigError, which
+    names the flag."""
     try:
         found = text_files.find(files, "data.files", tuple(labelled_files.READERS))
-        fields: Any = {"data": config.data, "field": "data.files", "open_file": open_file}
+        fields: Any = {"data": config.data, "field": "data.files", "open_file": open_file, "unlabelled": True}
         return [each for path in found for each in labelled_files.examples(path, faults=Faults("stop"), **fields)]
     except ConfigError as error:
         line = str(error).replace("config.data.files", flag).replace("; data.on_error=skip skips it", "")

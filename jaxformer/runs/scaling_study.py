@@ -61,6 +61,13 @@ class Study(NamedTuple):
     available: int
 
 
+def check_from_scratch(config: StudyConfig, what: str) -> None:
+    """Raises ConfigError, which says `what` it is: runs that begin with the weights of another, or have a teacher."""
+    for name, value in (("distill.teacher", config.distill.teacher), ("init_from", config.init_from)):
+        if value is not None:
+            raise ConfigError(f"config.{name}: {value}; accepted in {what}: none")
+
+
 def open_study(config: StudyConfig, *, verify: bool = False) -> Study:
     """Opens the text and checks that it is long enough for the ladder; `verify` as in `open_corpus`.
 

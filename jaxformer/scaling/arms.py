@@ -26,6 +26,7 @@ Record = Mapping[str, Any]
 
 ROWS = "row_losses"  # field of a final record: the losses of the held-out rows
 NEEDED = ("run", "role", "status", "width", "params", "flops", "tokens", "seed", "learning_rate", "loss", "loss_stderr")
+POSITIVE = ("params", "flops", "tokens", "learning_rate", "loss")  # of a point of the ladder: their logs are used
 _MOST_EXCESS = 0.02  # a parabola that promises more than 2 % is not believed
 _MOST_ROWS = 2**24
 
@@ -67,7 +68,8 @@ def arm(records: Sequence[Record], called: str) -> Arm:
       called: "baseline" or the variant's name, for messages.
 
     Raises:
-      ConfigError: a final record lacks a field, or no run of the ladder has finished.
+      ConfigError: a final record lacks a field, no run of the ladder has finished, or one has a number that has no
+        logarithm.
     """
     finals = [record for record in records if record.get("kind") == "final"]
     for record in finals:
@@ -76,6 +78,10 @@ def arm(records: Sequence[Record], called: str) -> Arm:
     points = [record for record in finals if record["role"] == "ladder" and record["status"] == "finished"]
     if not points:
         raise ConfigError(f"{called}: none of {len(finals)} runs is a finished point of the ladder")
+    for record in points:
+        for name in POSITIVE:
+            if record[name] is None or not 0 < record[name] < math.inf:
+                raise ConfigError(f"{called}: {record['run']}: {name} {record[name]}; accepted: a number above 0")
     points.sort(key=lambda record: (record["flops"], record["params"], record["seed"]))
     lost = _excesses(finals)
     seconds = _seconds(finals)

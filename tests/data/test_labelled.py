@@ -147,6 +147,16 @@ FILES = {
         (("What?", "It rains."), {"id": "1", "context": "It rains.", "answers": [[3, "rains"]]}),
         (("Who?", "It rains."), {"id": "2", "context": "It rains.", "answers": []}),
     ]),
+    ("lines.csv", "sequence_classification"): (
+        'text,label\r\n"to\nbe",yes\r\nor\x0c \x85 \u2028not,no',
+        [(("to\nbe",), "yes"), (("or\x0c \x85 \u2028not",), "no")]
+    ),
+    ("long.csv", "sequence_classification"): (
+        "text,label\n" + 200_000 * "a" + ",yes\n", [((200_000 * "a",), "yes")]
+    ),
+    ("long.tsv", "sequence_classification"): (
+        "text\tlabel\n" + 200_000 * "a" + "\tyes\n", [((200_000 * "a",), "yes")]
+    ),
     ("a.jsonl", "token_classification"): ('{"text": ["ab", "c"], "label": ["X", "Y"]}\n',
                                           [(("ab c",), [[0, 3], [2, 4], ["X", "Y"]])]),
 }  # fmt: skip
@@ -155,7 +165,7 @@ FILES = {
 @pytest.mark.parametrize(("name", "objective"), FILES)
 def test_files(tmp_path, name, objective):
     content, wanted = FILES[name, objective]
-    (tmp_path / name).write_text(content)
+    (tmp_path / name).write_text(content, newline="")
     found = labelled_files.examples(
         tmp_path / name, data=data_of(objective), field="data.files", faults=Faults("stop"), open_file=open_file
     )

@@ -1,11 +1,14 @@
 """fill_mask() proposes what the model's own probabilities say, at every mask and in every row."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_models import bert_apply, config, params_of
 
+from jaxformer.config import HeadConfig
 from jaxformer.decoding import fill_mask
 from jaxformer.errors import ConfigError
 
@@ -72,6 +75,10 @@ def test_suppressed_tokens_are_not_proposed_and_the_rest_adds_up_to_one():
         ({"top_k": 0}, "top_k: 0; accepted: 1 to 24"),
         ({"top_k": 5, "suppress": range(20)}, "top_k: 5; accepted: at most 4"),
         ({"cfg": config()}, "config.model.family: gpt; filling in masks needs bert"),
+        (
+            {"cfg": replace(make()[0], head=HeadConfig(task="regression", outputs=1))},
+            "config.model.head: that of regression; filling in masks needs the family's own head; accepted: a model",
+        ),
     ],
 )
 def test_bad_requests_are_one_line(changes, line):

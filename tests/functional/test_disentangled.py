@@ -117,3 +117,15 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match=r"^disentangled_bias: neither position_key nor position_query; accepted: "):
         disentangled_bias(*arrays(np.float32)[:2], None, None, 1.0)
     assert buckets(jnp.asarray([-9, 9]), 4, 8).tolist() == [0, 7]
+
+
+@pytest.mark.parametrize(("span", "most"), [(128, 512), (64, 1024), (256, 512)])
+def test_compiled_distances_are_those_of_the_formula(span, most):
+    """In float64: the last one before `most` is a whole number, which a compiled float32 may round up."""
+    distance = np.arange(-most - 1, most + 2)
+    exact = span // 2
+    far = np.maximum(np.abs(distance), exact) / exact
+    steps = np.ceil(np.log(far) / np.log((most - 1) / exact) * (exact - 1))
+    wanted = np.where(np.abs(distance) <= exact, distance, np.sign(distance) * (steps + exact))
+    found = jax.jit(lambda x: buckets(x, span, most))(jnp.asarray(distance))
+    assert found.tolist() == np.clip(wanted + span, 0, 2 * span - 1).astype(int).tolist()

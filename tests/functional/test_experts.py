@@ -150,6 +150,22 @@ def test_gates():
             router.route(logits, **wrong)
 
 
+def test_a_bias_may_choose_what_has_no_probability():
+    def total(logits):
+        return jnp.sum(router.route(logits, 2, jnp.array([-5.0, 0.0, 0.0], jnp.float32))[0])
+
+    compiled = quickly(jax.value_and_grad(total))
+    for far in (40.0, 60.0, 95.0, 200.0):  # probabilities of 4e-18, 9e-27, 6e-42 and 0
+        value, gradient = compiled(jnp.array([[far, 0.0, 1.0]], jnp.float32))
+        assert 0 <= value < 1e-15 and np.isfinite(gradient).all()
+
+
+def test_no_tokens():
+    nothing, w = np.zeros((0, K)), weights()
+    out = expert_mlp(jnp.zeros((0, D)), nothing, nothing.astype(np.int32), **w, activation="swiglu")
+    assert out.shape == (0, D)
+
+
 def test_capacity_takes_the_earliest_tokens_of_a_row():
     chosen = np.array([[[0, 1], [0, 2], [1, 0], [0, 1]]] * 2, np.int32)
     chosen[1, 0] = 3  # padding

@@ -127,6 +127,9 @@ BAD = {
     "use_dora": (True, r"adapter_config.json: use_dora: True; accepted: False$"),
     "peft_type": ("IA3", r"adapter_config.json: peft_type: 'IA3'; accepted: 'LORA'$"),
     "r": (5, r"blocks.0|h.0.attn.c_proj: shapes \(3, 24\) and \(24, 3\); accepted: \(5, 24\) and \(24, 5\)$"),
+    "rank_pattern": ({"c_attn": 0}, r"rank_pattern: {'c_attn': 0}; accepted: {regular expression: finite number above"),
+    "alpha_pattern": ({"c_attn": float("nan")}, r"alpha_pattern: {'c_attn': nan}; accepted: {regular expression: fin"),
+    "use_rslora": ("no", r"adapter_config.json: use_rslora: 'no'; accepted: False, True$"),
 }
 
 

@@ -210,6 +210,13 @@ def test_a_copy_that_differs(tmp_path):
         import_model(tmp_path)
 
 
+def test_who_may_read_a_users_files_may_read_weights(tmp_path):
+    (tmp_path / "other").touch()
+    tensor_files.save_tensors(tmp_path, "model.safetensors", {"a": np.zeros(3)})
+    mode = (tmp_path / "model.safetensors").stat().st_mode
+    assert mode == (tmp_path / "other").stat().st_mode
+
+
 def test_names_of_the_first_berts(tmp_path):
     """Their norms have gamma and beta."""
     from safetensors.numpy import load_file, save_file

@@ -1,12 +1,15 @@
 """config.json of other libraries: what its fields mean here, and what is refused in one line."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 
+from jaxformer.config import from_mapping, load
 from jaxformer.errors import ConfigError
 from jaxformer.interchange import export_model, hf_bart, hf_gemma, hf_llama, import_model
-from jaxformer.interchange.architectures import model_of
+from jaxformer.interchange.architectures import ARCHITECTURES, model_of, type_for
 from jaxformer.interchange.foreign import Fields
 from jaxformer.interchange.rotary_fields import FULL, LLAMA3, SLIDING, read_layers, read_rotary, write_layers
 from jaxformer.models import encoder_decoder
@@ -62,12 +65,68 @@ def test_rotary_positions_that_are_not_here(fields, line):
         read_rotary(Fields(fields))
 
 
+def read(kind, **fields):
+    return model_of(ARCHITECTURES[kind].read_config({**SIZES, "model_type": kind, **fields}, ()))
+
+
+def test_what_a_file_does_not_say_is_what_its_type_has():
+    experts = {"num_experts": 8, "moe_intermediate_size": 8}
+    assert [read(kind, **experts).norm_epsilon for kind in ("llama", "phi3", "mixtral", "olmoe", "qwen3_moe")] == [
+        1e-6, 1e-5, 1e-5, 1e-5, 1e-6,
+    ]  # fmt: skip
+    assert [read(kind, **experts).positions.base for kind in ("llama", "mixtral", "olmoe")] == [1e4, 1e6, 1e4]
+    assert read("mistral").attention.window == 4096 and read("mistral", sliding_window=None).attention.window is None
+    cfg = read("gemma2", num_key_value_heads=4)
+    assert (cfg.attention.soft_cap, cfg.logit_soft_cap) == (50.0, 30.0)
+    cfg = read("gemma2", attn_logit_softcapping=None, final_logit_softcapping=None)
+    assert cfg.attention.soft_cap is cfg.logit_soft_cap is None
+
+
+def test_scaled_rotary_positions_begin_from_the_length_of_the_model():
+    yarn = {"rope_type": "yarn", "factor": 4.0}
+    assert read("llama", rope_scaling=yarn).positions.original_length == 64
+    own = {**yarn, "original_max_position_embeddings": 16}
+    assert read("llama", rope_scaling=own).positions.original_length == 16
+    assert read("llama", rope_scaling=own, original_max_position_embeddings=32).positions.original_length == 32
+
+
+@pytest.mark.parametrize(("kind", "fields", "line"), [
+    ("phi3", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_parameters.rope_type: 'yarn'; accepted: default"),
+    ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation: 'gelu'; accepted: 'gelu_pytorch_tanh'"),
+    ("gemma3_text", {"attn_logit_softcapping": 2.0}, "attn_logit_softcapping: 2.0; accepted: None"),
+])  # fmt: skip
+def test_what_transformers_computes_in_another_way_is_refused(kind, fields, line):
+    with pytest.raises(ConfigError, match=f"^config.json: {line}$"):
+        read(kind, **fields)
+
+
+def test_what_is_written_says_that_there_is_no_window():
+    """transformers has one of 4096 in a Mistral that says nothing, and opens no Gemma 3 without one."""
+    found = {kind: ARCHITECTURES[kind].write_config(read(kind, sliding_window=None, layer_types=[FULL] * 7))
+             for kind in ("mistral", "gemma2", "gemma3_text")}  # fmt: skip
+    assert found["mistral"]["sliding_window"] is None
+    assert found["gemma2"]["sliding_window"] == found["gemma3_text"]["sliding_window"] == 64
+    assert type_for(read("gemma3_text", layer_types=[FULL] * 7)) == "gemma3_text"
+
+
+def test_a_gemma_3_with_capped_scores_is_not_written():
+    cfg = read("gemma3_text")
+    capped = dataclasses.replace(cfg, attention=dataclasses.replace(cfg.attention, soft_cap=2.0))
+    with pytest.raises(ConfigError, match=r"^config.model.attention.soft_cap: 2.0 -> None: gemma3_text, the nearest"):
+        type_for(capped)
+
+
 def test_stacks_of_other_heads_are_refused():
     heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 2}
     with pytest.raises(
         ConfigError, match=r"^config.json: encoder_attention_heads: 4; accepted: as decoder_attention_h"
     ):
         hf_bart.read_config({**heads, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}, ())
+
+
+def test_an_encoder_as_deep_as_its_decoder_need_not_say_so():
+    for name in ("t5_tiny", "t5_small"):
+        assert type_for(from_mapping(load(name), {"model.vocab_size": "512"}).model) == "t5"
 
 
 def test_a_bias_of_logits_that_is_not_zero(tmp_path):

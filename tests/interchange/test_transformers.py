@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxformer import decoding
+from jaxformer.interchange.architectures import ARCHITECTURES, model_of
 from jaxformer.interchange.exporting import export_model
 from jaxformer.interchange.importing import import_model
 from jaxformer.models.families import family_of
@@ -191,3 +192,23 @@ def test_both_generate_the_same(name, tmp_path):
     )
     new = wanted[0, 1 if reads else len(prompt) :].tolist()
     assert np.asarray(ours.tokens)[0, :12].tolist() == new
+
+
+WITH_HEADS = {**SIZES, "num_key_value_heads": 2, "head_dim": 8}
+NOT_LEFT_OUT = {*WITH_HEADS, "layer_types", "num_experts", "num_local_experts", "moe_intermediate_size", "model_type"}
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, (model, *_) in MODELS.items() if model.endswith("ForCausalLM") and name.isidentifier()]
+)
+def test_a_field_that_is_left_out_is_what_their_class_has(name):
+    import transformers
+
+    def read(fields):
+        return model_of(ARCHITECTURES[name].read_config({"model_type": name, **fields}, ()))
+
+    made = getattr(transformers, MODELS[name][1])
+    usual, whole = made().to_dict(), made(**WITH_HEADS).to_dict()
+    for field in whole.keys() & usual.keys() - NOT_LEFT_OUT:
+        said = read({**whole, field: usual[field]})
+        assert read({key: value for key, value in whole.items() if key != field}) == said, field
