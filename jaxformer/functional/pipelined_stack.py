@@ -76,8 +76,7 @@ def stack(
         return out, terms
 
     numbered = (jnp.arange(cfg.num_blocks), params)
-    by_row = context.rng is None
-    return pipeline.run(blocks.rematerialized(apply, execution, in_loop=True), numbered, common, rows, lie, by_row)
+    return pipeline.run(blocks.rematerialized(apply, execution, in_loop=True), numbered, common, rows, lie)
 
 
 def _split(mask: Mask | None) -> tuple[dict[str, Array], Mask | None, bool]:

@@ -25,7 +25,6 @@ from jaxformer.parallel.context import SequenceSharding
 from jaxformer.types import Array
 
 STAGE = "stage"  # the mesh axis
-COPIES = "data"  # the mesh axis whose devices have the same parameters
 
 
 def stages() -> int:
@@ -136,12 +135,8 @@ def run(
     common: Any,
     rows: dict[str, Array],
     lie: MicroBatches,
-    by_row: bool = True,
 ) -> tuple[Array, Any]:
     """All micro-batches through all stages.
-
-    Gradients of what is the same on all devices of the axis `data` are summed over it once, after the last tick, and
-    not in every tick: `apply` gets the rows of one of them.
 
     Args:
       apply: (a stage's part of `params`, `common`, rows of a micro-batch, its number) -> (rows["x"] after the stage's
@@ -150,14 +145,11 @@ def run(
       common: a tree of arrays that every stage reads.
       rows: arrays [B, ...] in the order of `lie.arrange`; "x" is what changes, the others go along with it.
       lie: how they lie.
-      by_row: what `apply` does to rows does not depend on the others of a micro-batch, and its terms are sums over
-        rows. False: it gets whole micro-batches, as dropout needs, which draws for all rows at once.
 
     Returns:
       rows["x"] after the last stage, and the sum of the terms over stages and micro-batches.
     """
     count, stages, each = lie.count, lie.stages, lie.each
-    copies = (COPIES,) if by_row and mesh_axes().get(COPIES, 1) > 1 else ()
     ahead = [(i, i + 1) for i in range(stages - 1)]
     back = [(i + 1, i) for i in range(stages - 1)]
 
@@ -189,12 +181,12 @@ def run(
         out = constrain(jnp.swapaxes(out, 0, 1).reshape(rows["x"].shape), "rows", *[None] * (rows["x"].ndim - 1))
         return out, jax.tree.map(lambda x: jnp.sum(x, axis=0)[None], terms)
 
-    of_stages, of_rows = P(STAGE), P((STAGE, *copies))
+    of_stages = P(STAGE)
     out, terms = jax.shard_map(
         local,
-        in_specs=(of_stages, of_stages, P(), of_rows),
-        out_specs=(of_rows, of_rows),
-        axis_names={STAGE, *copies},
+        in_specs=(of_stages, of_stages, P(), of_stages),
+        out_specs=(of_stages, of_stages),
+        axis_names={STAGE},
         check_vma=False,
     )(jnp.arange(stages), params, common, rows)
     return out, jax.tree.map(lambda x: jnp.sum(x, axis=0), terms)

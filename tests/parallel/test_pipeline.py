@@ -60,23 +60,6 @@ def test_every_micro_batch_meets_every_stage_once():
     assert terms == {"visits": 32, "labels": 4 * np.sum(np.arange(16) % 8), "number": 4 * sum(range(8))}
 
 
-@pytest.mark.parametrize("by_row, rows", [(True, 2), (False, 4)])
-def test_a_stage_sees_the_rows_of_one_copy_of_it(by_row, rows):
-    """Of 16 rows in 4 micro-batches on two copies: so gradients are summed over the copies after the last tick."""
-    lie, seen = MicroBatches(stages=2, count=4), []
-
-    def apply(weights, common, rows, number):
-        seen.append(len(rows["x"]))
-        return rows["x"] * weights[0], {"rows": jnp.sum(rows["x"])}
-
-    def run(weights, x):
-        return pipeline.run(apply, weights, (), {"x": x}, lie, by_row)
-
-    with jax.set_mesh(meshes.make_mesh(MeshConfig(data=2, stage=2), jax.devices()[:4])):
-        out, terms = jax.eval_shape(run, jnp.ones(2), jnp.ones((16, 3)))
-    assert set(seen) == {rows} and out.shape == (16, 3) and terms["rows"].shape == ()
-
-
 def scans(jaxpr):
     """The lengths of the scans of a program that hand something to another device."""
     for eqn in jaxpr.eqns:
