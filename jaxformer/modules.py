@@ -163,7 +163,7 @@ class Stack(Shell):
 
     def specs(self) -> dict[str, Any]:
         """Those of all blocks."""
-        return stack_specs(blocks.block_specs(self.config), self.config.num_layers)
+        return stack_specs(blocks.block_specs(self.config), self.config.num_blocks)
 
     def __call__(
         self,
@@ -238,7 +238,7 @@ def make_model(
             "inside one"
         ) from None
 
-    specs = tuned(specs, tune, config.num_layers)
+    specs = tuned(specs, tune, config.num_blocks)
     adapters = {name: specs[name] for name in specs if name == GROUP}
 
     def init(rng: Array) -> Params:
@@ -247,7 +247,7 @@ def make_model(
 
     def loss(params: Params, batch: Batch, rng: Array | None, frozen: Any = None) -> tuple[Sums, Sums]:
         if tune.trained_layers is not None or adapters:
-            params = without_gradients(with_adapters(params, tune), tune, config.num_layers)
+            params = without_gradients(with_adapters(params, tune), tune, config.num_blocks)
             return family.loss(params, batch, config, loss_config, rng, execution, frozen)
         if rng is not None and rng.ndim:  # a key for each micro-batch of a pipeline
             own = jax.vmap(lambda key: shell.bind({"params": params}, rngs={"dropout": key}).dropout_rng())(rng)

@@ -13,6 +13,16 @@ FIELD = "--config.model.feed_forward"
 @pytest.mark.parametrize(
     "flags, case",
     [
+        (
+            [*EXPERTS, f"{FIELD}.every=2", "--config.model.num_layers=3"],
+            "experts in every so many layers that do not divide",
+        ),
+        (
+            [*EXPERTS, f"{FIELD}.every=2", "--config.model.num_layers=2", "--config.model.block=parallel"],
+            "layers of experts and others in parallel blocks",
+        ),
+        ([*EXPERTS, f"{FIELD}.dense_activation=geglu"], "dense layers between experts where there are none"),
+        ([*EXPERTS, "--config.execution.expert_exchange=all_to_all"], "an all-to-all of any number of tokens"),
         ([*EXPERTS, f"{FIELD}.top_k=9"], "more experts for a token than there are"),
         ([*EXPERTS, f"{FIELD}.top_k=1", f"{FIELD}.renormalize=true"], "a single gate that is normalised"),
         ([*EXPERTS, f"{FIELD}.capacity_factor=1.5"], "a capacity where nothing is dropped"),

@@ -31,7 +31,6 @@ CONFIGS = {
     ],
     "stages and a teacher": [*STAGES, "--config.distill.teacher=there"],
     "stages and adapters": [*STAGES, "--config.tune.lora_rank=2", "--config.init_from=there"],
-    "stages of experts": [*STAGES, "--config.model.feed_forward=experts"],
     "stages and the noise scale": [*STAGES, "--config.train.noise_scale=true"],
     "stages and layers that stay": [*STAGES, "--config.tune.trained_layers=1"],
 }  # fmt: skip

@@ -68,6 +68,38 @@ WRONG = [
         for name in ("balance", "bias_rate")
     ),
     (
+        {"model": {"feed_forward": {**EXPERTS, "every": 0}}},
+        "config.model.feed_forward.every: 0; accepted: at least 1",
+    ),
+    (
+        {"model": {"feed_forward": {**EXPERTS, "every": 3}}},
+        "config.model.feed_forward.every: 3 does not divide model.num_layers 4; accepted: a divisor of 4",
+    ),
+    *(
+        (
+            {"model": {"feed_forward": {**EXPERTS, "every": 2}} | of},
+            f"config.model.feed_forward.every: 2; {what} has one kind of feed-forward layer; accepted: 1",
+        )
+        for of, what in (
+            ({"block": "parallel_norms"}, "model.block=parallel_norms"),
+            ({"attention": {"window": 4, "global_every": 2}}, "model.attention.global_every=2"),
+            ({"family": "encoder_decoder", "encoder": {"source_length": 8}}, "model.family=encoder_decoder"),
+            (
+                {"family": "bert", "positions": "disentangled", "bert": {"mask_decoder": "enhanced"}},
+                "model.bert.mask_decoder=enhanced",
+            ),
+        )
+    ),
+    (
+        {"model": {"feed_forward": {**EXPERTS, "dense_activation": "relu"}}},
+        "config.model.feed_forward.dense_activation: relu; with every=1 no layer is dense; accepted: none",
+    ),
+    (
+        {"model": {"feed_forward": EXPERTS}, "execution": {"expert_exchange": "all_to_all"}},
+        "config.execution.expert_exchange: all_to_all; with dispatch=dropless all tokens may go to one device, and "
+        "room for them is a gather; accepted: auto, gather",
+    ),
+    (
         {"model": {"feed_forward": EXPERTS, "block": "reversible"}},
         "config.model.block: reversible computes layers again from rounded activations, which may choose other "
         "experts; accepted with model.feed_forward.kind=experts: others",

@@ -38,6 +38,10 @@ LARGE = {
     "llama_1b",
     "llama_7b",
     "llama_70b",
+    "llama_70b_stages",
+    "mixtral_8x7b",
+    "olmoe_1b_7b",
+    "glam_64b_64e",
     "bert_base",
     "transformer_base",
     "bart_base",
@@ -121,6 +125,26 @@ def test_sizes():
     for name, size in sizes.items():
         config = from_mapping(configs.load(f"configs/{name}"))
         assert count_parameters(config.model).total == size, name
+
+
+@pytest.mark.parametrize(
+    "name, total, active",
+    [
+        # transformers' MixtralForCausalLM and OlmoeForCausalLM have as many in all, to the last one.
+        ("mixtral_8x7b", (46_702_792_704, "46.7e9"), "12.9e9"),
+        ("olmoe_1b_7b", (6_919_161_856, "6.9e9"), "1.3e9"),
+        ("glam_64b_64e", (None, "1.2e12"), "96.6e9"),
+        ("llama_70b_stages", (68_976_648_192, "69e9"), "69e9"),
+    ],
+)
+def test_sizes_of_mixtures(name, total, active):
+    """In all and for one token, to the digits that are published."""
+    counted = count_parameters(from_mapping(configs.load(f"configs/{name}.py")).model)
+    exact, published = total
+    assert exact in (None, counted.total)
+    for found, digits in ((counted.total, published), (counted.active, active)):
+        decimals = len(digits.partition(".")[2].partition("e")[0])
+        assert round(found / 10 ** int(digits.partition("e")[2]), decimals) == float(digits.partition("e")[0])
 
 
 def test_argument():

@@ -33,6 +33,8 @@ class Execution(
       feed_forward_chunks: parts of a row that feed-forward layers are computed in, one after the other, in the
         backward pass too: less memory, a little slower.
       experts: how the products of experts are computed, where there are experts; megablox needs TPUs.
+      expert_exchange: how the devices of mesh.expert exchange tokens. gather: all get all; all_to_all: each gets
+        those of its experts, which needs a dispatch that says how many those are; auto: what sends less.
     """
 
     remat: Literal["none", "dots", "attention", "full"] = "none"
@@ -42,3 +44,4 @@ class Execution(
     gradient_accumulation_steps: int = 1
     feed_forward_chunks: int = 1
     experts: Literal["auto", "blocks", "ragged", "megablox"] = "auto"
+    expert_exchange: Literal["auto", "gather", "all_to_all"] = "auto"

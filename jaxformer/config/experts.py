@@ -14,7 +14,7 @@ class Experts(
     Dense,
     kind="experts",
     accepts={
-        **dict.fromkeys(("width", "top_k"), at_least(1)),
+        **dict.fromkeys(("width", "top_k", "every"), at_least(1)),
         "count": at_least(2),
         "shared": at_least(0),
         "capacity_factor": between(0.01, 1000.0),
@@ -38,6 +38,8 @@ class Experts(
       renormalize: the gates of a token sum to 1; None: from two experts on.
       balance: multiplies the loss that keeps experts equally busy; None: 0.01, or 0 with expert_choice.
       z_loss: multiplies the mean of log(sum(exp(router logits)))**2.
+      every: one layer of so many has experts, the last; the others have a dense layer, as wide as `width` says.
+      dense_activation: that of those; None: the same.
       bias_rate: that of a bias for the choice of experts, which moves towards those that have too little to do; 0:
         there is no bias.
     """
@@ -51,6 +53,8 @@ class Experts(
     balance: float | None = None
     z_loss: float = 0.001
     bias_rate: float = 0.0
+    every: int = 1  # type: ignore[misc]
+    dense_activation: Literal["relu", "gelu", "gelu_tanh", "swiglu", "geglu", "geglu_tanh"] | None = None
 
     has_experts: ClassVar[bool] = True
     any_width: ClassVar[bool] = False  # nothing says how the router's logits stay as they are in wider models
@@ -80,16 +84,25 @@ class Experts(
         factor = (1.0 if self.expert_choice else 1.25) if self.capacity_factor is None else self.capacity_factor
         return min(length, math.ceil(factor * self.top_k * length / self.count))
 
+    def places(self, length: int) -> int | None:
+        """Tokens that all experts together take of a row of `length`; None: any number."""
+        return self.count * self.capacity(length) if self.whole_rows else None
+
     def hidden_width(self, width: int) -> int:
         """Hidden width of one expert in a model of `width`."""
         if self.width is not None:
             return self.width
         return -(-super().hidden_width(width) // (8 * (self.top_k + self.shared))) * 8
 
+    def others(self) -> Dense:
+        """The dense layers between those of experts."""
+        return Dense(self.width, self.activation if self.dense_activation is None else self.dense_activation)
+
     def summary(self) -> str:
         """How many, and how many for a token."""
         shared = f" and {self.shared} shared" if self.shared else ""
-        return f"{self.count} experts, {self.top_k}{shared} for each token"
+        where = f" in every {self.every} layers" if self.every > 1 else ""
+        return f"{self.count} experts, {self.top_k}{shared} for each token{where}"
 
     def check_model(self, model: Any) -> None:
         """Raises ConfigError: experts would see later tokens, or the model has layers that they do not fit."""
@@ -103,13 +116,45 @@ class Experts(
                 "config.model.block: reversible computes layers again from rounded activations, which may choose other "
                 "experts; accepted with model.feed_forward.kind=experts: others"
             )
+        if self.every > 1:
+            self._check_layers(model)
         if model.family in ("xlnet", "transformer_xl", "funnel"):
             raise ConfigError(
                 f"config.model.feed_forward.kind: experts; model.family={model.family} has more than one stream of "
                 "tokens; accepted: dense"
             )
 
+    def check_execution(self, execution: Any) -> None:
+        """Raises ConfigError: how many tokens an all-to-all would send each device is not bounded."""
+        if execution.expert_exchange == "all_to_all" and not self.whole_rows:
+            raise ConfigError(
+                "config.execution.expert_exchange: all_to_all; with dispatch=dropless all tokens may go to one device, "
+                "and room for them is a gather; accepted: auto, gather"
+            )
+
+    def _check_layers(self, model: Any) -> None:
+        where = f"config.model.feed_forward.every: {self.every}"
+        if model.num_layers % self.every:
+            raise ConfigError(
+                f"{where} does not divide model.num_layers {model.num_layers}; accepted: a divisor of "
+                f"{model.num_layers}"
+            )
+        alone = {
+            f"model.block={model.block}": model.block in ("parallel", "parallel_norms"),
+            f"model.attention.global_every={len(model.attention.period())}": len(model.attention.period()) > 1,
+            f"model.family={model.family}": model.family not in ("gpt", "bert"),
+            "model.bert.mask_decoder=enhanced": model.enhanced_mask_decoder,
+        }
+        for what, holds in alone.items():
+            if holds:
+                raise ConfigError(f"{where}; {what} has one kind of feed-forward layer; accepted: 1")
+
     def _check(self):
+        if self.dense_activation is not None and self.every == 1:
+            raise ConfigError(
+                f"config.model.feed_forward.dense_activation: {self.dense_activation}; with every=1 no layer is dense; "
+                "accepted: none"
+            )
         if self.top_k > self.count:
             raise ConfigError(f"config.model.feed_forward.top_k: {self.top_k}; accepted: at most count {self.count}")
         if self.renormalize and (self.top_k == 1 or self.expert_choice):

@@ -14,13 +14,21 @@ class FeedForwardConfig(Choice, group="model.feed_forward", default="dense"):
     any_width: ClassVar[bool] = False  # True if roles and shapes of its parameters say all that muP has to know
     whole_rows: ClassVar[Any] = False  # True of a kind that cannot have rows cut over devices
     has_experts: ClassVar[bool] = False  # True of a kind with `count` layers beside each other
+    every: ClassVar[Any] = 1  # of so many layers one, the last, has this kind; the others are as `others` says
 
     def check_model(self, model: Any) -> None:
         """Raises ConfigError: a model of these settings cannot have this kind."""
 
+    def check_execution(self, execution: Any) -> None:
+        """Raises ConfigError: this kind cannot be computed as a section `Execution` says."""
+
     def summary(self) -> str:
         """What an overview says of it beside the model's width; mostly nothing."""
         return ""
+
+    def others(self) -> "FeedForwardConfig":
+        """Of the layers that have another kind than this."""
+        return self
 
     def sized(self) -> "FeedForwardConfig":
         """This kind on a ladder of sizes, its width left to follow the model's."""

@@ -148,9 +148,14 @@ class ModelConfig(
         return self.bert is not None and self.bert.mask_decoder == "enhanced"
 
     @property
+    def num_blocks(self) -> int:
+        """Blocks of equal parameters: layers, or groups of them where only some have experts."""
+        return self.num_layers // self.feed_forward.every
+
+    @property
     def depth(self) -> int:
-        """How many times one of the layers is applied."""
-        return self.num_layers + self.enhanced_mask_decoder
+        """How many times one of the blocks is applied."""
+        return self.num_blocks + self.enhanced_mask_decoder
 
     def _check(self):
         self.attention.check_model(self)

@@ -121,6 +121,7 @@ class Config(Section, name="", accepts={"seed": between(0, 2**31 - 1)}, paths=PA
                 f"or {' or '.join(known)}"
             )
         self.model.attention.check_data(self.data)
+        self.model.feed_forward.check_execution(self.execution)
         self.model.parametrization.check_optimizer(self.optimizer)
         funnel = self.model.funnel
         if funnel is not None and funnel.separate_cls and not self.data.pairs:

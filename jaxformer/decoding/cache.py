@@ -154,7 +154,7 @@ def prepare_decode_params(params: Params, cfg: ModelConfig, *, by_columns: bool 
     if isinstance(params["blocks"], list):
         return params
     if jnp.dtype(cfg.dtype).itemsize >= 4:
-        return {**params, "blocks": unstack(params["blocks"], cfg.num_layers)}
+        return {**params, "blocks": unstack(params["blocks"], cfg.num_blocks)}
 
     def stored(spec: ParamSpec, leaf: Array) -> Array | Columns:
         if spec.role != "hidden":
@@ -166,7 +166,7 @@ def prepare_decode_params(params: Params, cfg: ModelConfig, *, by_columns: bool 
         return Columns(leaf.reshape(inputs, -1).T, leaf.shape) if by_columns else leaf
 
     specs = block_specs(cfg)
-    blocks = [map_weights(stored, specs, block) for block in unstack(params["blocks"], cfg.num_layers)]
+    blocks = [map_weights(stored, specs, block) for block in unstack(params["blocks"], cfg.num_blocks)]
     return {**params, "blocks": blocks, "head": {"table": gpt.output_table(params).astype(cfg.dtype)}}
 
 

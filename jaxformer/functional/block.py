@@ -262,4 +262,4 @@ def init_cache(cfg: ModelConfig, rows: int, length: int, dtype: Any) -> list[dic
         {name: sublayer.init_cache(one, rows, length, dtype) for name, sublayer in sublayers_of(one).items()}
         for one in period_of(cfg)
     ]
-    return [layers[number % len(layers)] for number in range(cfg.num_layers)]
+    return [layers[number % len(layers)] for number in range(cfg.num_blocks)]

@@ -80,7 +80,8 @@ def expert_mlp(
     def product_of(function: Callable[..., Array], inputs: tuple[Array, ...], weights: Array) -> Array:
         return GROUPED[name].product_of(function, inputs, weights, sizes, align)
 
-    return _through(x, gates, place, rows, product_of, (w_up, w_gate, w_down), activation)
+    mlp = functools.partial(_mlp_of, product_of, weights=(w_up, w_gate, w_down), name=activation)
+    return _through(x, gates, place, rows, mlp)
 
 
 def capacity_mlp(
@@ -93,6 +94,7 @@ def capacity_mlp(
     w_gate: Array | None = None,
     *,
     activation: str = "gelu",
+    over: tuple[str, ...] = (),
 ) -> Array:
     """`expert_mlp` where each expert takes `capacity` tokens of every row, see `within_capacity`; others get zeros.
 
@@ -101,18 +103,20 @@ def capacity_mlp(
       gates, chosen: [B, T, k].
       capacity: tokens of a row that one expert takes.
       w_up, w_down, w_gate, activation: as of `expert_mlp`.
+      over: inside shard_map, the mesh axes over whose devices the experts are split, each with its part of the weights
+        and rows of its own: tokens go to the devices of their experts and come back (all-to-all).
 
     Returns:
       [B, T, D] in the dtype of x.
     """
-    experts, (batch, length, _) = len(w_up), x.shape
+    experts, (batch, length, _) = len(w_up) * (jax.lax.axis_size(over) if over else 1), x.shape
     chosen, rank = within_capacity(chosen, experts, capacity)
     rows = experts * batch * capacity
     row = jnp.arange(batch, dtype=jnp.int32)[:, None, None]
     place = jnp.where(chosen < experts, (chosen * batch + row) * capacity + rank, rows)
     flat_x, flat_gates, flat_place = (a.reshape(batch * length, -1) for a in (x, gates, place))
-    weights = w_up, w_gate, w_down
-    return _through(flat_x, flat_gates, flat_place, rows, _equal_groups, weights, activation).reshape(x.shape)
+    mlp = functools.partial(_of_equal_groups, weights=(w_up, w_gate, w_down), activation=activation, over=over)
+    return _through(flat_x, flat_gates, flat_place, rows, mlp).reshape(x.shape)
 
 
 def expert_choice_mlp(
@@ -126,6 +130,7 @@ def expert_choice_mlp(
     there: Array | None = None,
     activation: str = "gelu",
     first: Array | int = 0,
+    over: tuple[str, ...] = (),
 ) -> Array:
     """Experts that choose tokens: each takes the `capacity` tokens of a row that it has the highest probability for.
 
@@ -138,13 +143,14 @@ def expert_choice_mlp(
       w_up, w_down, w_gate, activation: as of `expert_mlp`.
       there: [B, T] bool, False for padding, which nobody takes; None: there is none.
       first: number of the first expert, if there are weights of some only.
+      over: as of `capacity_mlp`.
 
     Returns:
       [B, T, D] in the dtype of x.
 
     Source: Zhou et al. 2022, section 3.2.
     """
-    experts, (batch, _, width) = len(w_up), x.shape
+    experts, (batch, _, width) = len(w_up) * (jax.lax.axis_size(over) if over else 1), x.shape
     probabilities = jax.nn.softmax(logits, axis=-1)
     probabilities = probabilities if there is None else jnp.where(there[..., None], probabilities, 0)
     probabilities = jax.lax.dynamic_slice_in_dim(probabilities, first, experts, axis=2)
@@ -152,7 +158,7 @@ def expert_choice_mlp(
     number = jnp.arange(batch, dtype=jnp.int32)[:, None]
     taken = taken.reshape(batch, -1)
     sorted_x = jnp.swapaxes(x[number, taken].reshape(batch, experts, capacity, width), 0, 1).reshape(-1, width)
-    out = _mlp_of(_equal_groups, sorted_x, (w_up, w_gate, w_down), activation)
+    out = _of_equal_groups(sorted_x, (w_up, w_gate, w_down), activation, over)
     out = jnp.swapaxes(out.reshape(experts, batch, capacity, width), 0, 1).reshape(batch, -1, width)
     out = out * gates.reshape(batch, -1, 1).astype(out.dtype)
     return jnp.zeros_like(x).at[number, taken].add(out)
@@ -167,6 +173,20 @@ def _equal_groups(function: Callable[..., Array], inputs: tuple[Array, ...], wei
         return found.reshape(-1, weights.shape[2])
 
     return jax.checkpoint(product, prevent_cse=False)(inputs, weights)  # only the inputs are kept
+
+
+def _of_equal_groups(
+    x: Array, weights: tuple[Array, Array | None, Array], activation: str, over: tuple[str, ...]
+) -> Array:
+    """[E N, D] -> [E N, D], N rows of each expert, of which each device of the axes `over` has a part."""
+    if not over:
+        return _mlp_of(_equal_groups, x, weights, activation)
+    groups, width = len(weights[0]), x.shape[1]
+    parts = x.reshape(groups * jax.lax.axis_size(over), -1, width)
+    mine = jax.lax.all_to_all(parts, over, 0, 1, tiled=True)
+    out = _mlp_of(_equal_groups, mine.reshape(-1, width), weights, activation)
+    back = jax.lax.all_to_all(out.reshape(groups, -1, width), over, 1, 0, tiled=True)
+    return back.reshape(x.shape)
 
 
 def _mlp_of(product_of: Callable[..., Array], x: Array, weights: tuple[Array, Array | None, Array], name: str) -> Array:
@@ -189,15 +209,12 @@ def _applied(function: Callable[[Array], Array], first: Array, hidden: Array | N
     return function(first) if hidden is None else function(first) * hidden
 
 
-def _through(
-    x: Array, gates: Array, place: Array, rows: int, product_of: Callable[..., Array], weights: tuple, activation: str
-) -> Array:
+def _through(x: Array, gates: Array, place: Array, rows: int, mlp: Callable[[Array], Array]) -> Array:
     """[N, D] -> [N, D]: tokens to the rows of their choices (`place` [N, k], `rows`: nowhere), experts, and back."""
     number = math.prod(place.shape)
     source = jnp.full((rows,), number, jnp.int32)
     source = source.at[place.reshape(-1)].set(jnp.arange(number, dtype=jnp.int32), mode="drop")
-    out = _mlp_of(product_of, _dispatch(x, place, source), weights, activation)
-    return _combine(out, gates, place, source)
+    return _combine(mlp(_dispatch(x, place, source)), gates, place, source)
 
 
 def _rows_at(x: Array, index: Array) -> Array:

@@ -67,15 +67,17 @@ def apply(params: Params, x: Array, cfg: ModelConfig, context: Context) -> tuple
     logits = _router_logits(x, params["w_router"])
     weights = {name: params[name] for name in WEIGHTS if name in params}
     axes = {name: spec.axes for name, spec in specs(cfg).items() if name in weights}
+    exchange, places = context.execution.expert_exchange, kind.places(x.shape[1])
     if kind.expert_choice:
         taken = jnp.ones(x.shape[:2], bool) if there is None else there
-        out = over_mesh(_expert_choice(cfg, x), x, logits, taken[..., None], weights, axes)
+        out = over_mesh(_expert_choice(cfg, x), x, logits, taken[..., None], weights, axes, exchange, places)
         counts = jnp.zeros((kind.count,), jnp.float32)
     else:
         gates, chosen = router.route(logits, kind.top_k, params.get("bias"), kind.normalized)
         chosen = chosen if there is None else jnp.where(there[..., None], chosen, kind.count)
         counts = router.count_choices(chosen, kind.count)
-        out = over_mesh(_layer(cfg, x, context), x, gates, chosen, weights, axes)
+        places = None if context.progress is not None else places
+        out = over_mesh(_layer(cfg, x, context), x, gates, chosen, weights, axes, exchange, places)
     if kind.shared:
         shared = {name.removeprefix("shared_"): w for name, w in params.items() if name.startswith("shared_")}
         out = out + mlp(x, **shared, activation=kind.activation)
@@ -102,8 +104,8 @@ def not_padding(x: Array, context: Context) -> Array | None:
 def _expert_choice(cfg: ModelConfig, x: Array) -> Any:
     """The experts that choose, as `expert_sharding.over_mesh` takes them."""
     kind, capacity = cfg.feed_forward, cfg.feed_forward.capacity(x.shape[1])
-    return lambda x, logits, there, weights, first: experts.expert_choice_mlp(
-        x, logits, capacity, **weights, there=there[..., 0], activation=kind.activation, first=first
+    return lambda x, logits, there, weights, first, over: experts.expert_choice_mlp(
+        x, logits, capacity, **weights, there=there[..., 0], activation=kind.activation, first=first, over=over
     )
 
 
@@ -112,16 +114,19 @@ def _layer(cfg: ModelConfig, x: Array, context: Context) -> Any:
     kind = cfg.feed_forward
     if kind.dispatch == "capacity" and context.progress is None:
         capacity = kind.capacity(x.shape[1])
-        return lambda x, gates, chosen, weights, first: experts.capacity_mlp(
-            x, gates, router.among(chosen, first, len(weights["w_up"])), capacity, **weights, activation=kind.activation
-        )
+
+        def bounded(x: Array, gates: Array, chosen: Array, weights: Params, first: Any, over: tuple[str, ...]) -> Array:
+            chosen = chosen if over else router.among(chosen, first, len(weights["w_up"]))
+            return experts.capacity_mlp(x, gates, chosen, capacity, **weights, activation=kind.activation, over=over)
+
+        return bounded
     name = context.execution.experts
     why = GROUPED[name].unsupported(cfg.width, kind.hidden_width(cfg.width), cfg.dtype) if name in GROUPED else None
     if why is not None:
         raise ConfigError(f"config.execution.experts: {name} cannot do {why}; accepted: {ANY}")
     how = functools.partial(experts.expert_mlp, activation=kind.activation, implementation=name)
 
-    def dropless(x: Array, gates: Array, chosen: Array, weights: Params, first: Any) -> Array:
+    def dropless(x: Array, gates: Array, chosen: Array, weights: Params, first: Any, over: tuple[str, ...]) -> Array:
         chosen = router.among(chosen, first, len(weights["w_up"]))
         flat = (a.reshape(-1, a.shape[-1]) for a in (x, gates, chosen))
         return how(*flat, **weights).reshape(x.shape)

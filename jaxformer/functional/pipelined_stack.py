@@ -75,7 +75,7 @@ def stack(
         out, _, terms = blocks.stack(part, rows["x"], cfg, found, block)
         return out, terms
 
-    numbered = (jnp.arange(cfg.num_layers), params)
+    numbered = (jnp.arange(cfg.num_blocks), params)
     return pipeline.run(blocks.rematerialized(apply, execution, in_loop=True), numbered, common, rows, lie)
 
 

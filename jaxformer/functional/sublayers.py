@@ -7,6 +7,8 @@ A config file adds a kind of its own with two lines, a config class and an entry
     MIXERS["gated_conv"] = Sublayer(specs, apply, cost, init_cache)
 """
 
+import functools
+from dataclasses import replace
 from typing import NamedTuple
 
 from jaxformer.config import Execution, ModelConfig, layers_of, stacks_of
@@ -42,11 +44,45 @@ FEED_FORWARDS: Registry[Sublayer] = Registry("model.feed_forward.kind", {}, {
 
 
 def sublayers_of(cfg: ModelConfig) -> dict[str, Sublayer]:
-    """The sublayers of each layer of a model, in order, by the name of their parameters.
+    """The sublayers of each block of a model, in order, by the name of their parameters.
+
+    A block is a layer. Where only every n-th layer has experts it is n layers; the parameters of the first n - 1 have
+    the number of the layer in their names: attention_1, mlp_1, attention, mlp.
 
     Raises:
       ConfigError: a kind of the config has no entry in the tables.
     """
+    if cfg.feed_forward.every == 1:
+        return _layer_of(cfg)
+    plain = _with_others(cfg)
+    found = {
+        f"{name}_{number}": _as_in(plain, sublayer)
+        for number in range(1, cfg.feed_forward.every)
+        for name, sublayer in _layer_of(plain).items()
+    }
+    return found | _layer_of(cfg)
+
+
+@functools.cache
+def _with_others(cfg: ModelConfig) -> ModelConfig:
+    """A model all of whose layers are as those without experts."""
+    return replace(cfg, feed_forward=cfg.feed_forward.others())
+
+
+def _as_in(plain: ModelConfig, sublayer: Sublayer) -> Sublayer:
+    """A sublayer of another model in this one."""
+    empty = sublayer.init_cache
+    return sublayer._replace(
+        specs=lambda cfg: sublayer.specs(plain),
+        apply=lambda params, x, cfg, context: sublayer.apply(params, x, plain, context),
+        cost=lambda cfg, length, execution: sublayer.cost(plain, length, execution),
+        init_cache=None if empty is None else lambda cfg, rows, length, dtype: empty(plain, rows, length, dtype),
+        model_specs=None,
+    )
+
+
+def _layer_of(cfg: ModelConfig) -> dict[str, Sublayer]:
+    """The sublayers of one layer."""
     mixer, per_token = MIXERS[cfg.attention.kind], FEED_FORWARDS[cfg.feed_forward.kind]
     if not type(cfg.attention).__module__.startswith("jaxformer."):
         mixer = checked(f"config.model.attention.kind: {cfg.attention.kind}", mixer)

@@ -44,7 +44,7 @@ def specs(cfg: ModelConfig, *, embedding_norm: bool = False) -> dict[str, Any]:
     tree: dict[str, Any] = {"embedding": embedding.specs(cfg)}
     if embedding_norm or cfg.embedding_norm:
         tree["embedding_norm"] = norm_specs(cfg)
-    tree["blocks"] = stack_specs(block_specs(cfg), cfg.num_layers)
+    tree["blocks"] = stack_specs(block_specs(cfg), cfg.num_blocks)
     if shared := model_specs(cfg):
         tree["shared"] = shared
     if cfg.block not in ("post_norm", "plain"):

@@ -35,7 +35,7 @@ def distilled(model: Model, config: Config, teacher: ModelConfig) -> Model:
     specs = family_of(teacher).specs(teacher)
 
     def loss(params: Params, batch: Batch, rng: Array | None, frozen: Any = None) -> tuple[Sums, Sums]:
-        params = without_gradients(params, config.tune, student.num_layers)
+        params = without_gradients(params, config.tune, student.num_blocks)
         of, sharding, terms = ours(params, batch, student, rng, execution)
         by, _, _ = theirs(jax.lax.stop_gradient(frozen), batch, teacher, None, execution)
         targets, weights = sharding.shard(batch.targets), sharding.shard(batch.weights)

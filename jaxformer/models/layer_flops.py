@@ -41,7 +41,8 @@ def layer_flops(cfg: ModelConfig, length: int, share: float, remat_policy: str) 
 def of_stack(of: StackCosts, remat_policy: str) -> LayerFlops:
     """Of one stack."""
     costs, layers = of.costs, of.stack.depth * of.share
-    feed_forward, mixers = costs.get("mlp", Cost()), [cost for name, cost in costs.items() if name != "mlp"]
+    mixers = [cost for name, cost in costs.items() if not name.startswith("mlp")]
+    per_token, feed_forward = [cost for name, cost in costs.items() if name.startswith("mlp")], costs.get("mlp", Cost())
     scores = sum(cost.scores for cost in costs.values())
     # "dots" keeps every product with weights and recomputes the others, those of attention. "full" recomputes the block
     # without the products that are only added to the residual stream, which no gradient needs but a norm after the sum;
@@ -57,7 +58,7 @@ def of_stack(of: StackCosts, remat_policy: str) -> LayerFlops:
     return LayerFlops(
         layers * sum(cost.products for cost in mixers),
         layers * sum(cost.scores for cost in mixers),
-        layers * (feed_forward.products + feed_forward.scores),
+        layers * sum(cost.products + cost.scores for cost in per_token),
         layers * {"none": 0.0, "dots": scores, "attention": whole - kept_scores, "full": whole}[policy],
     )
 

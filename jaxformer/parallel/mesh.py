@@ -178,7 +178,6 @@ def cannot_split(config: Config, stages: int, context: int = 1) -> str | None:
             model.block == "reversible"
         ),
         "model.bert.mask_decoder=enhanced runs its last layer twice, outside the stages": model.enhanced_mask_decoder,
-        "model.feed_forward.kind=experts is untried in stages": model.feed_forward.has_experts,
         "a head for a task draws its dropout over the whole batch": model.head is not None,
         f"tune.lora_rank={config.tune.lora_rank} adapts the weights of layers, which is untried in stages": (
             config.tune.lora_rank > 0
@@ -193,7 +192,8 @@ def cannot_split(config: Config, stages: int, context: int = 1) -> str | None:
     for why, holds in cannot.items():
         if holds:
             return f"{where}; {why}; accepted: 1"
-    period, micro = len(period_of(model)), config.execution.gradient_accumulation_steps
+    period = model.num_layers // model.num_blocks * len(period_of(model))
+    micro = config.execution.gradient_accumulation_steps
     if model.num_layers % (stages * period):
         alike = "" if period == 1 else f" in groups of {period} that are alike"
         divisors = f"a divisor of {model.num_layers // period}"

@@ -13,7 +13,7 @@ from jaxformer.config import Config
 from jaxformer.data import vocabulary
 from jaxformer.data.progress_bars import say
 from jaxformer.errors import ConfigError
-from jaxformer.functional.attention_choice import choose
+from jaxformer.functional import attention_choice, grouped_choice
 from jaxformer.models.attention_support import check_mesh, unsupported_by
 from jaxformer.models.families import family_of
 from jaxformer.models.own_kinds import check_model
@@ -71,8 +71,14 @@ def target_config(config: Config, topology: Topology, mesh: Mesh) -> Config:
         heads = model.attention.num_heads if model.attention.has_implementations else 0
         scores = int(4 * tokens * heads / mesh.shape["tensor"] * length)
         sparse = bool(model.attention.patterns(length, model.causal))
-        implementation: Any = choose(length, length, parts, topology.chip.platform, able, scores, sparse)
+        implementation: Any = attention_choice.choose(
+            length, length, parts, topology.chip.platform, able, scores, sparse
+        )
         execution = replace(execution, attention=implementation)
+    if execution.experts == "auto" and model.feed_forward.has_experts:
+        hidden = model.feed_forward.hidden_width(model.width)
+        grouped: Any = grouped_choice.choose(model.width, hidden, model.dtype, topology.chip.platform)
+        execution = replace(execution, experts=grouped)
     return replace(config, model=model, execution=execution)
 
 

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Mapping
 
+from jaxformer.plan.grouped_costs import grouped_flops, grouped_kernel
 from jaxformer.plan.hlo import Computation, Instruction, Program, Shape
 from jaxformer.plan.kernel_costs import kernel_flops, kernel_of
 
@@ -24,14 +25,17 @@ THROUGH = {"bitcast", "reshape", "transpose", "copy", "convert"}
 def flops(program: Program, shares: Mapping[str, float] | None = None) -> float:
     """Operations of all matrix products, a multiply-add being two.
 
-    shares: of the scores that each attention kernel visits (`kernel_costs.visited_shares`); None: all.
+    shares: of the scores that each attention kernel visits (`kernel_costs.visited_shares`), and of the rows that belong
+    to an expert (`grouped_costs.grouped_shares`); None: all.
     """
     total = 0.0
     for computation, instruction, times, _ in program.runs():
         library = instruction.opcode == "custom-call" and ("gemm" in instruction.text or "matmul" in instruction.text)
-        kernel = kernel_of(instruction)
+        kernel, grouped = kernel_of(instruction), grouped_kernel(instruction)
         if kernel is not None:
             total += times * kernel_flops(computation, instruction, kernel, shares or {})
+        elif grouped is not None:
+            total += times * grouped_flops(computation, instruction, grouped, shares or {})
         elif instruction.opcode == "dot" or library:
             total += times * _product(computation, instruction)
         elif instruction.opcode == "convolution":

@@ -13,6 +13,7 @@ from jaxformer.parallel.mesh import LARGE
 from jaxformer.parallel.pipeline import STAGE, num_ticks
 from jaxformer.plan import collectives, communication_bound, costs, hlo
 from jaxformer.plan.compiled_step import CompiledStep, compile_step
+from jaxformer.plan.grouped_costs import grouped_shares
 from jaxformer.plan.kernel_costs import visited_shares
 from jaxformer.plan.roofline import roofline
 from jaxformer.plan.topology import Topology
@@ -79,7 +80,8 @@ def describe(step: CompiledStep, topology: Topology) -> Plan:
 
     program = hlo.read(step.text)
     sent = collectives.find(program, sizes)
-    flops, traffic = costs.flops(program, visited_shares(config, topology)), costs.traffic(program)
+    shares = visited_shares(config, topology) | grouped_shares(sizes)
+    flops, traffic = costs.flops(program, shares), costs.traffic(program)
     plan["flops"] |= {"program": flops, "useful": model_flops / (flops * len(topology.devices)) if flops else None}
     summed = _summed(sent, "count", "kind", "axes")
     return plan | {

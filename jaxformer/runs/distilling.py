@@ -122,7 +122,7 @@ def starter(config: Config, model: Model, mesh: Mesh, log: Callable[[str], None]
         log(f"teacher: {where} at step {step}")
         if not config.distill.initial_layers:
             return state
-        chosen = initial_layers(student.num_layers, run.model.num_layers)
+        chosen = initial_layers(student.num_blocks, run.model.num_blocks)
 
         def taken(path: Any, fresh: Any) -> Any:
             old = found

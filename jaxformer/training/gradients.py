@@ -58,9 +58,13 @@ def gradients(
 
     value_and_grad = jax.value_and_grad(share, has_aux=True)
     trained = only_trained(params, model.specs)
+    counted = any(map(is_statistic, jax.tree.leaves(model.specs, is_leaf=is_spec)))
+    nothing = jax.tree.map(jnp.zeros_like, only(params, model.specs, is_statistic)) if counted else None
+    count = jax.grad(lambda *of: share(trained, *of)[0], argnums=2)
     if staged:
         rngs = jax.vmap(jax.random.fold_in, (None, 0))(rng, jnp.arange(micro_batches))
-        (loss, sums), grads = value_and_grad(trained, batch, rngs)
+        statistics = count(batch, rngs, nothing) if counted else None
+        (loss, sums), grads = value_and_grad(trained, batch, rngs, statistics)
         return loss, grads, sums, weights
     if micro_batches == 1:
         (loss, sums), grads = value_and_grad(trained, batch, jax.random.fold_in(rng, 0))
@@ -69,13 +73,11 @@ def gradients(
     # Each part takes rows from the whole batch, so that no row moves to another device.
     parts = jax.tree.map(lambda x: split_microbatches(x, micro_batches), batch)
     statistics = None
-    if any(map(is_statistic, jax.tree.leaves(model.specs, is_leaf=is_spec))):
-        count = jax.grad(lambda *of: share(trained, *of)[0], argnums=2)
+    if counted:
 
         def add_counts(index, total, rows):
             return jax.tree.map(jnp.add, total, count(rows, jax.random.fold_in(rng, index), nothing))
 
-        nothing = jax.tree.map(jnp.zeros_like, only(params, model.specs, is_statistic))
         statistics = fori_over_batches(add_counts, nothing, parts, micro_batches)
     shapes = jax.eval_shape(value_and_grad, trained, jax.tree.map(lambda x: x[0], parts), rng, statistics)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), shapes)

@@ -98,7 +98,7 @@ def test_each_step_equals_the_full_forward_pass(case):
 @pytest.mark.slow
 def test_each_step_of_experts_equals_the_full_forward_pass():
     with jax.enable_x64(True):
-        kind = {"kind": "experts", "count": 4, "activation": "swiglu", "shared": 1}
+        kind = {"kind": "experts", "count": 4, "activation": "swiglu", "shared": 1, "every": 2}
         cfg = make("rotary", None, 2, "pre_norm", dtype="float64", feed_forward=kind)
         assert differences(cfg, params_of(cfg, dtype=np.float64)) < 1e-12
 

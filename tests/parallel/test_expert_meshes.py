@@ -8,11 +8,11 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.config import Config, Dense, Experts, MeshConfig, ModelConfig, TrainConfig
+from jaxformer.config import Config, Dense, Execution, Experts, MeshConfig, ModelConfig, TrainConfig
 from jaxformer.errors import ConfigError
 from jaxformer.functional import experts_layer
 from jaxformer.functional.layer import Context
-from jaxformer.masks import Mask
+from jaxformer.masks import Mask, segments
 from jaxformer.models import gpt
 from jaxformer.parallel.mesh import batch_sharding, check_context, check_experts, make_mesh, param_shardings
 from jaxformer.plan.communication_bound import communication_bound
@@ -58,9 +58,37 @@ def test_losses_and_gradients_are_those_of_one_device(dispatch, micro_batches, m
     jax.tree.map(close, got[1], wanted[1])
 
 
+def exchanged(dispatch, exchange, mesh):
+    """The layer on a mesh, and which collectives exchange its tokens."""
+    fields = {"balance": None, "bias_rate": 0.0} if dispatch == "expert_choice" else {}
+    cfg, batch = cases.config_of(dispatch=dispatch, **fields), cases.batch_of(ROWS)
+    params = cases.params_of(cfg, np.float32)
+    context = Context(segments(batch.segments), execution=Execution(expert_exchange=exchange))
+    weights = {name: params["mlp"][name] for name in cases.specs_of(cfg)["mlp"] if name not in ("load", "bias")}
+
+    def run(weights, x):
+        return experts_layer.apply(params["mlp"] | weights, x, cfg, context)[0]
+
+    with jax.set_mesh(make_mesh(mesh, jax.devices()[: mesh.data * mesh.expert])):
+        arguments_of = weights, np.asarray(cases.inputs_of(batch, np.float32))
+        text = str(jax.make_jaxpr(run)(*arguments_of))
+        run = jax.jit(run, compiler_options={"xla_backend_optimization_level": 0})
+        return jax.device_get(run(*arguments_of)), {n for n in ("all_to_all", "all_gather") if n in text}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dispatch", ["capacity", "expert_choice"])
+def test_both_exchanges_are_the_layer_of_one_device(dispatch):
+    expected = exchanged(dispatch, "auto", MeshConfig(data=1))[0]
+    for exchange, collective in (("all_to_all", "all_to_all"), ("gather", "all_gather"), ("auto", "all_to_all")):
+        found, sent = exchanged(dispatch, exchange, MeshConfig(data=2, expert=4))
+        assert sent == {collective}
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_padding_of_rows_in_parts():
-    segments = np.array([[1, 1, 2, 0], [1, 0, 0, 0]])
-    mask = Mask(query_segments=segments, key_segments=segments, parts=2)
+    documents = np.array([[1, 1, 2, 0], [1, 0, 0, 0]])
+    mask = Mask(query_segments=documents, key_segments=documents, parts=2)
     found = experts_layer.not_padding(np.zeros((4, 2, 3)), Context(mask))
     assert found.tolist() == [[True, True], [True, False], [True, False], [False, False]]
 

@@ -47,7 +47,7 @@ def config(name, remat="none", **mesh):
 
 
 def mesh_of(cfg):
-    sizes = [getattr(cfg.mesh, name) for name in (STAGE, *meshes.AXES)]
+    sizes = [getattr(cfg.mesh, name) for name in meshes.ORDER]
     return meshes.make_mesh(cfg.mesh, jax.devices()[: int(np.prod(sizes))])
 
 

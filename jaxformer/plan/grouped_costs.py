@@ -1,0 +1,44 @@
+"""What the kernels for products of groups of rows compute (`kernels.grouped.megablox`), of which XLA knows nothing.
+
+A kernel multiplies the tiles of rows that any group has rows in, once for each of those groups. How many rows have a
+group, a plan does not know: it takes every expert to be as busy as the others, so that of the rows of all devices of
+the `expert` axis each device's experts have an equal share.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+
+from jaxformer.kernels.grouped.megablox import TILE
+from jaxformer.plan.hlo import Computation, Instruction, Shape
+
+SHARE = "rows of experts"  # its name among the shares that a plan tells `costs.flops`
+_CALLED = re.compile(r"jit\((t?gmm)\)+/pallas_call")
+
+
+def grouped_kernel(instruction: Instruction) -> str | None:
+    """The kernel that an instruction calls: gmm ([M, K] and [E, K, N] to [M, N]), tgmm ([M, K] and [M, N] to [E, K, N])
+    or None."""
+    found = _CALLED.search(instruction.text) if instruction.opcode == "custom-call" else None
+    return None if found is None else found[1]
+
+
+def grouped_flops(computation: Computation, instruction: Instruction, name: str, shares: Mapping[str, float]) -> float:
+    """Operations of a call, a multiply-add being two.
+
+    Args:
+      computation, instruction: the call.
+      name: of the kernel.
+      shares: under `SHARE`, of the rows those that have a group.
+    """
+    operands = [computation.instructions.get(o) for o in instruction.operands]
+    rows, other = [o.shapes[0] for o in operands if o is not None and re.match(r"b?f\d", o.shapes[0].dtype)][:2]
+    weights: Shape = other if name == "gmm" else instruction.shapes[0]
+    groups, *matrix = weights.sizes
+    # A tile in which one group ends and the next begins is computed for both.
+    return 2.0 * math.prod(matrix) * (rows.sizes[0] * shares.get(SHARE, 1.0) + TILE * (groups - 1))
+
+
+def grouped_shares(sizes: Mapping[str, int]) -> dict[str, float]:
+    """What `grouped_flops` asks for, on a mesh with axes of these sizes."""
+    return {SHARE: 1 / sizes.get("expert", 1)}
