@@ -120,6 +120,7 @@ def test_equal_losses_pin_nothing_and_end_well(place):  # noqa: F811
     assert place.run("fit", f"--csv={path}", *flags) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_traceback(tmp_path):
     """`| head -1`: the one line, and nothing on standard error (it was nine lines)."""
     path = tmp_path / "table.csv"

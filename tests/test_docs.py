@@ -145,6 +145,7 @@ def without_extras(code, *words):
 PROGRAM = "import jaxformer.runs.pretrain\nfrom jaxformer.__main__ import main\nmain()"
 
 
+@pytest.mark.slow
 def test_the_main_command_starts_with_what_it_installs():
     done = without_extras(PROGRAM, *MAIN[1:], "--newest-step", "--config.workdir=none")
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr[-2000:]

@@ -195,6 +195,7 @@ def check_decoding(cfg, params, tokens, lengths, steps):
         got, cache = add(params, tokens[rows, lengths + step], cache)
 
 
+@pytest.mark.slow
 def test_decoding_with_its_cache_is_the_full_forward_pass():
     load(str(FILES["gated_conv"]))
     cfg = from_mapping({"model": {"attention": "gated_conv", "positions": "none", "width": 32, "vocab_size": 20}}).model

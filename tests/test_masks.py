@@ -116,12 +116,13 @@ def test_an_empty_slot_is_never_seen_even_without_another_condition():
     assert np.asarray(masks.expand(mask, 2, 3)).reshape(2, 3).astype(int).tolist() == [[1, 0, 1], [1, 0, 1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rows, columns",
     [
-        pytest.param(slice(0, 3), slice(0, 3), marks=pytest.mark.slow),
+        (slice(0, 3), slice(0, 3)),
         (slice(4, 7), slice(2, 7)),
-        pytest.param(slice(2, 3), slice(0, 7), marks=pytest.mark.slow),
+        (slice(2, 3), slice(0, 7)),
     ],
 )
 def test_crop_is_a_slice_of_the_whole(rows, columns):

@@ -118,7 +118,8 @@ def test_a_shell_is_its_function_bit_for_bit(name):
     same_program(lambda p, *a: shell.apply({"params": p}, *a), lambda p, *a: function(p, None, *a), params, *arguments)
 
 
-@pytest.mark.parametrize("name", ["Block", *(pytest.param(name, marks=pytest.mark.slow) for name in ("GPT", "BERT"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Block", "GPT", "BERT"])
 def test_with_dropout_too(name):
     shell, _, arguments, function = SHELLS[name]
     key = _Key().apply({}, rngs={"dropout": jax.random.key(5)})
@@ -201,9 +202,8 @@ def test_every_parameter_begins_with_values_of_its_own(name):
         assert len(drawn) >= 2 and len(set(drawn.values())) == len(drawn)
 
 
-@pytest.mark.parametrize(
-    "cfg, family", [(CFG, gpt), pytest.param(BERT_CFG, bert, marks=pytest.mark.slow)], ids=["gpt", "bert"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("cfg, family", [(CFG, gpt), (BERT_CFG, bert)], ids=["gpt", "bert"])
 def test_the_model_training_receives_runs_through_the_shell(cfg, family):
     cfg, loss_cfg = replace(cfg, num_layers=1), LossConfig(z_loss=1e-3)
     model = modules.make_model(cfg, loss_cfg)

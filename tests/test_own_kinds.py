@@ -156,6 +156,7 @@ def test_a_kind_may_be_read_twice(tmp_path):
     assert AttentionConfig.registered["own"]().taps == 1
 
 
+@pytest.mark.slow
 def test_a_feed_forward_layer_need_not_say_that_it_keeps_nothing():
     @dataclass(frozen=True)
     class Own(Dense, kind="own"):

@@ -125,6 +125,7 @@ def test_a_printed_config_brings_what_its_file_brought(printed):
     assert f"load({str(file)!r})" in printed(file)
 
 
+@pytest.mark.slow
 def test_a_printed_config_brings_a_tracker_of_its_file(printed, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(

@@ -81,9 +81,7 @@ def rows_of(batch, rows):
     return jax.tree.map(lambda x: x[rows], batch)
 
 
-@pytest.mark.parametrize(
-    "hosts", [pytest.param(x, marks=() if x in ("6 shares", "scattered") else pytest.mark.slow) for x in HOSTS]
-)
+@pytest.mark.parametrize("hosts", [pytest.param(x, marks=() if x == "scattered" else pytest.mark.slow) for x in HOSTS])
 def test_a_host_has_its_rows_of_the_whole_batch(make_split, vocabulary, data, hosts):
     """Through several epochs, whose borders fall inside batches."""
     split = make_split(LENGTHS)
@@ -99,7 +97,7 @@ def test_a_host_has_its_rows_of_the_whole_batch(make_split, vocabulary, data, ho
             assert_same(share[step], rows_of(whole[step], own))
 
 
-@pytest.mark.parametrize("name", ["next_token", "masked"])
+@pytest.mark.parametrize("name", ["next_token", pytest.param("masked", marks=pytest.mark.slow)])
 def test_no_token_is_read_twice_in_an_epoch(make_split, vocabulary, name):
     split = make_split([700, 300])
     batches = Batches(split, vocabulary, OBJECTIVES[name], rows=1, context_length=16, seed=0)

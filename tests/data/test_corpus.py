@@ -245,6 +245,7 @@ def test_a_damaged_corpus_is_made_again(data, file, damage):
     np.testing.assert_array_equal(again.train.tokens, tokens)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_leaves_nothing(data, tmp_path):
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))"
     process = start(data, before=limit)

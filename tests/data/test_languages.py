@@ -185,6 +185,7 @@ def test_masked_floor_is_that_of_enumeration(symbols, order, length):
     assert abs(sampled.nats - expected) < 4 * sampled.standard_error < 0.1
 
 
+@pytest.mark.slow
 def test_standard_error_of_the_masked_floor(monkeypatch):
     language = Markov(2, 2, zipf=1.0, seed=5)
     exact = brute_masked(language, BERT, 6)[2]

@@ -63,7 +63,13 @@ def entropies(language, tokens, rate, mean, roll):
 
 @pytest.mark.parametrize(
     ("tokens", "rate", "mean", "roll"),
-    [(7, 0.45, 1.5, False), (7, 0.45, 1.5, True), (6, 0.5, 1.0, False), (6, 0.5, 9.0, False), (6, 0.4, 9.0, True)],
+    [
+        (7, 0.45, 1.5, False),
+        pytest.param(7, 0.45, 1.5, True, marks=pytest.mark.slow),
+        (6, 0.5, 1.0, False),
+        (6, 0.5, 9.0, False),
+        (6, 0.4, 9.0, True),
+    ],
 )
 def test_the_bracket_holds_what_all_texts_and_masks_give(tokens, rate, mean, roll):
     language = markov(3, 1, 1.0, 0)
@@ -138,6 +144,7 @@ def test_the_config_of_each_has_a_floor_and_full_rows(kind):
         assert not [note for note in rows_of(split, tokenizer, data, lengths, False).notes() if "no row uses" in note]
 
 
+@pytest.mark.slow
 def test_floor_of_a_mixture_of_denoisers():
     """The mean over rows: nats of all targets over their tokens, of texts as long as the mixture's own."""
     fields = {"source": "markov", "language_symbols": 8, "language_order": 1, "language_tokens": 100_000}

@@ -73,6 +73,7 @@ def test_only_ordinary_tokens_are_selected(many):
     assert abs(selected - 0.15 * ordinary) < 5 * np.sqrt(0.15 * 0.85 * ordinary)
 
 
+@pytest.mark.slow
 def test_random_b_is_any_other_stretch_equally_often(make_split, vocabulary):
     split = make_split([29 * 4, 29 * 2, 29 * 6])  # stretches of 29 tokens, so that no offset is free
     batches = Batches(split, vocabulary, PAIRS, rows=12, context_length=32, seed=0)

@@ -133,6 +133,7 @@ def test_inputs_are_the_files_that_are_read(tmp_path):
     assert {each.label.partition("/")[0] for each in stdlib} == {"train", "validation"}
 
 
+@pytest.mark.slow
 def test_reading_text_needs_nothing_heavy():
     code = (
         "import sys; import jaxformer.data.corpus; "

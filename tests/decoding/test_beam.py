@@ -45,6 +45,7 @@ def every_continuation(params, prompt, cfg, new_tokens, stop, apply=gpt_apply):
     return found
 
 
+@pytest.mark.slow
 def test_as_many_beams_as_continuations_find_the_best_ones_in_order():
     cfg = config(vocab_size=4, positions="alibi", context_length=8, num_layers=1)
     params = params_of(cfg, seed=3)

@@ -14,8 +14,6 @@ from jaxformer.errors import ConfigError
 
 MASK = 23
 
-SLOW = pytest.mark.slow
-
 
 def make(**changes):
     cfg = config(family="bert", block="post_norm", token_types=2, next_sentence=True, num_layers=1, **changes)
@@ -29,9 +27,10 @@ def rows_of():
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "positions",
-    ["learned", pytest.param("t5", marks=SLOW), pytest.param("rotary", marks=SLOW), pytest.param("alibi", marks=SLOW)],
+    ["learned", "t5", "rotary", "alibi"],
 )
 def test_candidates_are_the_most_probable_tokens_at_each_mask(positions):
     cfg, params = make(positions=positions)

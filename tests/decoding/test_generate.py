@@ -61,6 +61,7 @@ def test_greedy_tokens_are_those_of_repeated_full_passes(window, penalty):
         np.testing.assert_allclose(out.log_probs[row], log_probs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_ragged_batch_gives_what_each_prompt_gives_alone():
     rngs = jax.random.split(jax.random.key(5), 4)
     options = {"sampling": FREE, "max_new_tokens": 16, "stop": stops([3, 3], [11])}
@@ -95,6 +96,7 @@ def test_the_same_key_gives_the_same_tokens_and_another_key_others():
 ROWS = 256  # of the tests that count what comes
 
 
+@pytest.mark.slow
 def test_tokens_come_as_often_as_the_model_says():
     each = [generate(PARAMS, [[3, 1, 4]] * ROWS, CFG, rng=jax.random.key(seed), max_new_tokens=1) for seed in range(16)]
     tokens, log_probs = (np.concatenate([getattr(out, name)[:, 0] for out in each]) for name in ("tokens", "log_probs"))
@@ -141,6 +143,7 @@ def test_the_stream_writes_into_the_cache_it_was_given():
         assert places() == before
 
 
+@pytest.mark.slow
 def test_one_program_serves_all_lengths_settings_and_seeds_of_a_size():
     cfg = changed(CFG, norm_epsilon=2e-5)  # a model of its own, so that no other test has compiled it
     for seed, (length, new, temperature, stop) in enumerate(

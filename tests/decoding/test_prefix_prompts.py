@@ -22,9 +22,8 @@ PROMPTS = [[3, 1, 4, 1, 5, 9], [2, 7, 1], [5]]
 TOTAL = 12
 
 
-@pytest.mark.parametrize("positions, window", [
-    ("rotary", None), pytest.param("t5", 4, marks=pytest.mark.slow)
-])  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("positions, window", [("rotary", None), ("t5", 4)])
 def test_each_step_is_the_full_pass_with_that_prefix(positions, window):
     with jax.enable_x64(True):
         cfg = config(positions=positions, window=window, num_kv_heads=2, dtype="float64")

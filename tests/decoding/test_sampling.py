@@ -79,8 +79,9 @@ def test_filters_apply_in_order_penalty_temperature_top_k_top_p_min_p():
 
 @pytest.mark.parametrize(
     "sampling",
-    [Sampling(), Sampling(1.3, top_k=6, top_p=0.9, min_p=0.05),
+    [Sampling(),
      *(pytest.param(each, marks=pytest.mark.slow) for each in (
+         Sampling(1.3, top_k=6, top_p=0.9, min_p=0.05),
          Sampling(0.5), Sampling(2.0), Sampling(top_k=3), Sampling(top_p=0.7), Sampling(min_p=0.3)))],
     ids=str,
 )  # fmt: skip

@@ -67,6 +67,7 @@ def test_lines_say_the_share_of_the_peak_where_it_is_known():
     assert "4.945e+05 GFLOP/s (0.500 of the chip's peak)" in line
 
 
+@pytest.mark.slow
 def test_a_contestant_in_a_process_of_its_own(tmp_path, monkeypatch):
     """Ready before the first turn, one run for each turn, and a line if it dies."""
     (tmp_path / "contestant.py").write_text(
@@ -86,6 +87,7 @@ def test_a_contestant_in_a_process_of_its_own(tmp_path, monkeypatch):
         run()
 
 
+@pytest.mark.slow
 def test_a_contestant_that_died_between_turns_is_a_line(tmp_path, monkeypatch):
     (tmp_path / "killed.py").write_text(
         "import os\nfrom jaxformer.benchmarks.suite import ANSWER\nos.close(0)\n"

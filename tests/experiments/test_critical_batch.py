@@ -97,6 +97,7 @@ def test_updates_are_counted_between_two_evaluations():
     assert search.updates_to(2.0, advance, lambda: math.nan, 30) == math.inf and sum(made) == 1
 
 
+@pytest.mark.slow
 def test_the_page_says_what_the_records_do(monkeypatch):
     monkeypatch.setattr(critical_batch_fit, "REPLICATES", 50)
     found = list(planted())

@@ -79,6 +79,7 @@ def test_several_prompts_are_continued_as_each_alone(play, flags):
     assert out == "".join(f"--- {i} of {len(alone)}\n{text}" for i, text in enumerate(alone, 1))
 
 
+@pytest.mark.slow
 def test_only_beams_that_exist_are_printed(play, monkeypatch):
     """Two tokens that may come, one new token: the third and fourth beam were texts of probability 0."""
     from jaxformer import decoding

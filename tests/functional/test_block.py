@@ -114,7 +114,7 @@ def reference_run(dropout):
 @pytest.mark.parametrize(
     "layers, remat, dropout",
     [
-        ("scan", "dots", 0.3),
+        pytest.param("scan", "dots", 0.3, marks=pytest.mark.slow),
         ("unroll", "full", 0.3),
         pytest.param("scan", "none", 0.0, marks=pytest.mark.slow),
         pytest.param("scan", "full", 0.0, marks=pytest.mark.slow),
@@ -135,6 +135,7 @@ def test_scan_and_remat_change_neither_values_nor_gradients(layers, remat, dropo
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_a_list_of_blocks_is_the_stack_of_them():
     params, x, (wanted, _) = reference_run(0.0)
     with jax.enable_x64(True):
@@ -226,7 +227,7 @@ def kept_for_backward(cfg, x, execution):
 @pytest.mark.parametrize(
     "layers, dtype",
     [
-        ("scan", "bfloat16"),
+        pytest.param("scan", "bfloat16", marks=pytest.mark.slow),
         ("unroll", "float32"),
         pytest.param("scan", "float32", marks=pytest.mark.slow),
         pytest.param("unroll", "bfloat16", marks=pytest.mark.slow),
@@ -308,6 +309,7 @@ def test_only_layer_norm_with_biases_has_a_bias(use_bias, norm):
     assert ("b_query" in specs["attention"]) == ("b_up" in specs["mlp"]) == use_bias
 
 
+@pytest.mark.slow
 def test_bfloat16_blocks_keep_float32_parameters_and_gradients():
     cfg = change(dtype="bfloat16")
     params = jax.tree.map(np.float32, random_params(stack_specs(blocks.block_specs(cfg), L)))

@@ -97,12 +97,13 @@ def value_and_gradients(q, k, v, mask, name):
 *ONE, ALL = RESTS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, rest",  # each pattern with all that can be beside it, and in turn with one thing or nothing
     [
         ("all", ALL),
-        *(pytest.param(name, ALL, marks=pytest.mark.slow) for name in list(PATTERNS)[:-1]),
-        *(pytest.param(name, ONE[n % len(ONE)], marks=pytest.mark.slow) for n, name in enumerate(PATTERNS)),
+        *((name, ALL) for name in list(PATTERNS)[:-1]),
+        *((name, ONE[n % len(ONE)]) for n, name in enumerate(PATTERNS)),
     ],
 )
 def test_chunked_is_xla(name, rest):

@@ -86,10 +86,9 @@ def gradients(implementation, shape=None):
             return jax.device_get(run(*arrays()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation, shape", [
-    ("chunked", (2, 1, 2, 1)),
-    pytest.param("chunked", None, marks=pytest.mark.slow),
-    pytest.param("xla", (2, 1, 2, 1), marks=pytest.mark.slow),
+    ("chunked", (2, 1, 2, 1)), ("chunked", None), ("xla", (2, 1, 2, 1)),
 ])  # fmt: skip
 def test_every_implementation_and_a_mesh_of_rows_and_heads_have_the_same_gradients(implementation, shape):
     for found, wanted in zip(gradients(implementation, shape), gradients("xla"), strict=True):

@@ -94,7 +94,7 @@ def test_products_of_groups_are_those_of_a_loop(name, monkeypatch):
         close(tangent(a, b, w)[:live], quickly(lambda *of: jax.jvp(loop, of, (b, a, w))[1])(a, b, w))
 
 
-@pytest.mark.parametrize("name", ["blocks", pytest.param("ragged", marks=pytest.mark.slow), "capacity"])
+@pytest.mark.parametrize("name", [*(pytest.param(n, marks=pytest.mark.slow) for n in ("blocks", "ragged")), "capacity"])
 def test_the_layer_is_a_weighted_sum_of_all_experts(name):
     x, w_router, g = drawn((B * T, D), (D, E), (B * T, D))
     w = weights()

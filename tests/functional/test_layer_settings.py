@@ -94,6 +94,7 @@ def test_layers_that_differ_on_a_mesh():
             np.testing.assert_allclose(run(params), wanted, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_norms_around_sublayers():
     with jax.enable_x64():
         x, context = x_of(), Context(masks.causal())

@@ -23,7 +23,8 @@ def total(out, log_sum):
     return jnp.sum(jnp.sin(out + jnp.arange(out.size).reshape(out.shape))) + jnp.sum(jnp.cos(found))
 
 
-@pytest.mark.parametrize("name", [pytest.param("xla", marks=pytest.mark.slow), "chunked"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["xla", "chunked"])
 def test_two_sets_of_keys_are_the_whole(name):
     """Some queries see nothing of one set, one of either."""
     with jax.enable_x64(True):

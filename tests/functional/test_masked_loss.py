@@ -68,7 +68,7 @@ def assert_same(got, wanted, **tolerance):
 
 @pytest.mark.parametrize("kind, chunk_tokens", [
     *((k, 9) for k in WEIGHTS),
-    *(pytest.param("random", c, marks=() if c == 1 else pytest.mark.slow) for c in CHUNKS if c != 9),
+    *(pytest.param("random", c, marks=pytest.mark.slow) for c in CHUNKS if c != 9),
 ])  # fmt: skip
 def test_equals_the_loss_of_all_positions(kind, chunk_tokens):
     with jax.enable_x64(True):

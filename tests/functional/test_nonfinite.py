@@ -87,7 +87,7 @@ def same(found, wanted):
         np.testing.assert_array_equal(one, other, err_msg=name)
 
 
-@pytest.mark.parametrize("implementation", ["xla", "chunked"])
+@pytest.mark.parametrize("implementation", ["xla", pytest.param("chunked", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "length, options",
     [
@@ -141,7 +141,7 @@ def half_hidden(length):
     }
 
 
-@pytest.mark.parametrize("implementation", [pytest.param("xla", marks=pytest.mark.slow), "chunked"])
+@pytest.mark.parametrize("implementation", ["xla", pytest.param("chunked", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "length, options", [(SHORT, "soft_cap"), *(pytest.param(n, "plain", marks=pytest.mark.slow) for n in (SHORT, LONG))]
 )

@@ -53,7 +53,7 @@ def second_derivatives(implementation, options):
 @pytest.mark.parametrize(
     "options", [pytest.param({}, marks=pytest.mark.slow), {"soft_cap": 2.0}], ids=["plain", "soft_cap"]
 )
-@pytest.mark.parametrize("implementation", ["xla", "chunked"])
+@pytest.mark.parametrize("implementation", [pytest.param("xla", marks=pytest.mark.slow), "chunked"])
 def test_hidden_keys_change_no_second_derivative(implementation, options):
     run, (query, key, value, bias) = second_derivatives(implementation, options), draw(0)
     wanted = run(query, key, value, bias)
@@ -68,7 +68,7 @@ def test_hidden_keys_change_no_second_derivative(implementation, options):
 
 @pytest.mark.parametrize(
     "mask",
-    [pytest.param(None, marks=pytest.mark.slow), masks.causal(), masks.window(3)],
+    [pytest.param(None, marks=pytest.mark.slow), masks.causal(), pytest.param(masks.window(3), marks=pytest.mark.slow)],
     ids=["all", "causal", "window"],
 )
 def test_a_bias_is_no_number_beyond_the_row(mask):

@@ -160,6 +160,7 @@ def test_a_state_goes_on(name):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-15), state, last)
 
 
+@pytest.mark.slow
 @MOST
 def test_gradients_are_central_differences_and_agree_with_forward_mode(name, reverse):
     layer, _, p = LAYERS[name]

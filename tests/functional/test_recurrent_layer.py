@@ -35,6 +35,7 @@ def model(name, **more):
     return cfg, params_of(gpt.specs(cfg))
 
 
+@pytest.mark.slow
 @EACH
 def test_decoding_is_the_full_forward_pass(name):
     cfg, params = model(name)
@@ -76,6 +77,7 @@ def test_the_same_on_eight_devices(name):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), on_eight[1], grads)
 
 
+@pytest.mark.slow
 def test_counts():
     """By hand: D 32, H 24, LSTM: 4 H (D + H) + H D weights in each layer."""
     cfg, _ = model("lstm")

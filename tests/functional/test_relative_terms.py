@@ -76,6 +76,7 @@ def test_each_pair_as_written_out(case):
         np.testing.assert_allclose(alone[b, :, 0], wanted[b][:, places_of[0][b, 0]][:, places_of[1][b]], atol=1e-12)
 
 
+@pytest.mark.slow
 def test_every_implementation_has_the_same_values_and_gradients():
     """Longer than one block of chunked attention, so that blocks begin anywhere and the last one is padded."""
     queries = keys = 300

@@ -102,6 +102,7 @@ def test_masked_and_next_sentence_losses_equal_the_reference():
     assert {k: float(v) for k, v in bert.weights(batch, cfg).items()} == {k: float(v[1]) for k, v in objective.items()}
 
 
+@pytest.mark.slow
 def test_a_row_without_a_pair_passes_no_gradient_and_no_nan():
     cfg = KINDS["published"]
     params = jax.tree.map(jnp.array, random_params(bert.specs(cfg)))

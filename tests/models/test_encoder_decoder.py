@@ -77,7 +77,8 @@ def logits(params, cfg, **fields):
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind in ("2017", "t5_1_0") else ()) for kind in KINDS]
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.slow if kind in ("2017", "rotary", "t5_1_0") else ()) for kind in KINDS],
 )
 def test_logits_equal_the_reference(kind):
     cfg = KINDS[kind]
@@ -123,9 +124,9 @@ def allowed():
     return np.einsum("btx,bc->btcx", inside, np.eye(B, dtype=bool))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind, attention", [
-    ("bart", "xla"), pytest.param("t5_1_1", "chunked", marks=pytest.mark.slow),
-    pytest.param("rotary", "xla", marks=pytest.mark.slow),
+    ("bart", "xla"), ("t5_1_1", "chunked"), ("rotary", "xla"),
 ])  # fmt: skip
 def test_exactly_the_own_source_and_the_earlier_target_are_felt(kind, attention):
     np.testing.assert_array_equal(felt(KINDS[kind], execution=Execution(attention=attention)), allowed())

@@ -55,7 +55,7 @@ def test_logits_equal_the_reference(kind):
     "kind, dropout",
     [
         ("llama", 0.0),
-        ("alibi_parallel", 0.2),
+        pytest.param("alibi_parallel", 0.2, marks=pytest.mark.slow),
         pytest.param("gpt2", 0.2, marks=pytest.mark.slow),
         pytest.param("t5_post_norm", 0.0, marks=pytest.mark.slow),
     ],
@@ -146,6 +146,7 @@ def test_scan_and_unroll_drop_the_same():
     assert not np.allclose(outs[0], jax.jit(lambda p: gpt.apply(p, TOKENS, cfg))(params), atol=0.1)
 
 
+@pytest.mark.slow
 def test_a_fresh_model_knows_nothing():
     """GPT-2's initialisation starts at about ln V nats."""
     cfg = config(vocab_size=64, tie_embeddings=True)

@@ -98,7 +98,7 @@ def test_another_machine_that_lives_is_seen_to_live(workdir):
         thread.join()
 
 
-@pytest.mark.parametrize("content", [None, "[]"])
+@pytest.mark.parametrize("content", [None, pytest.param("[]", marks=pytest.mark.slow)])
 def test_another_machine_that_is_gone_holds_it_for_a_minute_at_most(workdir, content):
     held(workdir, **OTHER)
     if content is not None:

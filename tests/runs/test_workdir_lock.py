@@ -95,6 +95,7 @@ def test_a_killed_process_of_this_machine_holds_nothing(tmp_path, case):
         assert time.monotonic() - began < 0.5
 
 
+@pytest.mark.slow
 def test_kill_minus_nine_and_a_start_at_once(tmp_path):
     program = f"""
 import sys, time
@@ -150,7 +151,8 @@ def test_another_machine_that_lives_is_seen_to_live(tmp_path, capsys):
         thread.join()
 
 
-@pytest.mark.parametrize("age", [0, 0.3, 1000, -1000])  # the last: a clock that was set back
+# The last: a clock that was set back.
+@pytest.mark.parametrize("age", [pytest.param(0, marks=pytest.mark.slow), 0.3, 1000, -1000])
 def test_another_machine_that_is_gone_holds_it_for_a_minute_at_most(tmp_path, age):
     held(tmp_path, **OTHER)
     aged(tmp_path, age)
@@ -174,7 +176,10 @@ def test_a_slurm_job_queued_again_waits_for_nothing(tmp_path):
             assert time.monotonic() - began > 0.3
 
 
-@pytest.mark.parametrize("content", [b"", b"\x00" * 100, b"[" * 9000, b"[]", b"3", b'{"machine": {"a": []}}'])
+@pytest.mark.parametrize("content", [
+    b"", *(pytest.param(x, marks=pytest.mark.slow) for x in (b"\x00" * 100, b"[" * 9000, b"[]", b"3")),
+    b'{"machine": {"a": []}}',
+])  # fmt: skip
 def test_a_lock_that_says_nothing_is_one_by_its_age(tmp_path, content):
     (tmp_path / ".lock").write_bytes(content)
     with WorkdirLock(tmp_path, **QUICK):

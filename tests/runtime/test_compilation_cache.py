@@ -86,6 +86,7 @@ def flip(path, place):
     path.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_not_loaded_wherever_it_is(run, kept):
     """The first byte's, one in the middle, the last byte's, and two anywhere."""
     dice = random.Random(0)
@@ -167,6 +168,7 @@ def test_with_a_limited_size_as_well(run, kept, tmp_path):
     assert run(cache, **env).stdout == right
 
 
+@pytest.mark.slow
 def test_a_checksum_folder_that_is_a_link_is_not_followed(run, tmp_path):
     folder, elsewhere = tmp_path / "jaxformer" / "compiled", tmp_path / "elsewhere"
     folder.mkdir(parents=True)
@@ -198,6 +200,7 @@ def keep_two(folder):
         cache.put(key, key.encode())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGBUS])
 def test_who_dies_while_loading_is_told_of_at_the_next_start(run, tmp_path, capsys, number):
     keep_two(tmp_path)
@@ -214,6 +217,7 @@ def test_who_dies_while_loading_is_told_of_at_the_next_start(run, tmp_path, caps
     assert capsys.readouterr().err == "", "told once"
 
 
+@pytest.mark.slow
 def test_who_is_killed_while_loading_says_nothing_about_the_entry(run, tmp_path, capsys):
     keep_two(tmp_path)
     assert run(tmp_path, str(tmp_path), str(int(signal.SIGKILL)), program="dies").returncode == 128 + signal.SIGKILL

@@ -36,6 +36,7 @@ def heap(*accelerators: str, **environment: str) -> float:
     return float(done.stdout)
 
 
+@pytest.mark.slow
 @glibc
 def test_the_heap_is_reserved_where_the_work_is_done_on_cpu():
     assert heap() > 0.7
@@ -85,6 +86,7 @@ def settled(script, before=""):
     return subprocess.run(command, capture_output=True, text=True, check=True, env=chosen).stdout
 
 
+@pytest.mark.slow
 @glibc
 def test_freed_memory_is_kept_until_the_heap_is_settled():
     before, after = (float(x) for x in settled(GOES_BACK).split())

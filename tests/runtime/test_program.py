@@ -13,12 +13,13 @@ from jaxformer.runtime import program
 SCRIPT = "import jax; from jaxformer.runtime.program import a_device_for_each_core as f; f(); print(len(jax.devices()))"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chosen", "devices"),
     [
         ({}, program.usable_cores()),
-        pytest.param({"JAX_NUM_CPU_DEVICES": "3"}, 3, marks=pytest.mark.slow),
-        pytest.param({"XLA_FLAGS": "--xla_force_host_platform_device_count=5"}, 5, marks=pytest.mark.slow),
+        ({"JAX_NUM_CPU_DEVICES": "3"}, 3),
+        ({"XLA_FLAGS": "--xla_force_host_platform_device_count=5"}, 5),
     ],
     ids=["nothing", "jax", "xla"],
 )

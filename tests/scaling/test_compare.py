@@ -181,9 +181,10 @@ def test_ladders_that_cannot_be_compared_are_refused_in_one_line():
         compare(*[[record(f"{c:g}", c / 1e9, c, 3.0) for c in line]] * 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, planted", [
-    pytest.param("the sum", "A/A", marks=pytest.mark.slow),
-    pytest.param("Kaplan's law", "half", marks=pytest.mark.slow),
+    ("the sum", "A/A"),
+    ("Kaplan's law", "half"),
     ("a lopsided valley", "1.5, growing"),
 ])  # fmt: skip
 def test_intervals_hold_what_was_planted(name, planted):

@@ -96,6 +96,7 @@ def test_an_interval_narrows_as_the_root_of_the_rows():
     assert 1.5 < widths[0] / widths[1] < 2.9
 
 
+@pytest.mark.slow
 def test_resampling_of_clusters_sees_noise_that_rows_share():
     rng = np.random.default_rng(1)
     n, d = np.repeat(grid(sizes=4, tokens=5), 4, axis=1)
@@ -133,6 +134,7 @@ def test_data_that_cannot_pin_a_parameter_give_a_reason_instead_of_a_number():
     assert result["optimal"]["budgets"][0]["N"]["value"] is None
 
 
+@pytest.mark.slow
 def test_an_irreducible_loss_of_zero_is_not_reported_as_one():
     rng = np.random.default_rng(3)
     n = np.geomspace(1e6, 1e9, 12)
@@ -188,6 +190,7 @@ def test_a_flat_profile_of_the_floor_is_a_doubt_about_it_and_about_what_it_drags
     assert doubt("alpha", 2, 1, 0, 9) == "it varies from 0.1 to 0.35 as E varies over its 95% interval"
 
 
+@pytest.mark.slow
 def test_likely_outliers_are_named_with_their_rows():
     rng = np.random.default_rng(5)
     n, d = iso_flop()

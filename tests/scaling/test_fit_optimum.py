@@ -59,6 +59,7 @@ def test_given_flops_of_6nd_are_the_constant_price():
     assert price.is_constant and np.exp(price.log_flops[0]) == pytest.approx(6)
 
 
+@pytest.mark.slow
 def test_three_approaches_agree_on_a_planted_law():
     rng = np.random.default_rng(0)
     n, d = iso_flop(sizes=15, budgets=9, reach=4.0)

@@ -125,8 +125,9 @@ def test_the_same_seed_gives_the_same_file(small, tmp_path):
     assert results[0]["parametric"]["E"]["value"] == results[2]["parametric"]["E"]["value"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag, column, law", [
-    ("--n", "params", "L(N)"), pytest.param("--d", "tokens", "L(D)", marks=pytest.mark.slow),
+    ("--n", "params", "L(N)"), ("--d", "tokens", "L(D)"),
 ])  # fmt: skip
 def test_one_column_gives_its_power_law(tmp_path, flag, column, law, capsys):
     x = np.geomspace(1e6, 1e9, 10)

@@ -68,6 +68,7 @@ def both_fits(found, fits):
     return fits | fitted(found, list(results.CONVENTIONS)[-1])
 
 
+@pytest.mark.slow
 def test_only_finished_points_of_the_ladder_are_fitted(found, fits):
     chosen = results.points(found)
     assert len(chosen) == 4 * (5 + 1) and {r["role"] for r in chosen} == {"ladder"}
@@ -107,6 +108,7 @@ def test_every_convention_counts_as_it_says(found):
     }
 
 
+@pytest.mark.slow
 def test_the_planted_law_comes_back(fits):
     law = next(iter(fits.values()))["parametric"]
     for name in ("alpha", "beta"):
@@ -122,6 +124,7 @@ def test_another_way_of_counting_parameters_scales_their_factor_alone(both_fits,
     assert written["parametric"]["alpha"] == law["alpha"] and written["conventions"].keys() == both_fits.keys()
 
 
+@pytest.mark.slow
 def test_the_findings_are_rows_and_short_lines(fits):
     check_findings(fits)
 
@@ -152,6 +155,7 @@ def check_findings(fits):
     assert any(line.endswith(" FLOP, by iso-FLOP curves: 5M [4M, 6M]") for line in lines)
 
 
+@pytest.mark.slow
 def test_a_better_law_with_a_floor_is_the_one_that_speaks_of_the_floor(fits):
     first = next(iter(fits.values()))
     assert first["fits_best"] == "parametric" and findings.table(fits)[0]["value"].startswith("the sum")
@@ -170,6 +174,7 @@ def test_a_better_law_with_a_floor_is_the_one_that_speaks_of_the_floor(fits):
     assert "does NOT contain it" in missed and "contains it" in results.against_floor(other, 1.31, standard_error=0.01)
 
 
+@pytest.mark.slow
 def test_fit_json_is_that_of_the_fit_program_and_all_conventions(fits, tmp_path):
     written = json.loads(results.write_fits(tmp_path, fits).read_text())
     assert written["parametric"]["alpha"] == fits["all parameters, exact FLOP"]["parametric"]["alpha"]
@@ -203,6 +208,7 @@ def drawn(records, fits, folder):
     return given
 
 
+@pytest.mark.slow
 def test_learning_rates_are_compared_at_equal_tokens(found, fits, tmp_path):
     losses = {point["loss"] for point in drawn(found, fits, tmp_path)[0]}
     tried = [r for r in found if r["kind"] == "final" and r["loss"] in losses]
@@ -212,6 +218,7 @@ def test_learning_rates_are_compared_at_equal_tokens(found, fits, tmp_path):
         assert len(mine) == 3 and len({r["tokens"] for r in mine}) == 1 and {r["seed"] for r in mine} == {0}
 
 
+@pytest.mark.slow
 def test_a_training_curve_is_the_trunk_and_the_last_decay(found, fits, tmp_path):
     curves = drawn(found, fits, tmp_path)[1]
     assert len(curves) == 5

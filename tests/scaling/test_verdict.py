@@ -21,6 +21,7 @@ def kaplans():
     return table, fit.fit_table(table, fit.Settings(replicates=100))
 
 
+@pytest.mark.slow
 def test_a_floor_that_the_better_law_denies_is_not_pinned(kaplans):
     """It said 2.255 [1.797, 2.546], with no warning."""
     result = kaplans[1]
@@ -55,6 +56,7 @@ def test_a_law_that_is_beaten_clearly_is_said_to_be_everywhere(kaplans, tmp_path
     assert page.index("Kaplan's law".replace("'", "&#x27;")) < page.index("The sum: ")
 
 
+@pytest.mark.slow
 def test_best_sizes_are_those_of_the_law_that_fits_best(kaplans):
     table, result = kaplans
     assert result["optimal"]["law"] == result["ranking"][0]["law"] == "kaplan"
@@ -78,6 +80,7 @@ def test_tables_of_the_sum_keep_its_floor():
         assert result["warnings"][0].startswith("Kaplan's law")
 
 
+@pytest.mark.slow
 def test_a_floor_that_the_better_law_pins_elsewhere_is_named():
     """By the sum this table has E = 1.296 [0.991, 1.561], it said; it has 1.5."""
     result = fit.fit_table(planted(2, noise=0.001, law=STEEP), fit.Settings(replicates=100, holdout=0))

@@ -218,6 +218,7 @@ def test_names_of_fields_tell_where_they_are_from():
     assert named_fields(RECORDS[0]) == {"event/event": "started"}
 
 
+@pytest.mark.slow
 def test_records_are_those_of_a_run(tmp_path):
     """The loop sends its trackers what it writes."""
     given = make_config(tracking={"trackers": "kept"}, train={"steps": 6})

@@ -189,7 +189,7 @@ DAMAGES = [
 
 
 # Each of these restores two checkpoints, which takes orbax seconds.
-LONG = (damage_params_byte, damage_truncate, damage_delete, damage_manifest)
+LONG = (damage_byte, damage_params_byte, damage_truncate, damage_delete, damage_manifest)
 
 
 @pytest.mark.parametrize("damage", [pytest.param(d, marks=pytest.mark.slow if d in LONG else ()) for d in DAMAGES])
@@ -275,6 +275,7 @@ def test_saving_does_not_see_what_training_does_next(tmp_path):
         shutil.rmtree(tmp_path / str(step))
 
 
+@pytest.mark.slow
 def test_how_many_are_kept(tmp_path):
     state, _ = one_device()
     store = Checkpoints(tmp_path, CheckpointConfig(keep=2, keep_every_steps=10))
@@ -528,6 +529,7 @@ def test_of_a_damaged_array_nothing_is_told_but_our_line(saved, capfd, caplog):
     assert filters == [list(logging.getLogger(name).filters) for name in ("absl", "asyncio")]
 
 
+@pytest.mark.slow
 def test_a_users_own_messages_pass_while_orbax_is_kept_quiet(tmp_path, caplog, monkeypatch):
     """Whatever their path, and what goes wrong in their own coroutines and destructors as well."""
     code = compile("import logging\nlogging.getLogger('absl').warning('mine')", "/home/me/orbax/run.py", "exec")

@@ -322,6 +322,7 @@ def test_no_better_evaluation():
     assert not evaluate.stops_early([float("nan"), 1.0], 1)
 
 
+@pytest.mark.slow
 def test_bad_steps_in_a_row_end_the_run_with_one_line(tmp_path):
     config = make_config(train={"max_bad_steps": 3}, checkpoint={"save_every_steps": 3})
     with pytest.raises(TrainingDiverged) as error:

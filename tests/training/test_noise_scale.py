@@ -36,6 +36,7 @@ def linear_model():
     return Model(specs, lambda rng: None, loss, lambda batch: {"loss": jnp.sum(batch.weights)})
 
 
+@pytest.mark.slow
 def test_the_simulated_truth_is_found_with_unequal_weights():
     """Gradients of tokens with mean G and tr S = 200 |G|**2, in micro-batches of 1 to 4 of 8 tokens that count."""
     updates, rows, length = 4000, 8, 4

@@ -121,7 +121,7 @@ def test_decay_is_decoupled_and_spares_biases(name):
         np.testing.assert_allclose(after[key], value, rtol=1e-6, err_msg=key)
 
 
-@pytest.mark.parametrize("name", [*SLOW_RULES, "adafactor", "muon"])
+@pytest.mark.parametrize("name", [*SLOW_RULES, "adafactor", pytest.param("muon", marks=pytest.mark.slow)])
 def test_a_stack_of_layers_is_its_layers(name):
     # Large enough that Adafactor factors, so many layers that it would factor over them.
     one = {
@@ -193,7 +193,7 @@ def test_clip():
     assert np.isnan(clip({"a": jnp.array([jnp.nan])}, 1.0)[1])
 
 
-@pytest.mark.parametrize("name", [*SLOW_RULES, "adafactor", "muon"])
+@pytest.mark.parametrize("name", [*SLOW_RULES, pytest.param("adafactor", marks=pytest.mark.slow), "muon"])
 def test_scale_multiplies_the_gradients_and_what_is_not_finite_changes_no_state(name):
     tree = specs()
     params, grads = numpy_params(tree, seed=1), numpy_params(tree, seed=2)

@@ -90,6 +90,7 @@ def test_old_ones_are_deleted_from_the_store(folder):
     assert list_steps(folder) == [2, 3] and not (folder / "1").objects()
 
 
+@pytest.mark.slow
 def test_an_upload_that_was_cut_off_does_not_count_and_is_removed(folder):
     """Without a word, as orbax does with its temporary folders."""
     state, abstract = save(folder, 1, 2)
@@ -124,7 +125,11 @@ def damage_delete(path, size):
 
 @pytest.mark.parametrize(
     ("damage", "where"),
-    [pytest.param(damage_byte, "params", marks=pytest.mark.slow), (damage_delete, "state"), (damage_truncate, SEAL)],
+    [
+        pytest.param(damage_byte, "params", marks=pytest.mark.slow),
+        pytest.param(damage_delete, "state", marks=pytest.mark.slow),
+        (damage_truncate, SEAL),
+    ],
 )
 def test_a_damaged_one_is_named_and_passed_over(folder, damage, where):
     state, abstract = save(folder, 1, 2)

@@ -179,7 +179,8 @@ def test_more_is_asked_for_when_some_have_finished(tmp_path):
     assert records.load(tmp_path / "runs" / "longer.jsonl", "train")[0]["step"] > found["rate-0.03"]["branched_at"]
 
 
-@pytest.mark.parametrize("at_once", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("at_once", [1, 3])
 def test_a_diverged_member_is_frozen_and_touches_nobody(tmp_path, at_once):
     shared = [member(name, seed=seed) for seed, name in enumerate(("good", "bad", "hiccup", "late"))]
     bad = {0: (), 1: tuple(range(4, 12)), 2: (4, 5), 3: (10, 11)}
