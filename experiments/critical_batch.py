@@ -24,12 +24,11 @@ import numpy as np
 
 from experiments.critical_batch_page import figure, page
 from experiments.critical_batch_search import LENGTH, RATE, Trial, allowed, next_trial, updates_to
-from experiments.transfer_runs import keep, read, study
+from experiments.transfer_runs import keep, read, study, study_flags
 from jaxformer.config import CheckpointConfig, Config, from_mapping
 from jaxformer.data.mixture import open_text
 from jaxformer.modules import make_model
 from jaxformer.runs import texts
-from jaxformer.runs.command_line import file_path, integer, parser
 from jaxformer.runs.pretrain import fit_vocabulary
 from jaxformer.runtime.program import program
 from jaxformer.training.checkpoint.manager import Checkpoints
@@ -178,13 +177,8 @@ def run(options: argparse.Namespace) -> bool:
 
 def main() -> None:
     """Measures what is missing, and writes figure and page."""
-    flags = parser(__doc__, "critical_batch")
-    flags.add_argument("--out", type=file_path, required=True, metavar="DIR", help="folder of records and page")
-    flags.add_argument("--workdir", type=file_path, default=Path("runs/critical_batch"), help="of the points")
-    flags.add_argument("--stage", choices=("train", "report"), help="one stage alone (default: both)")
-    flags.add_argument("--plan-only", action="store_true", help="print what would come next, and end")
-    flags.add_argument("--seeds", type=integer(1), default=SEEDS, help=f"default: {SEEDS}")
-    study(flags.parse_args(), run, lambda found: {"critical_batch": figure(found)}, page)
+    options = study_flags(__doc__, "critical_batch", "runs/critical_batch", seeds=SEEDS).parse_args()
+    study(options, run, lambda found: {"critical_batch": figure(found)}, page)
 
 
 if __name__ == "__main__":

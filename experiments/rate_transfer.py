@@ -15,18 +15,17 @@ al. 2025.
 import argparse
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.rate_transfer_optima import FACTORS
 from experiments.rate_transfer_page import figure, page
-from experiments.transfer_runs import keep, read, study
+from experiments.transfer_runs import keep, read, study, study_flags
 from jaxformer.config import Config, from_mapping
 from jaxformer.data.mixture import open_text
 from jaxformer.models.flops import count_parameters, training_flops
 from jaxformer.modules import make_model
 from jaxformer.runs import texts
-from jaxformer.runs.command_line import file_path, integer, parser
+from jaxformer.runs.command_line import integer
 from jaxformer.runs.pretrain import fit_vocabulary
 from jaxformer.runtime.program import program
 from jaxformer.training.sweep import scheduler
@@ -168,13 +167,8 @@ def run(options: argparse.Namespace) -> bool:
 
 def main() -> None:
     """Trains what is missing, and writes figure and page."""
-    flags = parser(__doc__, "rate_transfer")
-    flags.add_argument("--out", type=file_path, required=True, metavar="DIR", help="folder of records and page")
-    flags.add_argument("--workdir", type=file_path, default=Path("runs/rate_transfer"), help="of the runs")
-    flags.add_argument("--stage", choices=("train", "report"), help="one stage alone (default: both)")
-    flags.add_argument("--plan-only", action="store_true", help="print what would be trained, and end")
+    flags = study_flags(__doc__, "rate_transfer", "runs/rate_transfer", seeds=SEEDS)
     flags.add_argument("--ablations", action="store_true", help="the variants of muP as well")
-    flags.add_argument("--seeds", type=integer(1), default=SEEDS, help=f"default: {SEEDS}")
     flags.add_argument("--steps", type=integer(8), default=STEPS, help=f"default: {STEPS}")
     flags.add_argument("--at-once", type=integer(1), default=1, help="rates that train together")
     options = flags.parse_args()

@@ -169,17 +169,22 @@ def train(runs: Sequence[Planned], workdir: Path, out: Path, plan_only: bool = F
     return not (plan_only and todo)
 
 
-def arguments(about: str, name: str, steps: int) -> argparse.ArgumentParser:
-    """The flags of such a study."""
+def study_flags(about: str, name: str, workdir: str, **numbers: int) -> argparse.ArgumentParser:
+    """The flags of a study with records and a page; `numbers`: those that are numbers of at least 1, by default."""
     flags = parser(about, name)
     flags.add_argument("--out", type=file_path, required=True, metavar="DIR", help="folder of records and page")
-    flags.add_argument("--workdir", type=file_path, default=Path("runs/transfer"), help="of the runs")
+    flags.add_argument("--workdir", type=file_path, default=Path(workdir), help="of the runs")
     flags.add_argument("--stage", choices=("train", "report"), help="one stage alone (default: both)")
     flags.add_argument("--plan-only", action="store_true", help="print what would be trained, and end")
-    usual = {"seeds": SEEDS, "width": WIDTH, "pretraining-steps": PRETRAINING_STEPS, "steps": steps}
-    for option, value in usual.items():
-        flags.add_argument(f"--{option}", type=integer(1), default=value, help=f"default: {value}")
+    for option, value in numbers.items():
+        flags.add_argument(f"--{option.replace('_', '-')}", type=integer(1), default=value, help=f"default: {value}")
     return flags
+
+
+def arguments(about: str, name: str, steps: int) -> argparse.ArgumentParser:
+    """The flags of such a study."""
+    numbers = {"seeds": SEEDS, "width": WIDTH, "pretraining_steps": PRETRAINING_STEPS, "steps": steps}
+    return study_flags(about, name, "runs/transfer", **numbers)
 
 
 def write(folder: Path, figures: dict[str, Any], page: str) -> list[Path]:

@@ -12,7 +12,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -107,12 +107,16 @@ def plan(case: Case, file: Path) -> str:
     if state > (CHIPS[case.chip].memory or math.inf):
         file.write_text(json.dumps({"skipped": f"parameters, moments and gradients alone take {state / GIB:.0f} GiB"}))
         return "does not fit"
-    where = [f"--config={CONFIGS / case.model}.py", f"--topology={case.chip}:{case.shape}", f"--json={file}"]
-    command = [sys.executable, "-m", "experiments.plan", *where, *flags]
+    why = compiled(case.model, f"{case.chip}:{case.shape}", flags, file)
+    return why or f"compiled in {json.loads(file.read_text())['seconds']:.0f} s"
+
+
+def compiled(model: str, where: str, flags: Sequence[str], file: Path) -> str | None:
+    """Has a separate process compile a plan and write its file. Returns why there is none; None: there is."""
+    about = [f"--config={CONFIGS / model}.py", f"--topology={where}", f"--json={file}"]
+    command = [sys.executable, "-m", "experiments.plan", *about, *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if not file.exists():
-        return f"no plan: {(done.stderr.strip().splitlines() or [''])[-1]}"
-    return f"compiled in {json.loads(file.read_text())['seconds']:.0f} s"
+    return None if file.exists() else f"no plan: {(done.stderr.strip().splitlines() or [''])[-1]}"
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:

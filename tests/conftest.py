@@ -161,11 +161,11 @@ TESTS = itertools.count(1)
 
 
 @pytest.fixture(autouse=True)
-def few_mappings():
+def few_mappings(request):
     """Every program compiled for CPU keeps a few memory mappings, and Linux gives a process 65,530: beyond, the next
     compilation ends in a segmentation fault. So the programs are dropped when half of them are gone. Counting 15,000
-    takes 20 ms, hence only after every 32nd test."""
+    takes 20 ms, hence only after every 32nd fast test and every eighth slow one."""
     yield
-    maps = Path("/proc/self/maps")
-    if next(TESTS) % 32 == 0 and maps.exists() and maps.read_bytes().count(b"\n") > 30_000:
+    maps, each = Path("/proc/self/maps"), 8 if "slow" in request.keywords else 32
+    if next(TESTS) % each == 0 and maps.exists() and maps.read_bytes().count(b"\n") > 30_000:
         jax.clear_caches()

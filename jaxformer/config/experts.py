@@ -53,7 +53,7 @@ class Experts(
     balance: float | None = None
     z_loss: float = 0.001
     bias_rate: float = 0.0
-    every: int = 1  # type: ignore[misc]
+    every: int = 1
     dense_activation: Literal["relu", "gelu", "gelu_tanh", "swiglu", "geglu", "geglu_tanh"] | None = None
 
     has_experts: ClassVar[bool] = True

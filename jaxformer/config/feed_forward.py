@@ -14,7 +14,9 @@ class FeedForwardConfig(Choice, group="model.feed_forward", default="dense"):
     any_width: ClassVar[bool] = False  # True if roles and shapes of its parameters say all that muP has to know
     whole_rows: ClassVar[Any] = False  # True of a kind that cannot have rows cut over devices
     has_experts: ClassVar[bool] = False  # True of a kind with `count` layers beside each other
-    every: ClassVar[Any] = 1  # of so many layers one, the last, has this kind; the others are as `others` says
+    # Of so many layers one, the last, has this kind; the others are as `others` says. A field of a kind that may have
+    # other layers, at that field's own place: hence without a type here.
+    every = 1
 
     def check_model(self, model: Any) -> None:
         """Raises ConfigError: a model of these settings cannot have this kind."""
