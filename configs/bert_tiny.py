@@ -1,4 +1,4 @@
-"""A small BERT on the source text of Python's own standard library: about 3 minutes on 2 cores, no download.
+"""A small BERT on the source text of Python's own standard library: a few minutes on 2 cores, no download.
 
 jaxformer pretrain bert_tiny
 python -m experiments.fill_mask --workdir=runs/bert_tiny --text='import [MASK]'

@@ -1,4 +1,4 @@
-"""A small GPT on the source text of Python's own standard library: about 3 minutes on 2 cores, no download.
+"""A small GPT on the source text of Python's own standard library: a few minutes on 2 cores, no download.
 
 jaxformer pretrain gpt_tiny
 """
