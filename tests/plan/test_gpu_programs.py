@@ -171,7 +171,7 @@ def test_the_plan_prices_the_kernels():
     layer = 2 * length * (4 * width * width + 2 * width * hidden)
     logits = 2 * length * width * vocab
     pairs = 2 * width * length * length
-    forward, backward = 33 / 64, 65 / 128  # in tiles of 128 x 64 and of 64 x 64
-    expected = 2 * (4 * layer - 2 * length * width * hidden + ((2 + 2) * forward + (4 + 3) * backward) * pairs)
+    visited = 65 / 128  # in tiles of 64 x 64, and of 64 x 32
+    expected = 2 * (4 * layer - 2 * length * width * hidden + (2 + 2 + 4 + 3) * visited * pairs)
     assert found["flops"]["program"] == pytest.approx(expected + 3 * logits, rel=0.002)
     assert found["attention"] == "flash_gpu"
