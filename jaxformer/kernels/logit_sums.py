@@ -60,5 +60,6 @@ def _tangent(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tup
     (logits, targets), (change, _) = primals, tangents
     found = logit_sums(logits, targets)
     probabilities = jnp.exp(logits - found.log_sum[..., None])
-    moved = (probabilities, jnp.where(_is_target(logits, targets), 1, 0).astype(logits.dtype))
-    return found, LogitSums(*(jnp.sum(m * change, axis=-1) for m in moved), jnp.zeros_like(found.top))
+    chosen = jnp.where(_is_target(logits, targets), 1, 0).astype(logits.dtype)
+    of_log_sum, of_target = (jnp.sum(slope * change, axis=-1) for slope in (probabilities, chosen))
+    return found, LogitSums(of_log_sum, of_target, jnp.zeros_like(found.top))

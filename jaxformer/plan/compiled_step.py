@@ -85,7 +85,7 @@ def target_config(config: Config, topology: Topology, mesh: Mesh) -> Config:
     if loss.chunk_tokens is None and topology.chip.platform == "cuda":  # the others choose alike
         rows = config.train.global_batch_size // execution.gradient_accumulation_steps
         shards = math.gcd(rows, mesh.shape["data"] * mesh.shape["fsdp"])
-        loss = replace(loss, chunk_tokens=chosen_chunk(rows, model.vocab_size, shards, topology.chip.platform))
+        loss = replace(loss, chunk_tokens=chosen_chunk(rows, model.vocab_size or 1, shards, topology.chip.platform))
     return replace(config, model=model, execution=execution, loss=loss)
 
 
