@@ -51,7 +51,8 @@ def test_what_cannot_be_imported(place, there, monkeypatch, case, words):
 
 
 @pytest.mark.parametrize("number", [np.nan, -np.inf], ids=str)
-def test_weights_that_are_not_finite(place, there, number):
+def test_weights_that_are_not_finite(place, there, monkeypatch, number):
+    monkeypatch.chdir(place.folder)
     shutil.copytree(there / "theirs", place.folder / "theirs")
     weights = place.folder / "theirs" / "model.safetensors"
     tensors = load_file(weights)
