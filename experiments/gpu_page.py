@@ -81,9 +81,11 @@ def benchmark(folder: Path, name: str, chip: str) -> Iterator[str]:
             aim = f" (aim: {target})" if share is not None and target and each["name"] != RULER else ""
             shown = "" if share is None else f"{share:.3f}{aim}"
             scale, unit = (1e3, "ms") if each["in"] == "s" else (1.0, each["in"])
-            rows.append([each["name"], f"{scale * value:.4g} {unit}", f"{value / ours:.3f}", shown])
+            counted = each["in"] == "s" and each["work"] and each["name"] != RULER
+            rate = f"{each['work'] / value:,.4g} {each['unit']}" if counted else ""
+            rows.append([each["name"], f"{scale * value:.4g} {unit}", rate, f"{value / ours:.3f}", shown])
         yield f"**{title}**"
-        yield from table(["contestant", "median", "of the first", "of the chip's peak"], rows)
+        yield from table(["contestant", "median", "in a second", "time of the first's", "of the chip's peak"], rows)
 
 
 def pretraining(folder: Path) -> Iterator[str]:
@@ -98,7 +100,7 @@ def pretraining(folder: Path) -> Iterator[str]:
 
 
 def page(folder: Path) -> str:
-    """The whole page."""
+    """The whole page. `notes.md` in the folder, where somebody has written one, stands before the tables."""
     device = folder / "device.txt"
     said = (
         device.read_text(encoding="utf-8").strip()
@@ -113,12 +115,15 @@ def page(folder: Path) -> str:
         *((f"Benchmark: {name}", benchmark(folder, name, said)) for name in ("train", "attention", "decode", "sweep")),
         ("Pretraining", pretraining(folder)),
     ]
+    notes = folder / "notes.md"
+    about = notes.read_text(encoding="utf-8").strip() if notes.exists() else ""
+    finished = f"Done: {', '.join(done) or 'nothing'}. Failed: {', '.join(failed) or 'nothing'}."
     lines = [
         f"# {said}",
         "",
         "Written by `experiments/benchmarks/gpu.sh` or `tpu.sh` from the records beside this page.",
         "",
-        f"Done: {', '.join(done) or 'nothing'}. Failed: {', '.join(failed) or 'nothing'}.",
+        about or finished,
     ]
     for title, text in parts:
         lines += ["", f"## {title}", "", *text]

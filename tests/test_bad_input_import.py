@@ -2,11 +2,14 @@
 
 import errno
 import json
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from bad_input_cases import expected, place
 from foreign_folders import folder_of, word_tokenizer
+from safetensors.numpy import load_file, save_file
 
 from jaxformer.interchange import tokenizer_files
 from jaxformer.runs.imported_run import import_run
@@ -44,6 +47,19 @@ def test_what_cannot_be_imported(place, there, monkeypatch, case, words):
         folder.mkdir(exist_ok=True)
         (folder / "text.txt").write_text("text")
     assert place.run("import", *words) == (2, expected()[case])
+    assert not Path("new").exists() or not [path for path in Path("new").iterdir() if path.name[0] != "."]
+
+
+@pytest.mark.parametrize("number", [np.nan, -np.inf], ids=str)
+def test_weights_that_are_not_finite(place, there, monkeypatch, number):
+    monkeypatch.chdir(place.folder)
+    shutil.copytree(there / "theirs", place.folder / "theirs")
+    weights = place.folder / "theirs" / "model.safetensors"
+    tensors = load_file(weights)
+    tensors["model.layers.0.mlp.up_proj.weight"][3, 1] = number
+    save_file(tensors, weights)
+    found = place.run("import", str(place.folder / "theirs"), "--workdir=new")
+    assert found == (2, expected()["import of weights that are not finite"])
     assert not Path("new").exists() or not [path for path in Path("new").iterdir() if path.name[0] != "."]
 
 

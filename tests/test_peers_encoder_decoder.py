@@ -95,7 +95,7 @@ def lifted(w, cfg, foreign):
 
     def leaf(path, spec):
         place = places[dotted(path)]
-        each = [place.pattern.read(w[name], spec.shape[spec.num_stacked :]) for name in names_of(place, spec)]
+        each = [place.pattern.read(w[name], spec.shape[spec.num_stacked :]) for name in names_of(place, spec).values()]
         return np.stack(each) if spec.num_stacked else each[0]
 
     places = foreign.places(cfg)

@@ -31,15 +31,16 @@ if [ -n "$dry" ]; then
         --config.model.width=48 --config.model.context_length=32 --config.train.eval_every_steps=20 \
         --config.train.profile_steps=10,12
 else
+    export XLA_PYTHON_CLIENT_PREALLOCATE=false # torch and the processes beside need memory too
     nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | tee "$out/device.txt" || exit 1
-    part exactness python -m jaxformer.benchmarks.exactness --out="$out/exactness.jsonl"
-    part autotune python -m jaxformer.benchmarks.autotune
+    part autotune python -m jaxformer.benchmarks.autotune --runs=5
     cp jaxformer/kernels/attention/flash_gpu_blocks.json "$out/blocks.json"
     shapes=(gpt2 gpt2_350m gpt2_1_5b)
     for i in 0 1 2; do
         part "train-${shapes[i]}" benchmark --suite=train --shape="${shapes[i]}" --dtype=bfloat16 --rows="${rows[i]}" \
             --pairs=5 --out="$out/train.jsonl"
     done
+    part exactness python -m jaxformer.benchmarks.exactness --out="$out/exactness.jsonl"
     for tokens in 1024 4096 16384 65536; do
         part "attention-$tokens" benchmark --suite=attention --dtype=bfloat16 --tokens="$tokens" --pairs=5 \
             --out="$out/attention.jsonl"

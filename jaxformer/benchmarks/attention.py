@@ -4,45 +4,72 @@ import functools
 import importlib.util
 import sys
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from jaxformer.benchmarks.suite import Suite, in_process, take_turns, torch_device
 
 HEADS, WIDTH = 12, 64
+GPU_TOKENS, GPU_CALLS = 32768, 10  # of one call on a GPU, and calls of one measurement: less is over too soon
+MOST = 16 * 2**30  # bytes of scores that an implementation with all of them is asked for
+
+
+class Work(NamedTuple):
+    """What one run does: calls of forward and backward, each on rows of so many tokens."""
+
+    rows: int
+    tokens: int
+    calls: int
 
 
 def contestants(options) -> Suite:
-    """Forward and backward of causal attention, one row, 12 heads of 64. Torch's, if installed, in its own process."""
+    """Forward and backward of causal attention, 12 heads of 64: one row; on a GPU ten times 32768 tokens, and our
+    kernels for packed documents too, with an end of a document in every 700 tokens. What keeps all scores is left out
+    where they need more than 16 GiB. Torch's, if installed, in its own process."""
     import flax.linen as nn
     import jax
     import jax.numpy as jnp
 
     from jaxformer.functional.attention import attention
     from jaxformer.functional.attention_choice import unavailable
-    from jaxformer.masks import causal
+    from jaxformer.masks import causal, segments
 
-    shape = (1, options.tokens, HEADS, WIDTH)
-    arrays = [jax.random.normal(jax.random.key(i), shape, options.dtype) for i in range(3)]
+    work, tokens = work_of(options.tokens, torch_device()), options.tokens
+    arrays = [jax.random.normal(jax.random.key(i), (work.rows, tokens, HEADS, WIDTH), options.dtype) for i in range(3)]
+    documents = jnp.broadcast_to(jnp.arange(tokens, dtype=jnp.int32) // 700, (work.rows, tokens))
 
     def timed(function: Callable) -> Callable[[], None]:
         grad = jax.jit(jax.grad(lambda q, k, v: function(q, k, v).astype(jnp.float32).sum(), argnums=(0, 1, 2)))
 
         def run() -> None:
-            jax.block_until_ready(grad(*arrays))
+            for _ in range(work.calls):
+                out = grad(*arrays)
+            jax.block_until_ready(out)
 
         return run
 
-    found = {
-        name: timed(functools.partial(lambda name, q, k, v: attention(q, k, v, causal(), implementation=name), name))
-        for name in ("xla", "chunked", "cudnn", "flash_gpu")
-        if unavailable(name) is None and (name != "cudnn" or options.dtype == "bfloat16")
-    }
-    found["jax.nn.dot_product_attention"] = timed(lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True))
-    mask = nn.make_causal_mask(jnp.ones((1, options.tokens)))
-    found["flax.linen.dot_product_attention"] = timed(lambda q, k, v: nn.dot_product_attention(q, k, v, mask=mask))
+    def ours(name: str, mask: Any) -> Callable[[], None]:
+        return timed(lambda q, k, v: attention(q, k, v, mask, implementation=name))
+
+    small = 4 * work.rows * HEADS * tokens**2 <= MOST
+    names = [n for n in ("xla", "chunked", "cudnn", "flash_gpu") if unavailable(n) is None]
+    names = [n for n in names if (n != "cudnn" or options.dtype == "bfloat16") and (n != "xla" or small)]
+    found = {name: ours(name, causal()) for name in names}
+    packed = causal() & segments(documents)
+    found |= {f"{name}, documents": ours(name, packed) for name in names if torch_device() == "cuda" and name != "xla"}
+    if small:
+        dot_product = functools.partial(jax.nn.dot_product_attention, is_causal=True)
+        found["jax.nn.dot_product_attention"] = timed(dot_product)
+        mask = nn.make_causal_mask(jnp.ones((work.rows, tokens)))
+        found["flax.linen.dot_product_attention"] = timed(lambda q, k, v: nn.dot_product_attention(q, k, v, mask=mask))
     if importlib.util.find_spec("torch") is not None:
-        about = [str(options.tokens), options.dtype, torch_device()]
+        about = [str(tokens), options.dtype, torch_device()]
         found["torch's scaled_dot_product_attention"] = in_process("jaxformer.benchmarks.attention", *about)
-    return Suite(found, "tokens", options.tokens)
+    return Suite(found, "tokens", work.rows * tokens * work.calls)
+
+
+def work_of(tokens: int, device: str) -> Work:
+    """Rows of so many tokens, and how often they are computed on "cpu" or "cuda"."""
+    return Work(max(1, GPU_TOKENS // tokens), tokens, GPU_CALLS) if device == "cuda" else Work(1, tokens, 1)
 
 
 def torch_attention(tokens: int, dtype: str, device: str) -> Callable[[], None]:
@@ -50,12 +77,14 @@ def torch_attention(tokens: int, dtype: str, device: str) -> Callable[[], None]:
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
-    kind, shape = getattr(torch, dtype), (1, HEADS, tokens, WIDTH)
+    work = work_of(tokens, device)
+    kind, shape = getattr(torch, dtype), (work.rows, HEADS, tokens, WIDTH)
     q, k, v = (torch.randn(shape, dtype=kind, device=device, requires_grad=True) for _ in range(3))
 
     def run() -> None:
-        total = scaled_dot_product_attention(q, k, v, is_causal=True).float().sum()
-        torch.autograd.grad(total, (q, k, v))
+        for _ in range(work.calls):
+            total = scaled_dot_product_attention(q, k, v, is_causal=True).float().sum()
+            torch.autograd.grad(total, (q, k, v))
         if device == "cuda":
             torch.cuda.synchronize()
 

@@ -11,23 +11,37 @@ by XLA's products: the table gets a row where the kernels are faster, and decodi
 import functools
 import itertools
 import json
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxformer.config.fields import shown
+from jaxformer.errors import ConfigError
 from jaxformer.kernels.attention import flash_gpu_blocks
 from jaxformer.kernels.attention.flash_gpu_blocks import KERNELS, FlashBlock
 from jaxformer.runs.command_line import parser
 
-TOKENS, HEADS, DOCUMENT = 16384, 16, 700
+TOKENS, HEADS, DOCUMENT = 32768, 16, 700
+CALLS = 10  # in one measurement
 ROWS = 8  # of a cache
 CANDIDATES = [
     FlashBlock(queries, keys, warps, stages)
-    for (queries, keys), warps, stages in itertools.product(
-        ((64, 32), (64, 64), (128, 32), (128, 64), (64, 128), (128, 128)), (4, 8), (2, 3)
+    for queries, keys, warps, several in (
+        (64, 32, 4, (2, 3, 4)),
+        (64, 64, 4, (2, 3, 4)),
+        (128, 32, 4, (3,)),
+        (128, 32, 8, (3,)),
+        (64, 128, 4, (2,)),
+        (64, 128, 8, (3,)),
+        (128, 64, 4, (3,)),
+        (128, 64, 8, (2, 3)),
+        (128, 128, 8, (2,)),
     )
+    for stages in several
 ]
 
 
@@ -43,9 +57,13 @@ def main() -> None:
     arguments = parser(__doc__, "autotune")
     arguments.add_argument("--table", default=str(flash_gpu_blocks.TABLE), metavar="FILE", help="to be written")
     arguments.add_argument("--runs", type=int, default=10, metavar="N", help="timed runs of each size (default 10)")
+    arguments.add_argument(
+        "--shapes", default="2048x64,8192x64,2048x128,8192x128", metavar="LIST",
+        help="lengths of rows and widths of heads to time (default 2048x64,8192x64,2048x128,8192x128)",
+    )  # fmt: skip
     arguments.add_argument("--dry", action="store_true", help="tiny shapes in Pallas's interpreter, on any device")
     options = arguments.parse_args()
-    shapes = [TimedShape(40, 16)] if options.dry else [TimedShape(n, k) for k in (64, 128) for n in (2048, 8192)]
+    shapes = [TimedShape(40, 16)] if options.dry else parsed(options.shapes)
     candidates = [FlashBlock(16, 16, 4, 1), FlashBlock(32, 16, 4, 1)] if options.dry else CANDIDATES
     for shape, kernel in itertools.product(shapes, KERNELS):
         timed = sorted(times(kernel, shape, candidates, 1 if options.dry else options.runs, options.dry))
@@ -66,6 +84,17 @@ def main() -> None:
         keep(Path(options.table), "decode", shape, block if ours < xla else None, ours)
 
 
+def parsed(shapes: str) -> list[TimedShape]:
+    """Shapes from "2048x64,8192x128".
+
+    Raises:
+      ConfigError: another form.
+    """
+    if not re.fullmatch(r"[1-9]\d*x[1-9]\d*(,[1-9]\d*x[1-9]\d*)*", shapes):
+        raise ConfigError(f"--shapes: {shown(shapes)}; accepted: LENGTHxWIDTH, several with commas between")
+    return [TimedShape(*map(int, each.split("x"))) for each in shapes.split(",")]
+
+
 def keep(table: Path, kernel: str, shape: TimedShape, block: FlashBlock | None, seconds: float) -> None:
     """Puts a row into the table, in the place of an earlier one for the same; None: only takes that one out."""
     import jax
@@ -83,13 +112,15 @@ def keep(table: Path, kernel: str, shape: TimedShape, block: FlashBlock | None, 
 def times(
     kernel: str, shape: TimedShape, candidates: list[FlashBlock], runs: int, interpret: bool
 ) -> Iterator[tuple[float, FlashBlock]]:
-    """Median seconds of a kernel with each size that compiles."""
+    """Median seconds of a kernel with each size that compiles: all are compiled side by side, then timed alone."""
     import jax
 
-    for block in candidates:
-        call, arrays = problem(kernel, shape, block, interpret)
+    with ThreadPoolExecutor() as pool:
+        problems = [problem(kernel, shape, block, interpret) for block in candidates]
+        programs = [pool.submit(jax.jit(call).lower(*arrays).compile) for call, arrays in problems]
+    for block, program, (_, arrays) in zip(candidates, programs, problems, strict=True):
         try:
-            compiled = jax.jit(call).lower(*arrays).compile()
+            compiled = program.result()
             jax.block_until_ready(compiled(*arrays))
         except jax.errors.JaxRuntimeError as error:
             print(f"{kernel} {tuple(block)}: {str(error).splitlines()[0][:100]}")
@@ -98,11 +129,14 @@ def times(
 
 
 def _timed(call: Callable[..., Any], arrays: list[Any]) -> float:
+    """Seconds of a call, of several that wait for each other on the device: what starts them is hidden behind them."""
     import jax
 
     began = time.perf_counter()
-    jax.block_until_ready(call(*arrays))
-    return time.perf_counter() - began
+    for _ in range(CALLS):
+        out = call(*arrays)
+    jax.block_until_ready(out)
+    return (time.perf_counter() - began) / CALLS
 
 
 def decoding(shape: TimedShape, runs: int, interpret: bool) -> tuple[float, float]:
@@ -154,7 +188,8 @@ def problem(kernel: str, shape: TimedShape, block: FlashBlock, interpret: bool) 
     query, key, value, g = (
         jax.random.normal(k, (rows, length, heads, width), jnp.bfloat16) for k in jax.random.split(jax.random.key(0), 4)
     )
-    visited = visits(mask, length, length, block.queries, block.keys, by_key=kernel == "keys")
+    sizes = length, length, block.queries, block.keys
+    visited = jax.jit(lambda mask: visits(mask, *sizes, by_key=kernel == "keys"))(mask)
     numbers = jnp.zeros((rows, heads, length), jnp.float32)
 
     def call(query, key, value, g, numbers, segments, visited):

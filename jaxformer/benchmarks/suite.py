@@ -36,8 +36,8 @@ class Suite(NamedTuple):
     summary: Callable[[Mapping[str, tuple[str, list[float]]]], Iterable[str]] = lambda measured: ()
 
 
-def ruler(dtype: str, size: int = 2048) -> tuple[Callable[[], None], float]:
-    """A product of two square matrices, as XLA does it here, and its FLOP."""
+def ruler(dtype: str, size: int = 2048, calls: int = 1) -> tuple[Callable[[], None], float]:
+    """Products of two square matrices, as XLA does them here, and their FLOP. On a GPU one alone is over too soon."""
     import jax
     import jax.numpy as jnp
 
@@ -45,9 +45,11 @@ def ruler(dtype: str, size: int = 2048) -> tuple[Callable[[], None], float]:
     product = jax.jit(lambda x: jnp.matmul(x, x, preferred_element_type=jnp.float32))
 
     def run() -> None:
-        jax.block_until_ready(product(x))
+        for _ in range(calls):
+            out = product(x)
+        jax.block_until_ready(out)
 
-    return run, 2.0 * size**3
+    return run, calls * 2.0 * size**3
 
 
 def need_peers(suite: str) -> None:
@@ -89,7 +91,8 @@ def process(*arguments: str) -> str:
 
 def in_process(module: str, *arguments: str) -> Callable[[], None]:
     """A contestant in a process of its own, `python -m module arguments`, whose program calls `take_turns`; nothing
-    that one contestant sets (allocator, threads) is shared with another. It ends with this process.
+    that one contestant sets (allocator, threads) is shared with another. It prepares itself beside the others, and its
+    first run waits until it is ready. It ends with this process.
 
     Raises (one run):
       ProgramError: the process ended.
@@ -98,6 +101,7 @@ def in_process(module: str, *arguments: str) -> Callable[[], None]:
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdin is not None and child.stdout is not None
     ask, answers = child.stdin, child.stdout
+    ready = False
 
     def wait() -> None:
         if not any(line == ANSWER for line in answers):
@@ -106,9 +110,11 @@ def in_process(module: str, *arguments: str) -> Callable[[], None]:
             answers.close()
             raise ProgramError(f"{' '.join(command[1:])} ended with exit code {child.wait()}")
 
-    wait()
-
     def run() -> None:
+        nonlocal ready
+        if not ready:
+            wait()
+            ready = True
         with contextlib.suppress(BrokenPipeError):  # it has ended; `wait` says so
             ask.write("\n")
             ask.flush()

@@ -41,9 +41,9 @@ SHAPES = {
 
 
 def contestants(options) -> Suite:
-    """GPT-2's or BERT's train step with AdamW and clipping: torch eagerly, torch compiled where a C++ compiler is
-    found, and ours, each in a process of its own with what its users have there; beside them a large product, by whose
-    rate theirs are judged. On a GPU if JAX is on one.
+    """GPT-2's or BERT's train step with AdamW and clipping: torch eagerly (not on a GPU), torch compiled where a C++
+    compiler is found, and ours, each in a process of its own with what its users have there; beside them a large
+    product, by whose rate theirs are judged. On a GPU if JAX is on one.
 
     Raises:
       ConfigError: torch or transformers is not installed, or torch sees no GPU where JAX does.
@@ -57,13 +57,15 @@ def contestants(options) -> Suite:
     on_gpu = device == "cuda"
     if on_gpu:
         shape = shape._replace(steps=max(10, shape.steps))  # a step is too short to be timed alone
-    product, flop = ruler(options.dtype, 8192 if on_gpu else 2048)
+    product, flop = ruler(options.dtype, *((8192, 10) if on_gpu else (2048, 1)))
     chip = chip_of(jax.devices()[0].device_kind)
     peak = (chip.flops or 0) if chip is not None and options.dtype == "bfloat16" else 0
-    whose = {"transformers on torch, eager": "eager"}
-    if shutil.which("g++"):
+    compiles = shutil.which("g++") is not None
+    whose = {} if on_gpu and compiles else {"transformers on torch, eager": "eager"}  # a GPU's memory is for two
+    if compiles:
         whose["transformers on torch, compiled"] = "compiled"
     whose["jaxformer"] = "ours"
+    whose = {name: who for name, who in whose.items() if (options.only or "") in name}
     about = [json.dumps(shape), options.dtype, device]
     found = {name: in_process("jaxformer.benchmarks.train", who, *about) for name, who in whose.items()}
     tokens = shape.steps * shape.rows * shape.context

@@ -13,15 +13,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxformer.functional.layers import cap
+from jaxformer.functional.block_loss import at_target, block_loss, chosen_chunk, loss_of_sums
 from jaxformer.kernels import derivatives
-from jaxformer.kernels.matmul import product, times_transpose, transposed_product
 from jaxformer.parallel.constraints import batch_shards, constrain, reduce_scatter_sum
 from jaxformer.types import Array, Params
-
-# Most logits at once if the caller does not say: 2**25 float32, 128 MiB.
-CHUNK_LOGITS = 2**25
-MIN_POSITIONS = 16
 
 
 class TokenLoss(NamedTuple):
@@ -84,20 +79,7 @@ def cross_entropy(
     >>> round(float(nll[0]), 4)
     1.3863
     """
-    log_z = jax.nn.logsumexp(logits, axis=-1)
-    nll = log_z - _at(logits, targets)
-    loss = nll
-    if label_smoothing:
-        loss = (1 - label_smoothing) * nll + label_smoothing * (log_z - jnp.mean(logits, axis=-1))
-    if z_loss:
-        loss = loss + z_loss * jnp.square(log_z)
-    return loss, nll
-
-
-def _at(logits: Array, targets: Array) -> Array:
-    """logits[..., targets] by comparison: its gradient is a select that fuses, and that of a gather is a scatter."""
-    entries = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
-    return jnp.sum(jnp.where(entries == targets[..., None], logits, 0), axis=-1)
+    return loss_of_sums(logits, jax.nn.logsumexp(logits, axis=-1), at_target(logits, targets), label_smoothing, z_loss)
 
 
 def token_loss(
@@ -136,8 +118,8 @@ def token_loss(
     """
     batch, positions, _ = hidden.shape
     weights = weights.astype(jnp.promote_types(hidden.dtype, jnp.float32))
-    if chunk_tokens is None:  # as many on every device
-        chunk_tokens = max(MIN_POSITIONS * batch, batch_shards(batch) * (CHUNK_LOGITS // table.shape[0]))
+    if chunk_tokens is None:
+        chunk_tokens = chosen_chunk(batch, table.shape[0], batch_shards(batch))
     per_chunk = max(1, min(positions, chunk_tokens // batch))
     chunks = math.ceil(positions / per_chunk)
     per_chunk = math.ceil(positions / chunks)
@@ -181,72 +163,6 @@ def with_gradients(visit: Callable, metrics: int = 2) -> Callable:
 
     derivatives.define(loss, functools.partial(visit, gradients=True), tangent, backward, loops=True)
     return loss
-
-
-def block_loss(
-    hidden_ND,
-    compute_VD,
-    bias_V,
-    targets_Bt,
-    weights_Bt,
-    label_smoothing,
-    z_loss,
-    *,
-    gradients,
-    parts=1,
-    soft_cap=None,
-    soften=None,
-):
-    """The loss of one block of positions, N = B * t, whose logits exist only here.
-
-    With `parts` > 1 the gradient of the table is [parts, V, D], to be summed over the first axis at the very end.
-    `soften`, if there is one, makes another loss of each position, and a metric, of ([N, V] capped logits, [N] loss).
-
-    Returns:
-      (total, (nll of each row, correct weight of each row, that metric of each row if there is one)), and (None unless
-      asked for) the gradients of `total` by hidden [N, D] in its own dtype, and by table and bias in the dtype of the
-      weights.
-    """
-    accumulate, batch = weights_Bt.dtype, len(targets_Bt)
-    targets_N, weights_N = targets_Bt.reshape(-1), weights_Bt.reshape(-1)
-    logits_NV = times_transpose(hidden_ND, compute_VD, accumulate) + bias_V[None, :]
-    logits_NV = constrain(logits_NV, "rows", "vocab")
-
-    def weighted(logits_NV):
-        capped_NV = cap(logits_NV, soft_cap)
-        loss_N, nll_N = cross_entropy(capped_NV, targets_N, label_smoothing, z_loss)
-        more = []
-        if soften is not None:
-            loss_N, metric_N = soften(capped_NV, loss_N)
-            more = [metric_N]
-        return jnp.sum(loss_N * weights_N), (nll_N, more)
-
-    if gradients:
-        total, backward, (nll_N, more) = jax.vjp(weighted, logits_NV, has_aux=True)
-    else:
-        total, (nll_N, more) = weighted(logits_NV)
-    hit_N = _at(logits_NV, targets_N) >= jnp.max(logits_NV, axis=-1)
-    rows = tuple(jnp.sum((x * weights_N).reshape(batch, -1), axis=1) for x in (nll_N, hit_N, *more))
-    if not gradients:
-        return (total, rows), None
-    (g_NV,) = backward(jnp.ones((), accumulate))
-    d_bias = jnp.sum(g_NV, axis=0)
-    g_NV = g_NV.astype(hidden_ND.dtype)
-    d_table = table_gradient(g_NV, hidden_ND, accumulate, parts)
-    d_hidden = product("NV,VD->ND", g_NV, compute_VD, hidden_ND.dtype)
-    return (total, rows), (d_hidden, d_table, d_bias)
-
-
-def table_gradient(g_NV: Array, hidden_ND: Array, dtype, parts: int = 1) -> Array:
-    """g^T hidden, [V, D] in `dtype`; with `parts` > 1 one sum for each shard of the rows, [parts, V, D].
-
-    If rows are sharded, each device adds up its own sum over all blocks, and these are summed over devices once:
-    summing them in every block would send the table once per block.
-    """
-    if parts == 1:
-        return transposed_product(g_NV, hidden_ND, dtype)
-    g, hidden = (x.reshape(parts, -1, x.shape[-1]) for x in (g_NV, hidden_ND))
-    return constrain(jnp.einsum("RNV,RND->RVD", g, hidden, preferred_element_type=dtype), "rows", "vocab", None)
 
 
 def _visit(operands, targets_BT, weights_BT, options, *, gradients):

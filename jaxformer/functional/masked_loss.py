@@ -12,14 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxformer.functional.losses import (
-    CHUNK_LOGITS,
-    MIN_POSITIONS,
-    TokenLoss,
-    VocabularyProjection,
-    block_loss,
-    with_gradients,
-)
+from jaxformer.functional.block_loss import block_loss, chosen_chunk
+from jaxformer.functional.losses import TokenLoss, VocabularyProjection, with_gradients
 from jaxformer.parallel.constraints import batch_shards, constrain, reduce_scatter_sum
 from jaxformer.types import Array, Params
 
@@ -82,7 +76,7 @@ def prepare(
     batch, positions, _ = of.hidden.shape
     per_chunk = max(math.ceil(positions / BLOCKS), LEAST_TOKENS // batch)
     if chunk_tokens is None:
-        chunk_tokens = max(MIN_POSITIONS * batch, CHUNK_LOGITS // of.table.shape[0])
+        chunk_tokens = chosen_chunk(batch, of.table.shape[0])
     per_chunk = max(1, min(per_chunk, positions, chunk_tokens // batch))
     options = (of.transform or identity, label_smoothing, z_loss, per_chunk, of.soft_cap)
     return (of.hidden, of.table, bias_of(of, weights.dtype), of.params or {}), options

@@ -6,10 +6,10 @@ Where each of them enters a model says `functional.position_encodings`; CONTRIBU
 import functools
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxformer.kernels.constants import constant
 from jaxformer.types import Array
 
 LLAMA3_TURNS = (1.0, 4.0)  # over the original length: fewer are stretched, more are left
@@ -220,9 +220,7 @@ def t5_steps(
     ((-3, -1, 0), (3, 2, 1, 0))
     """
     relative = np.arange(-max_distance - 1, max_distance + 2)
-    no_mesh = jax.sharding.AbstractMesh((), ())  # inside a shard_map, jax would look for a device's part of a constant
-    with jax.ensure_compile_time_eval(), jax.sharding.use_abstract_mesh(no_mesh):
-        buckets = np.asarray(t5_buckets(jnp.asarray(relative), bidirectional, num_buckets, max_distance))
+    buckets = constant(lambda: t5_buckets(jnp.asarray(relative), bidirectional, num_buckets, max_distance))
     starts = np.flatnonzero(np.diff(buckets)) + 1
     return tuple(relative[starts].tolist()), tuple(buckets[[0, *starts]].tolist())
 

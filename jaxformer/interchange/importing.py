@@ -51,7 +51,8 @@ def import_model(directory: str | Path, mesh: Mesh | None = None, dtype: Any = N
       dtype: of the parameters; None: float32.
 
     Raises:
-      ConfigError: there is no such model here, or tensors are missing, unknown or of other shapes; names them.
+      ConfigError: there is no such model here, or tensors are missing, unknown, of other shapes or not finite; names
+        them.
     """
     folder = Path(directory)
     if not folder.is_dir():
@@ -135,6 +136,8 @@ def _read(
         out = None
         for number, name in np.ndenumerate(some):
             one = place.pattern.read(tensors[str(name)], shape, inner)
+            if not np.isfinite(one).all():
+                raise ConfigError(f"{name}: has numbers that are not finite; accepted: finite weights")
             if not stacked:
                 return one.astype(dtype)
             out = np.empty((*some.shape, *one.shape), dtype) if out is None else out

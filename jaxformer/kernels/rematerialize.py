@@ -1,7 +1,8 @@
-"""Rematerialisation that works on CPU: recompute a value in the backward pass instead of keeping it in memory.
+"""Rematerialisation that XLA does not undo: recompute a value in the backward pass instead of keeping it in memory.
 
-XLA merges equal computations and keeps the result between its uses, and its CPU backend removes `optimization_barrier`
-first. Making the value depend on the incoming gradient forces XLA to recompute it.
+XLA merges equal computations and keeps the result between its uses. Its CPU backend removes `optimization_barrier`
+first, and on GPUs what a barrier holds is written out. Making the value depend on the incoming gradient forces XLA to
+recompute it, fused with what uses it.
 """
 
 from typing import Any
@@ -31,22 +32,29 @@ def keeps_attention(primitive: Any, *arrays: Any, **options: Any) -> bool:
     return primitive.name.startswith("dot_product_attention_fwd")
 
 
-def rematerialize(x: Array, gradient: Array, kept_bytes: int | None = None) -> Array:
+def rematerialize(x: Array, gradient: Array, kept_bytes: int | None = None, *, elementwise: bool = False) -> Array:
     """`x`, but if worthwhile depending on `gradient`, so that whatever is computed from it waits for the gradient.
 
     Args:
       x: of any shape.
       gradient: broadcasts to x. Where it is NaN, so is the result.
       kept_bytes: size of what would be kept in memory otherwise; None: that of x.
+      elementwise: only numbers of x and of the gradient that belong together are computed with. Then it is worthwhile
+        on GPUs too, in any dtype: otherwise XLA keeps what it finds costly in between, such as a float32 tanh.
 
     Returns:
       An array equal to x.
     """
 
-    def on_cpu(x, gradient):
+    def same(x, gradient):
+        return x
+
+    def dependent(x, gradient):
         return x + jnp.minimum(jnp.abs(gradient), 0).astype(x.dtype)
 
     kept_bytes = x.size * x.dtype.itemsize if kept_bytes is None else kept_bytes
-    if x.dtype.itemsize <= _NARROW or kept_bytes < _WORTH_IT:
+    on_cpu = x.dtype.itemsize > _NARROW
+    if kept_bytes < _WORTH_IT or not (on_cpu or elementwise):
         return x
-    return jax.lax.platform_dependent(x, gradient, cpu=on_cpu, default=lambda x, gradient: x)
+    branches = {"cpu": dependent if on_cpu else same, "cuda": dependent if elementwise else same}
+    return jax.lax.platform_dependent(x, gradient, **branches, default=same)

@@ -1,5 +1,6 @@
 """The real train step of a config, compiled for devices that need not be here, from shapes alone."""
 
+import math
 import re
 import time
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from jaxformer.data import vocabulary
 from jaxformer.data.progress_bars import say
 from jaxformer.errors import ConfigError
 from jaxformer.functional import attention_choice, grouped_choice
+from jaxformer.functional.block_loss import chosen_chunk
 from jaxformer.models.attention_support import check_mesh, unsupported_by
 from jaxformer.models.families import family_of
 from jaxformer.models.own_kinds import check_model
@@ -79,7 +81,12 @@ def target_config(config: Config, topology: Topology, mesh: Mesh) -> Config:
         hidden = model.feed_forward.hidden_width(model.width)
         grouped: Any = grouped_choice.choose(model.width, hidden, model.dtype, topology.chip.platform)
         execution = replace(execution, experts=grouped)
-    return replace(config, model=model, execution=execution)
+    loss = config.loss
+    if loss.chunk_tokens is None and topology.chip.platform == "cuda":  # the others choose alike
+        rows = config.train.global_batch_size // execution.gradient_accumulation_steps
+        shards = math.gcd(rows, mesh.shape["data"] * mesh.shape["fsdp"])
+        loss = replace(loss, chunk_tokens=chosen_chunk(rows, model.vocab_size or 1, shards, topology.chip.platform))
+    return replace(config, model=model, execution=execution, loss=loss)
 
 
 def abstract_chunk(config: Config, mesh: Mesh) -> Batch:

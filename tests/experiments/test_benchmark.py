@@ -1,11 +1,12 @@
 """What the benchmark prints follows from what it measured."""
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from jaxformer.benchmarks import decode_lengths, memory, pretrain, seq2seq, suite
+from jaxformer.benchmarks import attention, decode_lengths, memory, pretrain, seq2seq, suite, train
 from jaxformer.benchmarks.suite import RULER, Suite, in_process, process
 from jaxformer.benchmarks.train import SHAPES, model_config
 from jaxformer.config import from_mapping
@@ -97,6 +98,24 @@ def test_a_contestant_that_died_between_turns_is_a_line(tmp_path, monkeypatch):
     run = in_process("killed")
     with pytest.raises(ProgramError, match="killed ended with exit code 9"):
         run()
+
+
+def test_a_gpu_gets_enough_to_do():
+    assert attention.work_of(1024, "cpu") == attention.Work(1, 1024, 1)
+    assert attention.work_of(1024, "cuda") == attention.Work(32, 1024, 10)
+    assert attention.work_of(65536, "cuda") == attention.Work(1, 65536, 10)
+
+
+def test_only_some_contestants(monkeypatch):
+    """Of the train step; the others are not even started. The product by which they are judged is always there."""
+    monkeypatch.setattr(train, "need_peers", lambda suite: None)
+    started = []
+    monkeypatch.setattr(train, "in_process", lambda *command: started.append(command[1]))
+    for only, expected in ((None, 3 if shutil.which("g++") else 2), ("jaxformer", 1), ("torch, eager", 1)):
+        started.clear()
+        options = SimpleNamespace(shape="tiny", dtype="float32", rows=None, only=only)
+        assert list(train.contestants(options).contestants)[-1] == RULER and len(started) == expected
+    assert started == ["eager"]
 
 
 def test_bad_flags_are_one_line(monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 
 from experiments import gpu_page
 from jaxformer.benchmarks import autotune
+from jaxformer.errors import ConfigError
 from jaxformer.kernels.attention.flash_gpu_blocks import FlashBlock
 
 ROOT = Path(__file__).parent.parent.parent
@@ -37,8 +38,8 @@ def test_the_page_says_what_was_found_and_what_is_missing(tmp_path):
     page = gpu_page.page(tmp_path)
     assert page.startswith("# NVIDIA H100") and "Done: exactness. Failed: sweep." in page
     assert "| flash_gpu | bfloat16 | 2 | 5.0e-01 | t5 |" in page
-    assert "| torch | 200 ms | 1.000 | 0.400 (aim: 0.45) |" in page
-    assert "| jaxformer | 100 ms | 0.500 | 0.500 (aim: 0.45) |" in page
+    assert "| torch | 200 ms | 1.638e+05 tokens | 1.000 | 0.400 (aim: 0.45) |" in page
+    assert "| jaxformer | 100 ms | 3.277e+05 tokens | 0.500 | 0.500 (aim: 0.45) |" in page
     assert "| keys | 64 | 2048 | [64, 32, 4, 2] | 100.0 |" in page and page.count("Not measured yet.") == 4
 
 
@@ -49,6 +50,24 @@ def test_a_measured_size_takes_the_place_of_an_earlier_one(tmp_path):
     autotune.keep(table, "keys", shape, FlashBlock(128, 32, 8, 2), 5e-5)
     found = {row["kernel"]: (row["block"], row["microseconds"]) for row in json.loads(table.read_text())}
     assert found == {"queries": ([64, 64, 4, 2], 100.0), "keys": ([128, 32, 8, 2], 50.0)}
+
+
+def test_notes_stand_before_the_tables(tmp_path):
+    (tmp_path / "notes.md").write_text("Part by part.\n")
+    page = gpu_page.page(tmp_path)
+    assert "Part by part.\n\n## Exactness" in page and "Done:" not in page
+
+
+@pytest.mark.parametrize("folder", sorted((ROOT / "experiments" / "results").glob("gpu_*")), ids=lambda f: f.name)
+def test_the_committed_page_is_what_its_records_give(folder):
+    assert (folder / "README.md").read_text() == gpu_page.page(folder)
+
+
+def test_shapes_to_time():
+    assert autotune.parsed("2048x64,8192x128") == [autotune.TimedShape(2048, 64), autotune.TimedShape(8192, 128)]
+    for text in ("", "2048", "0x64", "2048x64,"):
+        with pytest.raises(ConfigError, match=r"--shapes: .*; accepted: LENGTHxWIDTH, several with commas between"):
+            autotune.parsed(text)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import numpy as np
 import numpy_reference as reference
 import pytest
 
-from jaxformer.functional import losses
+from jaxformer.functional import block_loss
 from jaxformer.functional.losses import cross_entropy, token_loss
 
 B, T, D, V = 3, 10, 4, 13
@@ -214,6 +214,43 @@ def test_the_chunk_chosen_from_the_vocabulary_bounds_the_logits(vocab):
     jaxpr = jax.make_jaxpr(jax.grad(total, argnums=(0, 1)))(
         *(jax.ShapeDtypeStruct(shape, jnp.int32 if kind is int else jnp.float32) for shape, kind in shapes)
     )
-    allowed = max(losses.CHUNK_LOGITS, losses.MIN_POSITIONS * rows * vocab, vocab * width)
+    allowed = max(block_loss.MOST_LOGITS, block_loss.MIN_POSITIONS * rows * vocab, vocab * width)
     assert largest(str(jaxpr)) <= allowed
     assert vocab == 256 or allowed < rows * length * vocab / 4
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """What XLA would be given on an NVIDIA GPU, computed here."""
+
+    def chosen(*arrays, cuda=None, default=None, **others):
+        return (cuda or default)(*arrays)
+
+    monkeypatch.setattr(jax.lax, "platform_dependent", chosen)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("soft_cap", [None, 3.0])
+def test_the_loss_of_a_gpu_is_the_same(options, soft_cap, request):
+    """It reads the logits once, by `logit_sums`: sums, hits and gradients as everywhere."""
+
+    def found():
+        def loss(*operands):
+            out = token_loss(operands[0], operands[1], TARGETS, WEIGHTS, operands[2], soft_cap=soft_cap, **options)
+            return out.total, out
+
+        return jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(*arrays())
+
+    with jax.enable_x64(True):
+        expected = found()
+        request.getfixturevalue("as_on_a_gpu")
+        assert "reduce[" in str(jax.make_jaxpr(lambda h: token_loss(h, TABLE, TARGETS, WEIGHTS).total)(HIDDEN))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12), found(), expected)
+
+
+def test_blocks_are_larger_on_gpus():
+    """1 GiB of float32 logits there, 128 MiB elsewhere; on every device that shares the rows as many."""
+    sizes = {name: block_loss.chosen_chunk(8, 50304, platform=name) for name in ("cpu", "tpu", "cuda")}
+    assert sizes == {"cpu": 2**25 // 50304, "tpu": 2**25 // 50304, "cuda": 2**28 // 50304}
+    assert block_loss.chosen_chunk(8, 50304, 4, "cuda") == 4 * sizes["cuda"]
+    assert block_loss.chosen_chunk(64, 2**30, platform="cpu") == 16 * 64

@@ -1,5 +1,7 @@
 """What the backward pass computes again: equal numbers, and the arrays it is for are not kept."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 from jaxformer.functional.attention import attention
 from jaxformer.functional.block import unstack
-from jaxformer.functional.layers import layer_norm, linear, mlp, rms_norm
+from jaxformer.functional.layers import layer_norm, linear, linear_of, mlp, rms_norm
 from jaxformer.kernels.rematerialize import rematerialize
 from jaxformer.masks import causal
 
@@ -23,6 +25,32 @@ def test_again_is_the_same():
 @pytest.mark.parametrize("x", [jnp.ones((64, 64)), jnp.ones((1024, 1024), jnp.bfloat16)], ids=["small", "narrow"])
 def test_again_leaves_what_is_not_worth_it(x):
     assert rematerialize(x, x) is x
+
+
+def test_on_gpus_narrow_arrays_wait_for_their_gradient_too():
+    """Where only numbers that belong together are computed with: lowered for CUDA, the value depends on the gradient,
+    for CPU it does not."""
+    x = jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16)
+    again = jax.jit(lambda x, g: rematerialize(x, g, elementwise=True))
+    texts = {name: again.trace(x, x).lower(lowering_platforms=(name,)).as_text() for name in ("cpu", "cuda", "tpu")}
+    assert {name: "stablehlo.minimum" in text for name, text in texts.items()} == {
+        "cpu": False, "cuda": True, "tpu": False,
+    }  # fmt: skip
+
+
+def test_on_gpus_the_slope_of_an_activation_waits_for_its_gradient():
+    """And its result is that of the forward pass, which XLA keeps, where it sees the same twice."""
+
+    def loss(x, w):
+        return linear_of(jnp.sin, (x,), w).astype(jnp.float32).sum()
+
+    x, w = jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16), jax.ShapeDtypeStruct((1024, 8), jnp.float32)
+    step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1))).trace(x, w)
+    texts = {name: step.lower(lowering_platforms=(name,)).as_text() for name in ("cpu", "cuda")}
+    assert "stablehlo.minimum" in texts["cuda"] and "stablehlo.minimum" not in texts["cpu"]
+    calls = {name: re.findall(r"stablehlo.sine (%\w+)", text) for name, text in texts.items()}
+    assert {name: len(found) for name, found in calls.items()} == {"cpu": 2, "cuda": 2 + 1}
+    assert len(set(calls["cuda"])) == 2  # twice of the input itself
 
 
 def bytes_of_a_layer(layer, params, x) -> float:

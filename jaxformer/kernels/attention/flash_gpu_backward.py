@@ -81,10 +81,10 @@ def _key_kernel(
             query, g = (load_rows(ref, number, first, block.queries, o.queries, o.width) for ref in (query_ref, g_ref))
             weights, d_scores = _gradient_tile(
                 o, refs, number, row, group * shared + number, masked, query, key, value, g,
-                (top_ref, log_total_ref, passed_ref), first, first_key,
+                (top_ref, log_total_ref, passed_ref), first, first_key, turned=True,
             )  # fmt: skip
-            d_value = d_value + triton.dot(weights.astype(g.dtype), g, trans_a=True)
-            d_key = d_key + triton.dot(d_scores.astype(query.dtype), query, trans_a=True)
+            d_value = d_value + triton.dot(weights.astype(g.dtype), g)
+            d_key = d_key + triton.dot(d_scores.astype(query.dtype), query)
             return d_key, d_value
 
         return walk(o, block, visits, j, visit, carry)
@@ -192,26 +192,29 @@ def _query_kernel(
 
 def _gradient_tile(
     o: FlashOptions, refs: Refs, member, row, head, masked, query, key, value, g, of_queries, first, first_key,
-    through: Callable[[Array], Array] | None = None,
+    through: Callable[[Array], Array] | None = None, turned: bool = False,
 ) -> tuple[Array, ...]:  # fmt: skip
     """Weights of a tile after dropout, and gradients of its scores before the scale (which is applied at the end).
 
-    `through`: also called with the gradient of the scores after the soft cap; its result is the third one.
+    `through`: also called with the gradient of the scores after the soft cap; its result is the third one. `turned`:
+    both are [s, t], see `tile.scores`.
     """
     size = query.shape[0]
-    found, squashed, allowed = tile.scores(o, refs, member, query, key, first, first_key, masked)
+    found, squashed, allowed = tile.scores(o, refs, member, query, key, first, first_key, masked, turned)
     fillings = (0.0, jnp.inf, 0.0)  # beyond the row's end weights are 0
     top, log_total, passed = (
         load_numbers(ref, member, first, size, o.queries, filling)
         for ref, filling in zip(of_queries, fillings, strict=True)
     )
-    weights = jnp.exp2((found - top[:, None]) - log_total[:, None])
-    d_weights = triton.dot(g, value, trans_b=True)
+    top, log_total, passed = (x[None, :] if turned else x[:, None] for x in (top, log_total, passed))
+    weights = jnp.exp2((found - top) - log_total)
+    d_weights = triton.dot(value, g, trans_b=True) if turned else triton.dot(g, value, trans_b=True)
     used = weights
     if o.dropout_rate:
-        kept = tile.dropout_mask(o, refs, row, head, first, first_key, weights.shape)
+        kept = tile.dropout_mask(o, refs, row, head, first, first_key, (size, key.shape[0]))
+        kept = kept.T if turned else kept
         used, d_weights = (jnp.where(kept, a / (1.0 - o.dropout_rate), 0.0) for a in (weights, d_weights))
-    d_scores = weights * (d_weights - passed[:, None])
+    d_scores = weights * (d_weights - passed)
     if allowed is not None:  # 0 times the NaN of a hidden value
         d_scores = jnp.where(allowed, d_scores, 0.0)
     more = () if through is None else (through(d_scores),)

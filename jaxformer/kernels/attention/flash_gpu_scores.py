@@ -98,15 +98,9 @@ def store_numbers(ref: Any, start: Array, length: int, x: Array) -> None:
 
 
 def scores(
-    o: FlashOptions,
-    refs: Refs,
-    member: Array | int,
-    query: Array,
-    key: Array,
-    first_query: Array,
-    first_key: Array,
-    masked: bool,
-) -> Scores:
+    o: FlashOptions, refs: Refs, member: Array | int, query: Array, key: Array, first_query: Array, first_key: Array,
+    masked: bool, turned: bool = False,
+) -> Scores:  # fmt: skip
     """Scores of a tile.
 
     Args:
@@ -116,17 +110,48 @@ def scores(
       query, key: [t, K], [s, K].
       first_query, first_key: places of the first ones.
       masked: False if the mask is known to allow all of the tile.
+      turned: all results are [s, t]. A product that sums over queries reads them from registers then, and else has to
+        turn them through shared memory.
     """
-    found, squashed = triton.dot(query, key, trans_b=True), None
+    found, squashed = triton.dot(key, query, trans_b=True) if turned else triton.dot(query, key, trans_b=True), None
     if o.soft_cap is None:
         found = found * (o.scale * LOG2_E)
     else:
         squashed = _tanh(found * (o.scale / o.soft_cap))
         found = squashed * (o.soft_cap * LOG2_E)
-    bias = _bias(o, refs, member, first_query, first_key, found.shape)
+    places = _Places(first_query, first_key, query.shape[0], key.shape[0], turned)
+    bias = _bias(o, refs, member, places)
     found = found if bias is None else found + bias
-    allowed = _allowed(o, refs, first_query, first_key, found.shape) if masked else None
+    allowed = _allowed(o, refs, places) if masked else None
     return Scores(found if allowed is None else jnp.where(allowed, found, -jnp.inf), squashed, allowed)
+
+
+class _Places(NamedTuple):
+    """Where a tile lies in the row, and which of its axes are queries and keys."""
+
+    first_query: Array
+    first_key: Array
+    queries: int
+    keys: int
+    turned: bool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the tile."""
+        return (self.keys, self.queries) if self.turned else (self.queries, self.keys)
+
+    def of_queries(self, x: Array) -> Array:
+        """[t], along the tile's axis of queries."""
+        return x[None, :] if self.turned else x[:, None]
+
+    def of_keys(self, x: Array) -> Array:
+        """[s], along the tile's axis of keys."""
+        return x[:, None] if self.turned else x[None, :]
+
+    def distances(self) -> Array:
+        """int32, of the tile's shape: place of the key minus place of the query."""
+        key, query = tokens(self.first_key, self.keys), tokens(self.first_query, self.queries)
+        return self.of_keys(key) - self.of_queries(query)
 
 
 def _tanh(x: Array) -> Array:
@@ -136,25 +161,23 @@ def _tanh(x: Array) -> Array:
 
 def distances(first_query: Array, first_key: Array, shape: tuple[int, ...]) -> Array:
     """[t, s] int32: place of the key minus place of the query."""
-    return tokens(first_key, shape[1])[None, :] - tokens(first_query, shape[0])[:, None]
+    return _Places(first_query, first_key, *shape, turned=False).distances()
 
 
-def _bias(
-    o: FlashOptions, refs: Refs, member: Array | int, first_query: Array, first_key: Array, shape: tuple[int, ...]
-) -> Array | None:
+def _bias(o: FlashOptions, refs: Refs, member: Array | int, places: _Places) -> Array | None:
     """The bias of a tile times log2 e, see `distance_bias`; None: there is none."""
     if "slopes" in refs:
-        far = jnp.abs(distances(first_query, first_key, shape)).astype(jnp.float32)
+        far = jnp.abs(places.distances()).astype(jnp.float32)
         return far * (refs["slopes"][member, 0] * -LOG2_E)
     if o.edges is None:
         return None
-    first, last = steps_of(refs, first_query, first_key, shape)
-    far = distances(first_query, first_key, shape)
+    first, last = steps_of(refs, places.first_query, places.first_key, (places.queries, places.keys))
+    far = places.distances()
 
     def step(n: Array, bias: Array) -> Array:
         return jnp.where(far >= refs["edges"][n - 1], refs["steps"][member, n] * LOG2_E, bias)
 
-    start = jnp.full(shape, refs["steps"][member, first] * LOG2_E)
+    start = jnp.full(places.shape, refs["steps"][member, first] * LOG2_E)
     return jax.lax.fori_loop(first + 1, last + 1, step, start)  # far from the diagonal all of a tile is one step
 
 
@@ -165,32 +188,32 @@ def steps_of(refs: Refs, first_query: Array, first_key: Array, shape: tuple[int,
     return tuple(jnp.sum((edges <= at).astype(jnp.int32)) for at in (nearest, nearest + sum(shape) - 2))  # type: ignore
 
 
-def _allowed(o: FlashOptions, refs: Refs, first_query: Array, first_key: Array, shape: tuple[int, ...]) -> Array | None:
-    """Which pairs of a tile the mask allows, [t, s] bool; None: all."""
-    queries, keys = shape
-    query, key = tokens(first_query, queries), tokens(first_key, keys)
+def _allowed(o: FlashOptions, refs: Refs, places: _Places) -> Array | None:
+    """Which pairs of a tile the mask allows, bool of its shape; None: all."""
+    queries, keys, of_queries, of_keys = places.queries, places.keys, places.of_queries, places.of_keys
+    query, key = tokens(places.first_query, queries), tokens(places.first_key, keys)
     conditions = []
     if o.keys % keys:
-        conditions.append((key < o.keys)[None, :])
+        conditions.append(of_keys(key < o.keys))
     if "query_index" in refs:
-        query = load_numbers(refs["query_index"], ALONE, first_query, queries, o.queries)
+        query = load_numbers(refs["query_index"], ALONE, places.first_query, queries, o.queries)
     if "key_index" in refs:
-        key = load_numbers(refs["key_index"], ALONE, first_key, keys, o.keys, -1)
-        conditions.append((key >= 0)[None, :])
-    ahead = key[None, :] - query[:, None]
+        key = load_numbers(refs["key_index"], ALONE, places.first_key, keys, o.keys, -1)
+        conditions.append(of_keys(key >= 0))
+    ahead = of_keys(key) - of_queries(query)
     if o.causal:
         conditions.append(ahead <= 0)
     if o.window is not None:
         conditions.append(jnp.abs(ahead) < o.window)
     if "prefix" in refs:
-        conditions.append((ahead <= 0) | (key < refs["prefix"][0])[None, :])
+        conditions.append((ahead <= 0) | of_keys(key < refs["prefix"][0]))
     if "key_segments" in refs:
-        mine = load_numbers(refs["query_segments"], ALONE, first_query, queries, o.queries)
-        theirs = load_numbers(refs["key_segments"], ALONE, first_key, keys, o.keys)
-        conditions.append(mine[:, None] == theirs[None, :])
+        mine = load_numbers(refs["query_segments"], ALONE, places.first_query, queries, o.queries)
+        theirs = load_numbers(refs["key_segments"], ALONE, places.first_key, keys, o.keys)
+        conditions.append(of_queries(mine) == of_keys(theirs))
     if not conditions:
         return None
-    allowed = jnp.broadcast_to(conditions[0], shape)
+    allowed = jnp.broadcast_to(conditions[0], places.shape)
     for condition in conditions[1:]:
         allowed = allowed & condition
     return allowed

@@ -9,9 +9,9 @@ visited and give weights of exactly 0.
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
+from jaxformer.kernels.constants import constant
 from jaxformer.masks import Mask
 from jaxformer.types import Array
 
@@ -34,8 +34,7 @@ def visits(mask: Mask, queries: int, keys: int, query_block: int, key_block: int
     fields = (mask.prefix, mask.keys, mask.query_segments, mask.key_segments, mask.query_index, mask.key_index)
     if any(x is not None for x in fields):
         return _visits(mask, queries, keys, query_block, key_block, by_key)
-    with jax.ensure_compile_time_eval():  # a constant of the program
-        return _visits(mask, queries, keys, query_block, key_block, by_key)
+    return constant(lambda: _visits(mask, queries, keys, query_block, key_block, by_key))
 
 
 def _visits(mask: Mask, queries: int, keys: int, query_block: int, key_block: int, by_key: bool) -> Array:
