@@ -4,21 +4,13 @@ import functools
 import importlib.util
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxformer.benchmarks.suite import Suite, in_process, take_turns, torch_device
 
 HEADS, WIDTH = 12, 64
 GPU_TOKENS, GPU_CALLS = 32768, 10  # of one call on a GPU, and calls of one measurement: less is over too soon
 MOST = 16 * 2**30  # bytes of scores that an implementation with all of them is asked for
-
-
-class Work(NamedTuple):
-    """What one run does: calls of forward and backward, each on rows of so many tokens."""
-
-    rows: int
-    tokens: int
-    calls: int
 
 
 def contestants(options) -> Suite:
@@ -33,15 +25,16 @@ def contestants(options) -> Suite:
     from jaxformer.functional.attention_choice import unavailable
     from jaxformer.masks import causal, segments
 
-    work, tokens = work_of(options.tokens, torch_device()), options.tokens
-    arrays = [jax.random.normal(jax.random.key(i), (work.rows, tokens, HEADS, WIDTH), options.dtype) for i in range(3)]
-    documents = jnp.broadcast_to(jnp.arange(tokens, dtype=jnp.int32) // 700, (work.rows, tokens))
+    tokens = options.tokens
+    rows, calls = work_of(tokens, torch_device())
+    arrays = [jax.random.normal(jax.random.key(i), (rows, tokens, HEADS, WIDTH), options.dtype) for i in range(3)]
+    documents = jnp.broadcast_to(jnp.arange(tokens, dtype=jnp.int32) // 700, (rows, tokens))
 
     def timed(function: Callable) -> Callable[[], None]:
         grad = jax.jit(jax.grad(lambda q, k, v: function(q, k, v).astype(jnp.float32).sum(), argnums=(0, 1, 2)))
 
         def run() -> None:
-            for _ in range(work.calls):
+            for _ in range(calls):
                 out = grad(*arrays)
             jax.block_until_ready(out)
 
@@ -50,7 +43,7 @@ def contestants(options) -> Suite:
     def ours(name: str, mask: Any) -> Callable[[], None]:
         return timed(lambda q, k, v: attention(q, k, v, mask, implementation=name))
 
-    small = 4 * work.rows * HEADS * tokens**2 <= MOST
+    small = 4 * rows * HEADS * tokens**2 <= MOST
     names = [n for n in ("xla", "chunked", "cudnn", "flash_gpu") if unavailable(n) is None]
     names = [n for n in names if (n != "cudnn" or options.dtype == "bfloat16") and (n != "xla" or small)]
     found = {name: ours(name, causal()) for name in names}
@@ -59,17 +52,17 @@ def contestants(options) -> Suite:
     if small:
         dot_product = functools.partial(jax.nn.dot_product_attention, is_causal=True)
         found["jax.nn.dot_product_attention"] = timed(dot_product)
-        mask = nn.make_causal_mask(jnp.ones((work.rows, tokens)))
+        mask = nn.make_causal_mask(jnp.ones((rows, tokens)))
         found["flax.linen.dot_product_attention"] = timed(lambda q, k, v: nn.dot_product_attention(q, k, v, mask=mask))
     if importlib.util.find_spec("torch") is not None:
         about = [str(tokens), options.dtype, torch_device()]
         found["torch's scaled_dot_product_attention"] = in_process("jaxformer.benchmarks.attention", *about)
-    return Suite(found, "tokens", work.rows * tokens * work.calls)
+    return Suite(found, "tokens", rows * tokens * calls)
 
 
-def work_of(tokens: int, device: str) -> Work:
-    """Rows of so many tokens, and how often they are computed on "cpu" or "cuda"."""
-    return Work(max(1, GPU_TOKENS // tokens), tokens, GPU_CALLS) if device == "cuda" else Work(1, tokens, 1)
+def work_of(tokens: int, device: str) -> tuple[int, int]:
+    """Rows of so many tokens, and how often one run computes them, on "cpu" or "cuda"."""
+    return (max(1, GPU_TOKENS // tokens), GPU_CALLS) if device == "cuda" else (1, 1)
 
 
 def torch_attention(tokens: int, dtype: str, device: str) -> Callable[[], None]:
@@ -77,12 +70,12 @@ def torch_attention(tokens: int, dtype: str, device: str) -> Callable[[], None]:
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
-    work = work_of(tokens, device)
-    kind, shape = getattr(torch, dtype), (work.rows, HEADS, tokens, WIDTH)
+    rows, calls = work_of(tokens, device)
+    kind, shape = getattr(torch, dtype), (rows, HEADS, tokens, WIDTH)
     q, k, v = (torch.randn(shape, dtype=kind, device=device, requires_grad=True) for _ in range(3))
 
     def run() -> None:
-        for _ in range(work.calls):
+        for _ in range(calls):
             total = scaled_dot_product_attention(q, k, v, is_causal=True).float().sum()
             torch.autograd.grad(total, (q, k, v))
         if device == "cuda":

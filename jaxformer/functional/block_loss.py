@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer.functional.layers import cap
-from jaxformer.kernels.logit_sums import logit_sums
+from jaxformer.kernels.logit_sums import is_target, logit_sums
 from jaxformer.kernels.matmul import product, times_transpose, transposed_product
 from jaxformer.parallel.constraints import constrain
 from jaxformer.types import Array
@@ -46,8 +46,7 @@ def loss_of_sums(
 
 def at_target(logits: Array, targets: Array) -> Array:
     """logits[..., targets] by comparison: its gradient is a select that fuses, and that of a gather is a scatter."""
-    entries = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
-    return jnp.sum(jnp.where(entries == targets[..., None], logits, 0), axis=-1)
+    return jnp.sum(jnp.where(is_target(logits, targets), logits, 0), axis=-1)
 
 
 def block_loss(

@@ -101,9 +101,9 @@ def test_a_contestant_that_died_between_turns_is_a_line(tmp_path, monkeypatch):
 
 
 def test_a_gpu_gets_enough_to_do():
-    assert attention.work_of(1024, "cpu") == attention.Work(1, 1024, 1)
-    assert attention.work_of(1024, "cuda") == attention.Work(32, 1024, 10)
-    assert attention.work_of(65536, "cuda") == attention.Work(1, 65536, 10)
+    assert attention.work_of(1024, "cpu") == (1, 1)
+    assert attention.work_of(1024, "cuda") == (32, 10)
+    assert attention.work_of(65536, "cuda") == (1, 10)
 
 
 def test_only_some_contestants(monkeypatch):

@@ -11,8 +11,10 @@ import numpy as np
 import numpy_reference as reference
 import pytest
 
+from jaxformer.config import from_mapping
 from jaxformer.functional import block_loss
 from jaxformer.functional.losses import cross_entropy, token_loss
+from jaxformer.parallel.mesh import make_mesh
 
 B, T, D, V = 3, 10, 4, 13
 RNG = np.random.default_rng(0)
@@ -246,6 +248,21 @@ def test_the_loss_of_a_gpu_is_the_same(options, soft_cap, request):
         request.getfixturevalue("as_on_a_gpu")
         assert "reduce[" in str(jax.make_jaxpr(lambda h: token_loss(h, TABLE, TARGETS, WEIGHTS).total)(HIDDEN))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12), found(), expected)
+
+
+def test_a_gpu_s_vocabulary_may_lie_on_several_devices(as_on_a_gpu):
+    """They exchange a few numbers of each position, and not its logits."""
+    mesh = make_mesh(from_mapping({"mesh": {"data": 2, "fsdp": 1, "tensor": 4}}).mesh, jax.devices()[:8])
+    rows, length, vocab, width = 8, 64, 1024, 32
+    shapes = ((rows, length, width), (vocab, width), (rows, length), (rows, length))
+    kinds = (jnp.float32, jnp.float32, jnp.int32, jnp.float32)
+    given = [jax.ShapeDtypeStruct(shape, kind) for shape, kind in zip(shapes, kinds, strict=True)]
+    with jax.set_mesh(mesh):
+        loss = jax.grad(lambda *x: token_loss(*x).total, argnums=(0, 1))
+        text = jax.jit(loss).lower(*given).compile().as_text()
+    gathered = re.findall(r"= f32\[([\d,]+)\]\S* all-gather\(", text)
+    numbers = [math.prod(map(int, sizes.split(","))) for sizes in gathered]
+    assert numbers and max(numbers) == rows // 2 * length * 4
 
 
 def test_blocks_are_larger_on_gpus():
