@@ -57,6 +57,7 @@ LARGE = {
     "longformer_base",
     "bigbird_tiny",
     "bigbird_base",
+    "compare_ablations",
     "compare_tiny",
     "denoising_entropy",
     "scaling_bert",

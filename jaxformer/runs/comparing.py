@@ -19,11 +19,12 @@ BASELINE = "baseline"
 RECORDS = "records.jsonl"
 WRITTEN = "comparison.json", "comparison.html"
 # The text and its tokens, what is held out of it, the ladder and what it sets: where they differ, losses cannot be
-# compared.
+# compared. How deep a width is and how many heads it has may differ.
 SHARED = (
     "data", "ladder", "workdir", "mesh", "distributed", "train.eval_rows", "train.steps", "model.context_length",
     "model.vocab_size", "model.width", "model.num_layers", "model.attention.num_heads",
 )  # fmt: skip
+SHAPES = "ladder.head_width", "ladder.layer_width", "ladder.min_layers"
 
 
 class Entrant(NamedTuple):
@@ -70,8 +71,10 @@ def entrants(parsed: Parsed) -> list[Entrant]:
             raise ConfigError(f"{where}: is what the others are compared with; accepted: another name")
         for field in values:
             today = ALIASES.get(field, field)
-            if any(f"{today}.".startswith(f"{each}.") for each in SHARED):
-                raise ConfigError(f"{where}: {field} is shared by all; accepted: fields of model and optimizer")
+            if today not in SHAPES and any(f"{today}.".startswith(f"{each}.") for each in SHARED):
+                raise ConfigError(
+                    f"{where}: {field} is shared by all; accepted: fields of model and optimizer, {', '.join(SHAPES)}"
+                )
             if today in given:
                 raise ConfigError(f"{where}: {field} is given on the command line too; accepted: one of the two")
         try:

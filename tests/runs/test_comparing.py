@@ -14,7 +14,7 @@ from jaxformer.errors import ConfigError
 from jaxformer.programs import compare
 from jaxformer.runs import comparing, scaling_study
 from jaxformer.runs.command_line import parse_config, parser
-from jaxformer.scaling.ladder import StudyConfig
+from jaxformer.scaling.ladder import StudyConfig, size_model
 
 CONFIG = """
 def get_config():
@@ -54,6 +54,16 @@ def test_variants_differ_in_what_they_change(tmp_path):
     assert {each.config.optimizer.weight_decay for each in (base, slow, wide)} == {0.3}
     assert len({each.config.ladder for each in (base, slow, wide)}) == 1
     assert slow.overrides[-1] == "optimizer.learning_rate: 0.01 -> 0.001"
+
+
+def test_depth_and_heads_of_a_width_may_differ(tmp_path):
+    shapes = {"deep": {"ladder.min_layers": 3}, "thin_heads": {"ladder.head_width": 4}}
+    base, deep, thin = entrants(tmp_path, shapes)
+    sizes = [size_model(each.config.model, 16, each.config.ladder) for each in (base, deep, thin)]
+    assert [(each.num_layers, each.attention.num_heads) for each in sizes] == [(1, 2), (3, 2), (1, 4)]
+    assert deep.overrides[-1] == "ladder.min_layers: 1 -> 3" and base.config.ladder.min_layers == 1
+    with pytest.raises(ConfigError, match=r"config.variants.a: ladder.budgets is shared by all"):
+        entrants(tmp_path, {"a": {"ladder.budgets": (1e7, 2e7)}})
 
 
 def simulated(study, m):
