@@ -39,7 +39,7 @@ def on_files(files, config):
     for source, page in PAGES.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
     for path in sorted((ROOT / RESULTS).rglob("*")):
-        if path.suffix in SHOWN:
+        if path.suffix in SHOWN and path.name != "notes.md":  # which the page beside it includes
             page = f"results/{path.relative_to(ROOT / RESULTS).as_posix()}"
             files.append(File.generated(config, page, abs_src_path=str(path)))
     for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
@@ -57,6 +57,7 @@ def on_page_markdown(markdown, page, config, files):
         markdown = re.sub(r"^  (?=\S)", "    ", markdown, flags=re.MULTILINE)
         markdown = re.sub(r"^(    .*)\n(?=- )", r"\1\n\n", markdown, flags=re.MULTILINE)
         markdown = markdown.replace("](docs/", "](")  # as seen from the root of the repository
+        markdown = markdown.replace(f"]({RESULTS}", "](results")
     if page.file.src_uri == "api/jaxformer.md":
         markdown = markdown.replace("<!-- names -->", front_door())
     for source, name in {**PAGES, RESULTS: "results"}.items():
@@ -65,9 +66,23 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_page_content(html, page, config, files):
-    """The search finds what pages say, not the source code that they show."""
+    """The search finds what pages say, not the source code that they show; formulas outside code are set."""
     shown = '<details class="mkdocstrings-source"'
-    return html.replace(shown, f"{shown} data-search-exclude")
+    html = html.replace(shown, f"{shown} data-search-exclude")
+    parts = re.split(r"(<(pre|code|h\d|a)\b.*?</\2>|<[^>]+>)", html, flags=re.DOTALL)
+    parts[::3] = map(formulas, parts[::3])  # the text; then what is kept, and the name of its tag
+    return "".join(part for number, part in enumerate(parts) if number % 3 != 2)
+
+
+def formulas(text):
+    """Powers and indices as HTML.
+
+    >>> formulas("N ~ C^0.48, 2^(n - 1) and N_c^alpha_N; but gpt_tiny")
+    'N ~ C<sup>0.48</sup>, 2<sup>n - 1</sup> and N<sub>c</sub><sup>alpha<sub>N</sub></sup>; but gpt_tiny'
+    """
+    power = r"(?<=[\w)\]])\^(?:\(([^()]*)\)|(-?\w+(?:[./]\d+)?))"
+    text = re.sub(power, lambda found: f"<sup>{found[1] or found[2]}</sup>", text)
+    return re.sub(r"(?<!\w)([^\W\d_]|alpha|sum)_(\w)(?!\w)", r"\1<sub>\2</sub>", text)
 
 
 def front_door():

@@ -39,8 +39,8 @@ RUNS: dict[str, tuple[str, str, dict[str, str]]] = {  # name -> what it is, conf
         "T5's spans, 32 symbols",
         "denoising_entropy:span_corruption",
         {
-            "train.steps": "1500",
-            "train.eval_every_steps": "500",
+            "train.steps": "5000",
+            "train.eval_every_steps": "1000",
             "train.eval_rows": "1280",
             "data.language_symbols": "32",
         },

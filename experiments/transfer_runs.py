@@ -140,7 +140,8 @@ def ended(planned: Planned, workdir: Path) -> dict[str, Any] | None:
         return None
     kept = {name: round(end[name], 6) if isinstance(end[name], float) else end[name] for name in KEPT if name in end}
     each_token = end["flops"] / end["tokens"]
-    curve = [[each["tokens"] * each_token, round(each["loss"], 4)] for each in found if each["kind"] == "eval"]
+    evaluations = [each for each in found if each["kind"] == "eval" and each.get("split", "validation") == "validation"]
+    curve = [[each["tokens"] * each_token, round(each["loss"], 4)] for each in evaluations]
     return {"run": planned.name, **planned.about, **kept, **({"curve": curve} if len(curve) > 1 else {})}
 
 

@@ -58,6 +58,13 @@ def test_a_report_of_nothing(place):
     assert said(place, {"a": {"seed": 1}}, "--stage=report") == (2, expected()["report of no comparison"])
 
 
+def test_a_trial_of_what_is_trained_anyway(place):
+    wanted = (2, expected()["trial of a comparison that is trained"])
+    assert said(place, {"a": {"seed": 1}}, "--trial") == wanted
+    assert said(place, {"a": {"seed": 1}}, "--trial", "--stage=run") == wanted
+    assert not (place.folder / "study").exists()
+
+
 def test_ladders_that_cannot_be_compared(place):
     def write(name, **more):
         final = {"kind": "final", "step": 1, "tokens": 10, "loss": 3.0, "loss_stderr": 0.1, "params": 5, "flops": 1e9,

@@ -139,9 +139,68 @@ def _linformer(query, key, value, segments):
     return linformer_attention(query, key, value, *mixtures)
 
 
+def _square(query, key, value, segments):
+    """As `_whole_row`, with all scores at once."""
+    from jaxformer import masks
+    from jaxformer.functional.attention import attention
+
+    return attention(query, key, value, masks.causal(), implementation="xla")
+
+
+def _segment_memory(query, key, value, segments):
+    """Transformer-XL's layer: rows of 512 tokens and a memory of as many, which no gradient goes through."""
+    import jax
+    import jax.numpy as jnp
+
+    from jaxformer import masks
+    from jaxformer.functional.attention import attention
+
+    length = min(512, query.shape[1])
+    query, key, value, segments = (x.reshape(-1, length, *x.shape[2:]) for x in (query, key, value, segments))
+
+    def with_memory(x, fill=0):
+        before = jnp.roll(x, 1, axis=0).at[0].set(fill)
+        return jnp.concatenate([jax.lax.stop_gradient(before), x], axis=1)
+
+    places = jnp.arange(2 * length)
+    mask = masks.Mask(
+        causal=True, query_index=places[length:], key_index=places,
+        query_segments=segments, key_segments=with_memory(segments, -1),
+    )  # fmt: skip
+    bias = _relative(query, 2 * length, first=length)
+    out = attention(query, with_memory(key), with_memory(value), mask, bias=bias, implementation="chunked")
+    return out.reshape(1, -1, *out.shape[2:])
+
+
+def _funnel(query, key, value, segments):
+    """The layer that pools, of the second of Funnel's blocks: half as many queries as keys, in both directions."""
+    from jaxformer.functional.attention import attention
+
+    pooled = (query[:, 0::2] + query[:, 1::2]) / 2
+    bias = _relative(pooled, key.shape[1], stride=2)
+    return attention(pooled, key, value, bias=bias, implementation="chunked")
+
+
+def _relative(query, keys, **places):
+    """The term of distances of Transformer-XL and Funnel, whose keys are random here."""
+    import jax
+
+    from jaxformer.functional.relative_terms import Places, distances, relative_terms
+
+    at = Places(**places)
+    count = len(distances(query.shape[1], keys, at))
+    position_keys = jax.random.normal(_key(), (count, HEADS, WIDTH), query.dtype)
+    return relative_terms(query, position_keys, keys, scale=WIDTH**-0.5, query_places=at)
+
+
 MECHANISMS: dict[str, Mechanism] = {
     "dense": of_heads(_whole_row, longest=16384),
     "dense in documents": of_heads(_in_documents),
+    "dense by xla": of_heads(_square, longest=8192),
+    "window": of_layer(_heads("softmax", window=512)),
+    "transformer-xl": of_heads(_segment_memory),
+    "funnel": of_heads(_funnel, longest=16384),
+    "gru": of_layer({"kind": "gru"}),
     "lstm": of_layer({"kind": "lstm"}),
     "lsh": of_layer({"kind": "lsh", "num_heads": HEADS, "rounds": 2, "chunk": 64}),
     "linear": of_heads(_linear),
@@ -155,15 +214,13 @@ MECHANISMS: dict[str, Mechanism] = {
 }  # fmt: skip
 
 
-def lengths(longest: int) -> list[int]:
-    """Rows from `SHORTEST` tokens on, each twice as long as the one before; one row, if the longest is no longer.
+def lengths(longest: int, shortest: int = SHORTEST) -> list[int]:
+    """Rows from `shortest` tokens on, each twice as long as the one before; one row, if the longest is no longer.
 
-    >>> lengths(4096), lengths(512)
-    ([1024, 2048, 4096], [512])
+    >>> lengths(4096), lengths(512), lengths(4096, 4096)
+    ([1024, 2048, 4096], [512], [4096])
     """
-    return (
-        [SHORTEST << n for n in range(max(1, (longest // SHORTEST).bit_length()))] if longest >= SHORTEST else [longest]
-    )
+    return [shortest << n for n in range((longest // shortest).bit_length())] or [longest]
 
 
 def contestants(options: Any) -> Suite:
@@ -183,7 +240,7 @@ def contestants(options: Any) -> Suite:
     found: dict[str, Callable[[], float | None]] = {}
     for name in names:
         prepare, longest = MECHANISMS[name]
-        for tokens in lengths(options.tokens):
+        for tokens in lengths(options.tokens, options.shortest):
             if longest is not None and tokens > longest:
                 continue
             function, arrays = prepare(tokens, options.dtype)

@@ -72,6 +72,7 @@ def main() -> None:
     arguments.add_argument(
         "--tokens", type=integer(1), default=1024, help="attention, recurrent: length of a row; long: of the longest"
     )
+    arguments.add_argument("--shortest", type=integer(1), default=1024, help="long: length of the shortest row")
     arguments.add_argument("--only", metavar="TEXT", help="train: the contestants whose names contain it (default all)")
     arguments.add_argument("--mechanisms", metavar="NAME,NAME", help="long: which of them (default all)")
     arguments.add_argument(

@@ -12,6 +12,7 @@ import shlex
 
 from jaxformer.errors import ConfigError
 from jaxformer.runs.command_line import Parsed, add_verify, integer, parse_config, parser
+from jaxformer.runs.trial_flag import add_trial, asks_trial
 from jaxformer.runtime.program import a_device_for_each_core
 from jaxformer.scaling import plotting
 from jaxformer.scaling.ladder import StudyConfig
@@ -29,9 +30,10 @@ def main() -> int:
     arguments.add_argument(
         "--bootstrap", type=integer(100, 100_000), default=1000, metavar="R", help="replicates (default 1000)"
     )
+    add_trial(arguments)
     add_verify(arguments)
     parsed = parse_config(arguments, cls=StudyConfig, beside=("variants",))
-    options, stage = parsed.options, parsed.options.stage
+    options, stage, by_trial = parsed.options, parsed.options.stage, asks_trial(parsed.options)
     from jaxformer.runs import comparing
 
     found = comparing.entrants(parsed)
@@ -47,7 +49,7 @@ def main() -> int:
         for entrant in found:
             scaling_study.check_from_scratch(entrant.config, "a comparison")
         settings = Settings(holdout=0)
-        opened = comparing.plan(found, settings, options.verify)
+        opened = comparing.plan(found, settings, options.verify, by_trial=by_trial)
         for study in opened:
             check_memory(study.config)
         if stage == "plan":

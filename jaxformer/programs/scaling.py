@@ -13,6 +13,7 @@ import shlex
 from jaxformer.config import Config, MeshConfig
 from jaxformer.errors import ConfigError
 from jaxformer.runs.command_line import Parsed, add_verify, finite, integer, parse_config, parser
+from jaxformer.runs.trial_flag import add_trial, asks_trial
 from jaxformer.runtime.program import a_device_for_each_core
 from jaxformer.scaling import bootstrap, findings, plotting, results
 from jaxformer.scaling.ladder import StudyConfig, size_model
@@ -34,9 +35,10 @@ def main() -> int:
         "--holdout", type=integer(0), default=1, metavar="K", help="largest budgets to predict (default 1)"
     )
     arguments.add_argument("--delta", type=finite, default=1e-3, help="of Huber's function (default 0.001)")
+    add_trial(arguments)
     add_verify(arguments)
     parsed = parse_config(arguments, cls=StudyConfig)
-    options, stage = parsed.options, parsed.options.stage
+    options, stage, by_trial = parsed.options, parsed.options.stage, asks_trial(parsed.options)
     # Packages for the last stages are checked before the first stage, which takes hours.
     if stage in (None, "fit", "report"):
         bootstrap.special()
@@ -54,7 +56,7 @@ def main() -> int:
         opened = scaling_study.open_study(parsed.config, verify=options.verify)
         check_memory(opened.config)
         if stage == "plan":
-            scaling_study.print_plan(opened, settings)
+            scaling_study.print_plan(opened, settings, by_trial=by_trial)
             return 0
         with lock_of(opened.config.workdir):
             scaling_study.start(opened, parsed.overrides, parsed.source)

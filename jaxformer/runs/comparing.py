@@ -103,8 +103,15 @@ def finished(entrant: Entrant) -> list[dict[str, Any]]:
     return records.load(path, more=records.STUDY) if path.exists() else []
 
 
-def plan(found: Sequence[Entrant], settings: Any, verify: bool, log: Callable[[str], None] = print) -> list[Any]:
-    """Opens all studies, and prints what each would run; returns them."""
+def plan(
+    found: Sequence[Entrant],
+    settings: Any,
+    verify: bool,
+    log: Callable[[str], None] = print,
+    *,
+    by_trial: bool = False,
+) -> list[Any]:
+    """Opens all studies, and prints what each would run; returns them. `by_trial` as in `scaling_study.print_plan`."""
     from jaxformer.runs import scaling_study
 
     opened = []
@@ -115,7 +122,7 @@ def plan(found: Sequence[Entrant], settings: Any, verify: bool, log: Callable[[s
         except ConfigError as error:
             where = "" if entrant.name == BASELINE else f"config.variants.{entrant.name}: "
             raise ConfigError(f"{where}{error}") from None
-        scaling_study.print_plan(opened[-1], settings, log)
+        scaling_study.print_plan(opened[-1], settings, log, by_trial=by_trial)
     return opened
 
 

@@ -32,7 +32,7 @@ from jaxformer.scaling import fit, isoflop, ladder, laws, verdict
 from jaxformer.scaling.ladder import LadderConfig, StudyConfig
 from jaxformer.storage.address import place
 from jaxformer.training.progress import duration
-from jaxformer.training.sweep import run_files, scheduler
+from jaxformer.training.sweep import run_files, scheduler, trial
 from jaxformer.training.sweep.trunks import Member, gflop_per_step, grouped, shapes, trunks
 
 RECORDS = "records.jsonl"
@@ -43,7 +43,7 @@ MAY_CHANGE = tuple(
     for each in fields(LadderConfig)
     if each.name not in ("head_width", "layer_width", "min_layers")
 )
-# Training speed as a share of a large matrix product's; used only to estimate the time.
+# Training speed as a share of a large matrix product's; used only to estimate the time without a trial.
 USUAL_SHARE, COMPILE_SECONDS = 0.45, 12.0
 
 
@@ -93,9 +93,14 @@ def members(study: Study, finals: Mapping[str, Mapping[str, Any]]) -> list[Membe
     return [_member(study, run) for run in ladder.runs(study.config, losses, study.available)]
 
 
-def print_plan(study: Study, settings: fit.Settings, log: Callable[[str], None] = print) -> float:
+def print_plan(
+    study: Study, settings: fit.Settings, log: Callable[[str], None] = print, *, by_trial: bool = False
+) -> float:
     """Prints what would be run, how long that takes on this machine, and what no fit with these settings could say of
-    it; returns the remaining GFLOP."""
+    it; returns the remaining GFLOP.
+
+    `by_trial`: the time is learned from a few updates of each size, which are compiled for that.
+    """
     config = study.config
     found = _finished(study)
     losses = {name: float(record["loss"]) for name, record in found.items()}
@@ -120,9 +125,26 @@ def print_plan(study: Study, settings: fit.Settings, log: Callable[[str], None] 
     for line in study.corpus.notes() + texts.batches_of(config, study.corpus).notes():
         log(f"note: {line}")
     gflop = sum(trunk.steps * gflop_per_step(trunk.members[0]) for trunk in trunks(todo))
-    seconds = 1e9 * gflop / (USUAL_SHARE * product_speed(config)) + COMPILE_SECONDS * len(shapes(todo))
-    log(f"to do: {gflop / 1e3:.4g} TFLOP, about {duration(seconds)} here, from the speed of a large matrix product")
+    log(f"to do: {gflop / 1e3:.4g} TFLOP, about {_time(study, todo, gflop, by_trial)}")
     return gflop
+
+
+def _time(study: Study, todo: list[Member], gflop: float, by_trial: bool) -> str:
+    """How long the runs take here, and how that is known."""
+    config = study.config
+    if not by_trial:
+        seconds = 1e9 * gflop / (USUAL_SHARE * product_speed(config)) + COMPILE_SECONDS * len(shapes(todo))
+        return f"{duration(seconds)} here, from the speed of a large matrix product; --trial times each size"
+    if config.compilation_cache:
+        keep_compiled_programs()
+    found = trial.estimate(todo, _sources(study))
+    compiling = 0.0 if config.compilation_cache else found.compiling
+    parts = f"updates {duration(found.updates)}, evaluations {duration(found.evaluations)}"
+    also = "which are kept" if config.compilation_cache else "which the runs need too"
+    return (
+        f"{duration(compiling + found.updates + found.evaluations)} here, from a few updates of each size: {parts}; "
+        f"making the programs took {duration(found.compiling)}, {also}"
+    )
 
 
 def shortages(grid: list[ladder.Cell], runs: list[Mapping[str, Any]], settings: fit.Settings) -> list[str]:
@@ -185,20 +207,24 @@ def run(
     gflop = print_plan(study, settings, log)
     if config.compilation_cache:
         keep_compiled_programs()
-    sources = scheduler.Sources(
-        model=lambda c: make_model(c.model, c.loss, c.execution, c.optimizer.freeze, c.tune),
-        batches=functools.lru_cache(64)(lambda c: texts.batches_of(c, study.corpus)),
-        held_out=functools.lru_cache(1)(lambda c: texts.held_out_of(c, study.corpus)),
-    )
     try:
         found = scheduler.run(
-            functools.partial(members, study), workdir, sources, at_once=at_once, expected_gflop=gflop,
+            functools.partial(members, study), workdir, _sources(study), at_once=at_once, expected_gflop=gflop,
             fingerprint=_fingerprint(workdir), log=log,
         )  # fmt: skip
     finally:
         _gather(study)
     check_floor(study.config, found)
     return found
+
+
+def _sources(study: Study) -> scheduler.Sources:
+    """The models and the data of the study's runs."""
+    return scheduler.Sources(
+        model=lambda c: make_model(c.model, c.loss, c.execution, c.optimizer.freeze, c.tune),
+        batches=functools.lru_cache(64)(lambda c: texts.batches_of(c, study.corpus)),
+        held_out=functools.lru_cache(1)(lambda c: texts.held_out_of(c, study.corpus)),
+    )
 
 
 def check_floor(config: StudyConfig, found: Mapping[str, Mapping[str, Any]]) -> None:

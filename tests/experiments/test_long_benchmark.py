@@ -18,12 +18,12 @@ def test_slopes_are_those_of_powers():
 
 def test_a_mechanism_that_is_not_there():
     with pytest.raises(ConfigError, match=r"^--mechanisms: 'dens' is not one of dense, "):
-        long.contestants(SimpleNamespace(mechanisms="dens", tokens=64, dtype="float32"))
+        long.contestants(SimpleNamespace(mechanisms="dens", tokens=64, shortest=1024, dtype="float32"))
 
 
 @pytest.mark.slow
 def test_every_mechanism_runs():
-    found = long.contestants(SimpleNamespace(mechanisms=None, tokens=256, dtype="float32")).contestants
+    found = long.contestants(SimpleNamespace(mechanisms=None, tokens=256, shortest=1024, dtype="float32")).contestants
     assert len(found) == 2 * len(long.MECHANISMS)
     for name, run in found.items():
         measured = run()

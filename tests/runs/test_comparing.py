@@ -11,6 +11,7 @@ from quick_runs import one_device
 from experiments.simulated_ladders import ladder, truths
 from jaxformer import records
 from jaxformer.errors import ConfigError
+from jaxformer.models.flops import count_parameters, training_flops
 from jaxformer.programs import compare
 from jaxformer.runs import comparing, scaling_study
 from jaxformer.runs.command_line import parse_config, parser
@@ -64,6 +65,21 @@ def test_depth_and_heads_of_a_width_may_differ(tmp_path):
     assert deep.overrides[-1] == "ladder.min_layers: 1 -> 3" and base.config.ladder.min_layers == 1
     with pytest.raises(ConfigError, match=r"config.variants.a: ladder.budgets is shared by all"):
         entrants(tmp_path, {"a": {"ladder.budgets": (1e7, 2e7)}})
+
+
+@pytest.mark.parametrize("name", ["compare_tiny", "compare_ablations", "compare_mechanisms"])
+def test_every_size_of_every_shipped_variant_can_be_built(name, tmp_path):
+    (tmp_path / "text.txt").write_text("text")
+    flags = [name, "--config.model.vocab_size=1024", f"--config.workdir={tmp_path / 'study'}"]
+    flags += [] if name == "compare_tiny" else [f"--config.data.files={tmp_path / 'text.txt'}"]
+    found = comparing.entrants(parse_config(parser("", "compare"), flags, StudyConfig, beside=("variants",)))
+    assert len({each.name for each in found}) == len(found) > 1
+    for each in found:
+        config = each.config
+        models = [size_model(config.model, width, config.ladder) for width in config.ladder.widths]
+        sizes = [count_parameters(model).active for model in models]
+        flops = [training_flops(model, config.data) / size for model, size in zip(models, sizes, strict=True)]
+        assert sizes == sorted(set(sizes)) and all(4 < ratio < 15 for ratio in flops), (each.name, sizes, flops)
 
 
 def simulated(study, m):

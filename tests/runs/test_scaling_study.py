@@ -206,6 +206,14 @@ def test_the_plan_says_what_no_fit_will_say(within, tmp_path):
     assert "to do: " in out and "warning: " not in out, out + error
 
 
+@pytest.mark.slow
+def test_a_plan_by_trial_says_how_long_and_writes_nothing(within, tmp_path):
+    code, out, error = within(tmp_path / "new", "--stage=plan", "--trial")
+    assert code == 0, error
+    pattern = r"here, from a few updates of each size: updates .+, evaluations .+; making the programs took "
+    assert re.search(pattern, out.splitlines()[-1]) and not list((tmp_path / "new").iterdir())
+
+
 def test_a_study_is_not_started_by_several_processes(place, monkeypatch):
     from jaxformer.runs import scaling_study
 

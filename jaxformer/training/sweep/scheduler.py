@@ -122,6 +122,27 @@ def run(
                     sweep.train_shape(unfinished)
 
 
+def how_to_train(
+    found: list[Trunk], sources: Sources, at_once: int | None = None
+) -> tuple[list[list[Trunk]], ExecutionPlan]:
+    """The trunks of one shape in groups that train together, and the programs that do it. Compiles, and tries."""
+    config, groups = found[0].members[-1].config, _together(found)
+    most, steps = max(map(len, groups)), max(trunk.steps for trunk in found)
+    model, batch = sources.model(config), sources.batches(config)[0]
+    return groups, choose(model, config, most, steps, batch, at_once=at_once)
+
+
+def _together(found: list[Trunk]) -> list[list[Trunk]]:
+    """Trunks in groups of those that branch, and whose members end, at the same steps."""
+    groups = grouped(found, lambda trunk: (trunk.branches, tuple(m.config.train.steps for m in trunk.members)))
+    return list(groups.values())
+
+
+def _about(found: list[Trunk]) -> str:
+    model = found[0].members[-1].config.model
+    return f"{model.family}, width {model.width}, {model.num_layers} layers"
+
+
 class _Sweep:
     """The state of one call of `run`."""
 
@@ -143,17 +164,14 @@ class _Sweep:
 
     def train_shape(self, found: list[Trunk]) -> None:
         """Trains the trunks of one shape, together those that branch at the same steps."""
-        config = found[0].members[-1].config
-        groups = grouped(found, lambda trunk: (trunk.branches, tuple(m.config.train.steps for m in trunk.members)))
-        shape = shape_of(config)
+        shape = shape_of(found[0].members[-1].config)
         if shape not in self.plans:
-            model, batch = self.sources.model(config), self.sources.batches(config)[0]
-            most, steps = max(map(len, groups.values())), max(trunk.steps for trunk in found)
-            self.plans[shape] = plan = choose(model, config, most, steps, batch, at_once=self.at_once)
-            about = f"{config.model.family}, width {config.model.width}, {config.model.num_layers} layers"
-            self.progress.line(f"{about}: {plan.why}")
+            groups, self.plans[shape] = how_to_train(found, self.sources, self.at_once)
+            self.progress.line(f"{_about(found)}: {self.plans[shape].why}")
             settle_heap()
-        for group in groups.values():
+        else:
+            groups = _together(found)
+        for group in groups:
             left = iter(group)
             for program, count in self.plans[shape].split(len(group)):
                 self.train_group(program, list(islice(left, count)))
