@@ -165,6 +165,12 @@ def _platform() -> str:
     return "cuda" if platform == "gpu" and capability.isdigit() and int(capability) >= 8 else platform
 
 
+def takes_distances(name: str, mask: Mask) -> bool:
+    """Whether a platform's kernel can do a bias of the distance with this mask, whose tokens then stay in order."""
+    in_order = all(pattern.steps == (1, 1) for pattern in mask.patterns)
+    return KERNELS[name].distance_bias and mask.parts == 1 and in_order
+
+
 def unsupported(
     name: str,
     query: Array,
@@ -182,7 +188,7 @@ def unsupported(
         return "values of another width than keys"
     if not query.dtype == key.dtype == value.dtype:
         return "arrays of different dtypes"
-    inside = KERNELS[name].distance_bias and isinstance(bias, DistanceBias) and mask.parts == 1
+    inside = isinstance(bias, DistanceBias) and takes_distances(name, mask)
     return KERNELS[name].module.unsupported(
         query.shape[1],
         key.shape[1],

@@ -8,7 +8,7 @@ from jaxformer import masks
 from jaxformer.config import Execution, ModelConfig, stacks_of
 from jaxformer.errors import ConfigError
 from jaxformer.functional import grouped_choice
-from jaxformer.functional.attention_choice import ANY, KERNELS, unavailable, with_window
+from jaxformer.functional.attention_choice import ANY, KERNELS, takes_distances, unavailable, with_window
 from jaxformer.functional.position_encodings import encoding_of, is_of_distance
 from jaxformer.patterns import GlobalPositions
 
@@ -60,7 +60,7 @@ def check_mesh(execution: Execution, mesh: Mesh) -> None:
         )
 
 
-def _mask_of(cfg: ModelConfig, of: masks.Mask, length: int, causal: bool) -> masks.Mask:
+def mask_of(cfg: ModelConfig, of: masks.Mask, length: int, causal: bool) -> masks.Mask:
     """`of` with a model's causality and patterns."""
     first, last = cfg.attention.global_ends(causal)
     ends = (GlobalPositions(first, length - last),) if first or last else ()
@@ -72,17 +72,16 @@ def unsupported_by(name: str, cfg: ModelConfig, parts: int = 1) -> str | None:
     None: it can."""
     if not cfg.attention.has_implementations:
         return f"model.attention.kind={cfg.attention.kind}"
-    inside = KERNELS[name].distance_bias and parts == 1 and is_of_distance(cfg)
-    of_positions = encoding_of(cfg).biases and not inside
-    bias = cfg.attention.has_bias or of_positions
     soft_cap = cfg.attention.soft_cap is not None
-    options = {"bias": bias, "dropout": cfg.attention.dropout > 0, "soft_cap": soft_cap}
+    options = {"dropout": cfg.attention.dropout > 0, "soft_cap": soft_cap}
     calls = [(stack.context_length, stack.context_length, stack.causal) for stack in stacks_of(cfg)]
     if "cross" in cfg.layer:
         calls.append((cfg.context_length, stacks_of(cfg)[0].context_length, False))
-    kernel, of = KERNELS[name].module, masks.Mask(parts=parts)
-    why = (
-        kernel.unsupported(queries, keys, cfg.head_size, cfg.dtype, _mask_of(cfg, of, queries, causal), **options)
-        for queries, keys, causal in calls
-    )
-    return next(filter(None, why), None)
+    for queries, keys, causal in calls:
+        mask = mask_of(cfg, masks.Mask(parts=parts), queries, causal)
+        of_positions = encoding_of(cfg).biases and not (is_of_distance(cfg) and takes_distances(name, mask))
+        bias = cfg.attention.has_bias or of_positions
+        why = KERNELS[name].module.unsupported(queries, keys, cfg.head_size, cfg.dtype, mask, bias=bias, **options)
+        if why is not None:
+            return why
+    return None

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from jaxformer.config import Config, ModelConfig, layers_of, stacks_of
-from jaxformer.kernels.attention import flash_gpu_blocks, flash_gpu_visits, splash
+from jaxformer.kernels.attention import flash_gpu_blocks, flash_gpu_patterns, flash_gpu_visits, splash
 from jaxformer.kernels.attention.flash_gpu_blocks import padded_width
 from jaxformer.masks import Mask
+from jaxformer.models.attention_support import mask_of
 from jaxformer.plan.hlo import Computation, Instruction
 from jaxformer.plan.topology import Topology
 
@@ -88,16 +89,19 @@ def visited_shares(config: Config, topology: Topology) -> dict[str, float]:
 def _shares_of(stack: ModelConfig, chip: str) -> dict[str, float]:
     if not stack.attention.has_implementations:
         return {}
-    length, window = stack.context_length, stack.attention.window
-    mask = Mask(causal=stack.causal, window=window)
+    length = stack.context_length
+    mask = mask_of(stack, Mask(window=stack.attention.window), length, stack.causal)
     shares = {}
     for kernel in flash_gpu_blocks.KERNELS:
         block = flash_gpu_blocks.block_of(kernel, chip, padded_width(stack.head_size), stack.dtype, length)
-        shares[f"flash_gpu_{kernel}"] = visited_share(mask, length, block.queries, block.keys)
+        shares[f"flash_gpu_{kernel}"] = (
+            flash_gpu_patterns.visited_share(mask, length, block)
+            if mask.patterns else visited_share(mask, length, block.queries, block.keys)
+        )  # fmt: skip
     causal = visited_share(Mask(causal=stack.causal), length, CUDNN_BLOCK, CUDNN_BLOCK)  # windows it is told as pairs
     shares |= {name: causal for name in ATTENTION_KERNELS if "cudnn" in name}
     if length % splash.LANES == 0:
-        on_tpus = splash.visited(length, stack.causal, window)
+        on_tpus = splash.visited(length, stack.causal, mask.window)
         shares |= {name: on_tpus for name in ATTENTION_KERNELS if "splash" in name}
     return shares
 

@@ -218,7 +218,7 @@ REFUSED = [
             lambda name=name: attention(*LONG, masks.either(patterns.strided(32)), implementation=name),
             f"attention: implementation '{name}' cannot do a mask of patterns; accepted there: auto, xla, chunked",
         )
-        for name in ("splash", "cudnn", "flash_gpu")
+        for name in ("splash", "cudnn")
     ),
 ]  # fmt: skip
 

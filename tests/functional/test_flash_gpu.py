@@ -50,6 +50,8 @@ def mask_cases(length):
     """name -> (mask, the reference's rules)."""
     packed, prefix = documents(length).astype(np.int32), np.array([length // 2, 0])
     padding = np.stack([np.arange(length) >= 2, np.arange(length) < length - 20])
+    early = np.stack([np.arange(length) % 15 < 4, np.arange(length) % 30 < 20])  # the prefix of each document
+    place = np.arange(length)
     scattered = np.random.default_rng(3).integers(0, 3, (2, length)).astype(np.int32)
     return {
         "none": (masks.Mask(), {}),
@@ -65,6 +67,10 @@ def mask_cases(length):
         ),
         "causal_padding": (masks.causal() & masks.padding(padding), {"causal": True, "padding": padding}),
         "prefix": (masks.prefix(jnp.array(prefix)), {"prefix": prefix}),
+        "prefixes_of_documents": (
+            masks.prefix(jnp.array(early)) & masks.segments(jnp.array(packed)),
+            {"segments": packed, "dense": ((place <= place[:, None]) | early[:, None])[:, None]},
+        ),
         "prefix_padding": (
             masks.prefix(jnp.array(prefix)) & masks.padding(padding), {"prefix": prefix, "padding": padding}
         ),
@@ -184,6 +190,7 @@ AXES = {
 OTHERS = [
     ("window", "t5", 2, None, True), ("segments", "none", 1, 2.0, False), ("segments_in_any_order", "t5", 4, 2.0, True),
     ("causal_padding", "alibi", 2, None, True), ("prefix", "t5", 1, 2.0, False), ("causal", "t5", 2, None, False),
+    ("prefixes_of_documents", "none", 2, None, False),
 ]  # fmt: skip
 
 

@@ -128,6 +128,7 @@ cases = {
     "prefix": (lambda s: masks.prefix(s[:, 0]), {}), "padding": (lambda s: masks.padding(s > 0), {}),
     "index": (lambda s: masks.Mask(causal=True, query_index=s, key_index=s), {}),
     "nothing": (lambda s: masks.Mask(), {}),
+    "prefixes of documents": (lambda s: masks.prefix(s > 3) & masks.segments(s), {}),
     "odd": (packed, {"length": 1001, "heads": 6, "groups": 2}), "one key head": (packed, {"groups": 1}),
 }
 print(json.dumps({name: compiled(mask, **{"length": 2048, **options}).as_text().count("__gpu$xla.gpu.triton")
@@ -135,6 +136,34 @@ print(json.dumps({name: compiled(mask, **{"length": 2048, **options}).as_text().
 """
     )
     assert set(run(program, chip).values()) == {3}
+
+
+def test_every_pattern_compiles():
+    """Three kernels for each group of patterns that share an order of tokens; nothing over [T, S]."""
+    program = (
+        ATTENTION
+        + """
+from jaxformer import patterns
+table = patterns.random_table(64, 3, seed=0, heads=8)
+cases = {
+    "local": (1, lambda s: [patterns.local(256)]), "dilated": (1, lambda s: [patterns.dilated(64, 4)]),
+    "strided": (2, lambda s: [patterns.strided(64)]), "fixed": (2, lambda s: [patterns.fixed(64, 8)]),
+    "global": (1, lambda s: [patterns.local(64), patterns.global_tokens(4)]),
+    "marked": (1, lambda s: [patterns.local(64), patterns.global_tokens(s > 100)]),
+    "bigbird": (1, lambda s: [patterns.neighbours(64), patterns.random_blocks(64, table), patterns.global_tokens(64)]),
+    "all": (2, lambda s: [patterns.strided(64), patterns.global_tokens(s > 100)]),
+}
+found = {}
+for name, (calls, of) in cases.items():
+    made = compiled(lambda s: packed(s) & masks.either(*of(s)), 4096)
+    text = made.as_text()
+    found[name] = [text.count("__gpu$xla.gpu.triton") - 3 * calls, text.count("[2,8,4096,4096]"),
+                   made.memory_analysis().temp_size_in_bytes / 2**20]
+print(json.dumps(found))
+"""
+    )
+    for name, (more, squares, temporaries) in run(program, "h100").items():
+        assert more == squares == 0 and temporaries < 90, (name, more, squares, temporaries)
 
 
 SMALL = {"num_layers": 2, "width": 256, "num_heads": 4, "vocab_size": 1024, "dtype": "bfloat16", "layers": "scan"}

@@ -42,14 +42,21 @@ class Order(NamedTuple):
         """Tokens of a run, with its padding."""
         return math.ceil(math.ceil(self.length / self.step) / self.block) * self.block
 
+    @property
+    def tokens(self) -> int:
+        """Of an array in this order, with its padding."""
+        return self.length if self.step == 1 else self.step * self.run
+
     def positions(self) -> np.ndarray:
         """[step * run] int32: the position of each token, -1 for padding."""
         at = np.arange(self.run) * self.step + np.arange(self.step)[:, None]
         return np.where(at < self.length, at, -1).reshape(-1).astype(np.int32)
 
-    def blocks(self) -> BlockRange:
-        """The positions of each block, [blocks]; of one without tokens the least is beyond all."""
-        at = self.positions().reshape(-1, self.block)
+    def blocks(self, size: int | None = None) -> BlockRange:
+        """The positions of each block of `size` tokens (None: of its own), [blocks]; of one without tokens the least is
+        beyond all."""
+        at, size = self.positions()[: self.tokens], size or self.block
+        at = np.pad(at, (0, -len(at) % size), constant_values=-1).reshape(-1, size)
         return BlockRange(np.where(at < 0, 2**30, at).min(1), at.max(1), self.step)
 
     def regroup(self, x: Array, axis: int) -> Array:
@@ -92,6 +99,10 @@ class Group(NamedTuple):
     excluded: tuple[MaskPattern, ...]
     query: Order
     key: Order
+
+    def inside_blocks(self) -> tuple[MaskPattern, ...]:
+        """The patterns that have to be looked at inside a block, where random blocks are whole ones."""
+        return tuple(each for each in self.patterns if not isinstance(each, RandomBlocks))
 
 
 def groups(patterns: tuple[MaskPattern, ...], queries: int, keys: int) -> list[Group]:
@@ -141,15 +152,27 @@ class BlockTable(NamedTuple):
 
 def table(group: Group, mask: Mask) -> BlockTable:
     """The table of a group under a mask without indices of its own."""
-    query, key = group.query.blocks(), group.key.blocks()
-    query = BlockRange(query.least[:, None], query.most[:, None], query.step)
-    key = BlockRange(key.least[None], key.most[None], key.step)
+    query, key = crossed(group.query.blocks(), group.key.blocks())
+    found = tables_of(group.patterns, query, key)
+    return BlockTable(found.touched & possible(query, key, mask), found.whole)
+
+
+def crossed(query: BlockRange, key: BlockRange) -> tuple[BlockRange, BlockRange]:
+    """Blocks of queries along the first axis, of keys along the second."""
+    return (
+        BlockRange(query.least[:, None], query.most[:, None], query.step),
+        BlockRange(key.least[None], key.most[None], key.step),
+    )
+
+
+def tables_of(patterns: tuple[MaskPattern, ...], query: BlockRange, key: BlockRange) -> BlockTable:
+    """The table of patterns alone, `Marked` left out, for blocks from `crossed`."""
     touched = whole = np.zeros((1, query.least.size, key.least.size), bool)
-    for pattern in group.patterns:
+    for pattern in patterns:
         if not isinstance(pattern, Marked):
             some, every = pattern.tables(query, key)
             touched, whole = touched | some, whole | every
-    return BlockTable(touched & possible(query, key, mask), whole)
+    return BlockTable(touched, whole)
 
 
 def possible(query: BlockRange, key: BlockRange, mask: Mask) -> np.ndarray:

@@ -1,15 +1,17 @@
 """Flash attention for NVIDIA GPUs, in Pallas by way of Triton: every mask but an array, in linear memory, exactly.
 
-Forward and backward never hold the [T, S] scores, and visit no tile that causality, a window, the prefix, padding or
-the documents of a row rule out. Query heads share their keys where they lie. A soft cap, ALiBi, T5's bias and dropout
-are computed inside. Any row length and any head up to 256 wide; products are those of the inputs' dtype (float32: as
-`jax.default_matmul_precision` says), everything else is float32. It supports `jax.grad` but not `jax.jvp`.
+Forward and backward never hold the [T, S] scores, and visit no tile that causality, a window, the prefix, padding,
+the documents of a row or patterns (`flash_gpu_patterns`) rule out. Query heads share their keys where they lie. A soft
+cap, ALiBi, T5's bias and dropout are computed inside. Any row length and any head up to 256 wide; products are those of
+the inputs' dtype (float32: as `jax.default_matmul_precision` says), everything else is float32. It supports `jax.grad`
+but not `jax.jvp`.
 
 What a mask hides has no influence, even if it is NaN or infinite, and gets gradients of exactly 0.
 
 Source: Dao 2023, "FlashAttention-2", sections 3.1 and 3.2.
 """
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +20,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
-from jaxformer.kernels.attention import flash_gpu_blocks, shard_specs
+from jaxformer.kernels.attention import flash_gpu_blocks, flash_gpu_patterns, shard_specs
+from jaxformer.kernels.attention.block_tables import Group
 from jaxformer.kernels.attention.distance_bias import DistanceBias
 from jaxformer.kernels.attention.xla import Bias
 from jaxformer.kernels.rematerialize import SAME_IN_ALL_LAYERS
@@ -48,10 +51,14 @@ def unsupported(
     if head_width > WIDEST:
         return f"heads {head_width} wide (at most {WIDEST})"
     if bias:
-        return "a bias that is not of the distance alone" if mask.parts == 1 else "a bias and context parallelism"
+        if mask.parts == 1 and flash_gpu_patterns.unsupported(mask, bias=True) is None:
+            return "a bias that is not of the distance alone"
+        return "a bias and context parallelism" if mask.parts > 1 else flash_gpu_patterns.unsupported(mask, bias=True)
     if dropout and mask.parts > 1:
         return "dropout and context parallelism"
-    return shard_specs.unsupported_mask(replace(mask, parts=1), ("dense",))
+    if mask.patterns and (wrong := flash_gpu_patterns.unsupported(mask, bias=False)):
+        return wrong
+    return shard_specs.unsupported_mask(replace(mask, parts=1, patterns=()), ("dense",))
 
 
 def attend(query: Array, key: Array, value: Array, mask: Mask, bias: Bias | None, **options: Any) -> Array:
@@ -82,18 +89,34 @@ def attend_with_log_sum(
     it, attention to other keys can be added afterwards. Both outputs can be differentiated."""
     from jaxformer.kernels.attention import flash_gpu_vjp
 
+    given = {"scale": scale, "soft_cap": soft_cap, "dropout_rate": 0.0 if rng is None else dropout_rate}
+    attend = functools.partial(_on_devices, bias=bias, given=given)
+    mask, blocks = _without_padding(mask), flash_gpu_vjp.blocks_of(query, key, chip())
+    if mask.patterns:
+        return flash_gpu_patterns.attend_with_log_sum(attend, blocks, query, key, value, mask, rng)
+    return attend(query, key, value, mask, rng, blocks)
+
+
+def _on_devices(
+    query: Array, key: Array, value: Array, mask: Mask, rng: Array | None, blocks: Any, group: Group | None = None,
+    *, bias: Bias | None, given: dict[str, Any],
+) -> tuple[Array, Array]:  # fmt: skip
+    """`attend_with_log_sum` on the current mesh, of a mask without patterns and padding, or of those of a group."""
+    from jaxformer.kernels.attention import flash_gpu_vjp
+
     assert bias is None or isinstance(bias, DistanceBias)
     sizes = constraints.mesh_axes()
     rows = constraints.splits(query.shape[0], constraints.ACTIVATION_RULES["batch_rows"], sizes)
     key, value, heads = shard_specs.head_axes(query, key, value, sizes)
-    seed = None if rng is None or dropout_rate == 0.0 else jax.random.bits(rng, (2,), jnp.uint32)
+    seed = None if rng is None or given["dropout_rate"] == 0.0 else jax.random.bits(rng, (2,), jnp.uint32)
     slopes = None if bias is None or bias.slopes is None else jnp.asarray(bias.slopes, jnp.float32)[:, None]
     steps = None if bias is None or bias.edges is None else bias.steps().astype(jnp.float32)
-    mask = _without_padding(mask)
-    blocks = flash_gpu_vjp.blocks_of(query, key, chip())
-    visited = checkpoint_name(flash_gpu_vjp.visits_of(mask, query.shape[1], key.shape[1], blocks), SAME_IN_ALL_LAYERS)
-    given = {"scale": scale, "soft_cap": soft_cap, "dropout_rate": 0.0 if seed is None else dropout_rate}
+    visited = flash_gpu_vjp.visits_of(mask, query.shape[1], key.shape[1], blocks, group)
+    visited = checkpoint_name(visited, SAME_IN_ALL_LAYERS)
     options = settings(query, key, mask, bias, given)
+    if group is not None:
+        options = options._replace(listed=True, patterns=group.inside_blocks(), excluded=group.excluded)
+    mask = replace(mask, heads=None)  # the lists know them
 
     def local(query, key, value, mask, visited, slopes, steps, seed):
         if seed is not None:  # dropout is numbered by row and head of the whole batch
@@ -105,7 +128,15 @@ def attend_with_log_sum(
     run: Any = local
     if sizes:
         array, of_heads = P(rows or None, None, heads or None), P(heads or None)
-        of_visits = tuple(P(rows or None) if len(x) > 1 else P() for x in visited)
+        of_visits = tuple(
+            P(
+                *(
+                    axes or None if size > 1 else None
+                    for axes, size in zip((rows, heads), x.shape[: x.ndim - 2], strict=False)
+                )
+            )
+            for x in visited
+        )
         run = jax.shard_map(
             local,
             in_specs=(array, array, array, shard_specs.mask_specs(mask, rows), of_visits, of_heads, of_heads, P()),

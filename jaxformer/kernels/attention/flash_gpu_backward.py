@@ -75,7 +75,7 @@ def _key_kernel(
     key, value = (load_rows(ref, ALONE, first_key, block.keys, o.keys, o.width) for ref in (key_ref, value_ref))
 
     def of_head(number: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        def visit(masked: bool, i: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        def visit(masked: int, i: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
             d_key, d_value = carry
             first = i * block.queries
             query, g = (load_rows(ref, number, first, block.queries, o.queries, o.width) for ref in (query_ref, g_ref))
@@ -87,7 +87,7 @@ def _key_kernel(
             d_key = d_key + triton.dot(d_scores.astype(query.dtype), query)
             return d_key, d_value
 
-        return walk(o, block, visits, j, visit, carry)
+        return walk(o, block, visits, j, visit, carry, number)
 
     zeros = jnp.zeros((block.keys, padded_width(o.width)), jnp.float32)
     d_key, d_value = jax.lax.fori_loop(0, shared, of_head, (zeros, zeros))
@@ -158,7 +158,7 @@ def _query_kernel(
     first = i * block.queries
     query, g = (load_rows(ref, ALONE, first, block.queries, o.queries, o.width) for ref in (query_ref, g_ref))
 
-    def visit(masked: bool, j: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+    def visit(masked: int, j: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         d_query, *d_steps = carry
         first_key = j * block.keys
         key, value = (load_rows(ref, ALONE, first_key, block.keys, o.keys, o.width) for ref in (key_ref, value_ref))

@@ -52,7 +52,7 @@ def _forward_kernel(o, block, visits, query_ref, key_ref, value_ref, refs, out_r
     first = i * block.queries
     query = load_rows(query_ref, ALONE, first, block.queries, o.queries, o.width)
 
-    def visit(masked: bool, j: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    def visit(masked: int, j: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         out, top, total = carry
         first_key = j * block.keys
         key, value = (load_rows(ref, ALONE, first_key, block.keys, o.keys, o.width) for ref in (key_ref, value_ref))

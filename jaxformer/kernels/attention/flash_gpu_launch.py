@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from jaxformer.kernels.attention.flash_gpu_blocks import FlashBlock, padded_width
-from jaxformer.kernels.attention.flash_gpu_scores import LOG2_E, FlashOptions
+from jaxformer.kernels.attention.flash_gpu_scores import ALONE, LOG2_E, MASKED, OPEN, PATTERNED, FlashOptions
 from jaxformer.types import Array
 
 
@@ -22,8 +22,9 @@ class FlashInputs(NamedTuple):
       query: [B, T, H, K].
       key, value: [B, S, G, K].
       others: those that only some calls have, by name: query_index [B or 1, T], key_index [B or 1, S], query_segments,
-        key_segments (alike), prefix [B]: int32; slopes [H], steps [H, N]: float32; edges [N - 1, filled up to a power
-        of two]: int32; seed [4] uint32: two of dropout's, and the numbers of the first row and head.
+        key_segments, prefix_keys, global_queries, global_keys (alike), prefix [B]: int32; slopes [H], steps [H, N]:
+        float32; edges [N - 1, filled up to a power of two]: int32; seed [4] uint32: two of dropout's, and the numbers
+        of the first row and head.
     """
 
     query: Array
@@ -76,8 +77,14 @@ class FlashSpecs:
         return pl.BlockSpec((None, self.shared, self.o.queries), lambda i, n: (*self._at(n), 0))
 
     def visits(self, visits: Array) -> pl.BlockSpec:
-        """[B or 1, blocks, 4]."""
-        return self._rows(visits)
+        """[B or 1, blocks, 4], or lists, [B or 1, H or 1, blocks, 3 + tiles]."""
+        if visits.ndim == 3:
+            return self._rows(visits)
+        by_row, by_head = (size > 1 for size in visits.shape[:2])
+        return pl.BlockSpec(
+            (None, self.shared if by_head else 1, *visits.shape[2:]),
+            lambda i, n: (self._at(n)[0] if by_row else 0, self._at(n)[1] if by_head else 0, 0, 0),
+        )
 
     def _rows(self, x: Array) -> pl.BlockSpec:
         """[B or 1, ...]."""
@@ -100,12 +107,27 @@ class FlashSpecs:
         return self._rows(x)
 
 
-def walk(o: FlashOptions, block: FlashBlock, visits: Any, at: Array, visit: Callable, carry: Any) -> Any:
-    """carry = visit(masked, tile, carry) for all tiles of the run that `visits` names for block `at`."""
+def walk(
+    o: FlashOptions, block: FlashBlock, visits: Any, at: Array, visit: Callable, carry: Any, member: Any = ALONE
+) -> Any:
+    """carry = visit(masked, tile, carry) for all tiles of the run, or of the list of the head `member`, that `visits`
+    names for block `at`."""
+    if o.listed:
+        member = member if visits.shape[0] > 1 else ALONE
+        low = np.int32(0)
+        for masked in (OPEN, MASKED, PATTERNED):
+            high = visits[member, at, masked]
+
+            def visit_listed(n: Array, carry: Any, masked: int = masked) -> Any:
+                return visit(masked, visits[member, at, n + 3], carry)
+
+            carry = jax.lax.fori_loop(low, high, visit_listed, carry)
+            low = high
+        return carry
     first, end, first_open, end_open = (visits[at, n] for n in range(4))
     if not o.hides and o.keys % block.keys == 0:
-        return jax.lax.fori_loop(first, end, functools.partial(visit, False), carry)
-    for masked, low, high in ((True, first, first_open), (False, first_open, end_open), (True, end_open, end)):
+        return jax.lax.fori_loop(first, end, functools.partial(visit, OPEN), carry)
+    for masked, low, high in ((MASKED, first, first_open), (OPEN, first_open, end_open), (MASKED, end_open, end)):
         carry = jax.lax.fori_loop(low, high, functools.partial(visit, masked), carry)
     return carry
 

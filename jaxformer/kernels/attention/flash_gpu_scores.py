@@ -5,6 +5,7 @@ Scores are in units of log 2 (multiplied by log2 e), so that the weights are exp
 Source: Dao 2023, "FlashAttention-2", section 3.
 """
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -17,10 +18,13 @@ from jax.experimental.pallas import triton
 
 from jaxformer.kernels.attention.counter_dropout import kept
 from jaxformer.kernels.attention.flash_gpu_blocks import padded_width
+from jaxformer.patterns import Marked, MaskPattern
 from jaxformer.types import Array
 
 LOG2_E = math.log2(math.e)
 ALONE = np.int32(0)  # the member of an array with one head
+# What a tile needs: nothing, the mask without its patterns, or all of it.
+OPEN, MASKED, PATTERNED = range(3)
 Refs = Mapping[str, Any]  # of the arrays that only some calls have, see `flash_gpu_launch.FlashInputs`
 
 
@@ -41,6 +45,9 @@ class FlashOptions(NamedTuple):
     groups: int
     width: int
     interpret: bool
+    listed: bool = False  # True if lists name the tiles to visit, see `flash_gpu_lists`
+    patterns: tuple[MaskPattern, ...] = ()  # one of them has to meet in a tile that is PATTERNED,
+    excluded: tuple[MaskPattern, ...] = ()  # and none of these
 
 
 class Scores(NamedTuple):
@@ -99,7 +106,7 @@ def store_numbers(ref: Any, start: Array, length: int, x: Array) -> None:
 
 def scores(
     o: FlashOptions, refs: Refs, member: Array | int, query: Array, key: Array, first_query: Array, first_key: Array,
-    masked: bool, turned: bool = False,
+    masked: int, turned: bool = False,
 ) -> Scores:  # fmt: skip
     """Scores of a tile.
 
@@ -109,7 +116,7 @@ def scores(
       member: the head among those that these arrays have.
       query, key: [t, K], [s, K].
       first_query, first_key: places of the first ones.
-      masked: False if the mask is known to allow all of the tile.
+      masked: OPEN if the mask is known to allow all of the tile, MASKED if its patterns are, else PATTERNED.
       turned: all results are [s, t]. A product that sums over queries reads them from registers then, and else has to
         turn them through shared memory.
     """
@@ -122,7 +129,7 @@ def scores(
     places = _Places(first_query, first_key, query.shape[0], key.shape[0], turned)
     bias = _bias(o, refs, member, places)
     found = found if bias is None else found + bias
-    allowed = _allowed(o, refs, places) if masked else None
+    allowed = _allowed(o, refs, places, masked == PATTERNED) if masked else None
     return Scores(found if allowed is None else jnp.where(allowed, found, -jnp.inf), squashed, allowed)
 
 
@@ -188,8 +195,8 @@ def steps_of(refs: Refs, first_query: Array, first_key: Array, shape: tuple[int,
     return tuple(jnp.sum((edges <= at).astype(jnp.int32)) for at in (nearest, nearest + sum(shape) - 2))  # type: ignore
 
 
-def _allowed(o: FlashOptions, refs: Refs, places: _Places) -> Array | None:
-    """Which pairs of a tile the mask allows, bool of its shape; None: all."""
+def _allowed(o: FlashOptions, refs: Refs, places: _Places, patterned: bool) -> Array | None:
+    """Which pairs of a tile the mask allows, with `patterned` its patterns too, bool of its shape; None: all."""
     queries, keys, of_queries, of_keys = places.queries, places.keys, places.of_queries, places.of_keys
     query, key = tokens(places.first_query, queries), tokens(places.first_key, keys)
     conditions = []
@@ -207,16 +214,39 @@ def _allowed(o: FlashOptions, refs: Refs, places: _Places) -> Array | None:
         conditions.append(jnp.abs(ahead) < o.window)
     if "prefix" in refs:
         conditions.append((ahead <= 0) | of_keys(key < refs["prefix"][0]))
+    if "prefix_keys" in refs:
+        early = load_numbers(refs["prefix_keys"], ALONE, places.first_key, keys, o.keys)
+        conditions.append((ahead <= 0) | of_keys(early != 0))
     if "key_segments" in refs:
         mine = load_numbers(refs["query_segments"], ALONE, places.first_query, queries, o.queries)
         theirs = load_numbers(refs["key_segments"], ALONE, places.first_key, keys, o.keys)
         conditions.append(of_queries(mine) == of_keys(theirs))
+    if patterned:
+        met, before = (_met(refs, some, places, query, key) for some in (o.patterns, o.excluded))
+        conditions += [functools.reduce(jnp.logical_or, met)] if met else []
+        conditions += [~each for each in before]
     if not conditions:
         return None
     allowed = jnp.broadcast_to(conditions[0], places.shape)
     for condition in conditions[1:]:
         allowed = allowed & condition
     return allowed
+
+
+def _met(refs: Refs, patterns: tuple[MaskPattern, ...], places: _Places, query: Array, key: Array) -> list[Array]:
+    """Which pairs of a tile each of some patterns lets meet; `query`, `key`: the positions."""
+    found = []
+    for pattern in patterns:
+        if not isinstance(pattern, Marked):
+            found.append(pattern.allows(places.of_queries(query), places.of_keys(key)))
+            continue
+        for name, of, first, size in (
+            ("global_queries", places.of_queries, places.first_query, places.queries),
+            ("global_keys", places.of_keys, places.first_key, places.keys),
+        ):
+            if name in refs:
+                found.append(of(load_numbers(refs[name], ALONE, first, size, refs[name].shape[-1]) != 0))
+    return found
 
 
 def finite(x: Array) -> Array:

@@ -31,14 +31,14 @@ def visits(mask: Mask, queries: int, keys: int, query_block: int, key_block: int
     >>> visits(causal(), 64, 64, 16, 16, by_key=False)[0].tolist()
     [[0, 1, 1, 1], [0, 2, 0, 1], [0, 3, 0, 2], [0, 4, 0, 3]]
     """
-    fields = (mask.prefix, mask.keys, mask.query_segments, mask.key_segments, mask.query_index, mask.key_index)
+    fields = mask.prefix, mask.prefix_keys, mask.keys, mask.query_segments, mask.query_index, mask.key_index
     if any(x is not None for x in fields):
         return _visits(mask, queries, keys, query_block, key_block, by_key)
     return constant(lambda: _visits(mask, queries, keys, query_block, key_block, by_key))
 
 
 def _visits(mask: Mask, queries: int, keys: int, query_block: int, key_block: int, by_key: bool) -> Array:
-    met, open_ = _tiles(mask, queries, keys, query_block, key_block)
+    met, open_ = tiles(mask, queries, keys, query_block, key_block)
     if by_key:
         met, open_ = met.swapaxes(1, 2), open_.swapaxes(1, 2)
     count = met.shape[2]
@@ -51,8 +51,8 @@ def _visits(mask: Mask, queries: int, keys: int, query_block: int, key_block: in
     return jnp.stack([first, end, first_open, end_open], axis=2)
 
 
-def _tiles(mask: Mask, queries: int, keys: int, query_block: int, key_block: int) -> tuple[Array, Array]:
-    """[B or 1, blocks of queries, blocks of keys] bool: not ruled out; and open."""
+def tiles(mask: Mask, queries: int, keys: int, query_block: int, key_block: int) -> tuple[Array, Array]:
+    """[B or 1, blocks of queries, blocks of keys] bool, of a mask without patterns: not ruled out; and open."""
     query_index = jnp.arange(queries, dtype=jnp.int32) if mask.query_index is None else mask.query_index
     key_index = jnp.arange(keys, dtype=jnp.int32) if mask.key_index is None else mask.key_index
     exists = jnp.broadcast_to(_rows(key_index), (*_rows(key_index).shape[:-1], keys)) >= 0
@@ -79,6 +79,10 @@ def _tiles(mask: Mask, queries: int, keys: int, query_block: int, key_block: int
         ends = mask.prefix[:, None, None]
         met.append((k(key.least) <= q(query.most)) | (k(key.least) < ends))
         open_.append((k(key.most) <= q(query.least)) | (k(key.most) < ends))
+    if mask.prefix_keys is not None:
+        early = _range(_rows(mask.prefix_keys).astype(jnp.int32), keys, key_block, exists)
+        met.append((k(key.least) <= q(query.most)) | k(early.most > 0))
+        open_.append((k(key.most) <= q(query.least)) | k(early.least > 0))
     if mask.query_segments is not None and mask.key_segments is not None:
         mine = _range(_rows(mask.query_segments), queries, query_block)
         theirs = _range(_rows(mask.key_segments), keys, key_block, exists)

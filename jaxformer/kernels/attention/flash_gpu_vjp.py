@@ -6,10 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxformer.kernels.attention.block_tables import Group
 from jaxformer.kernels.attention.flash_gpu_backward import key_gradients, query_gradients
 from jaxformer.kernels.attention.flash_gpu_blocks import KERNELS, FlashBlock, block_of, padded_width
 from jaxformer.kernels.attention.flash_gpu_forward import forward
 from jaxformer.kernels.attention.flash_gpu_launch import FlashInputs
+from jaxformer.kernels.attention.flash_gpu_lists import lists
 from jaxformer.kernels.attention.flash_gpu_scores import FlashOptions
 from jaxformer.kernels.attention.flash_gpu_visits import visits
 from jaxformer.kernels.rematerialize import named_attention
@@ -32,13 +34,17 @@ def blocks_of(query: Array, key: Array, chip: str) -> Blocks:
     )
 
 
-def visits_of(mask: Mask, queries: int, keys: int, blocks: Blocks) -> tuple[Array, Array, Array]:
-    """What each kernel visits, see `flash_gpu_visits`; the same for all layers."""
+def visits_of(
+    mask: Mask, queries: int, keys: int, blocks: Blocks, group: Group | None = None
+) -> tuple[Array, Array, Array]:
+    """What each kernel visits, see `flash_gpu_visits`; under the patterns of a group, see `flash_gpu_lists`. The same
+    for all layers."""
     by_key = (name == "keys" for name in KERNELS)
     return tuple(  # type: ignore[return-value]
         visits(mask, queries, keys, block.queries, block.keys, by_key=of)
+        if group is None else lists(group, mask, block, by_key=of)
         for block, of in zip(blocks, by_key, strict=True)
-    )
+    )  # fmt: skip
 
 
 def flash(
@@ -65,6 +71,8 @@ def others_of(mask: Mask, o: FlashOptions, slopes: Array | None, seed: Array | N
     fields = {
         "query_index": (mask.query_index, o.queries), "key_index": (mask.key_index, o.keys),
         "query_segments": (mask.query_segments, o.queries), "key_segments": (mask.key_segments, o.keys),
+        "prefix_keys": (mask.prefix_keys, o.keys),
+        "global_queries": (mask.global_queries, o.queries), "global_keys": (mask.global_keys, o.keys),
     }  # fmt: skip
     found: dict[str, Any] = {
         name: jnp.broadcast_to(x if x.ndim == 2 else x[None], (x.shape[0] if x.ndim == 2 else 1, size))
