@@ -69,7 +69,8 @@ from jaxformer.functional.linear_attention import (
 )
 from jaxformer.functional.linformer import linformer_attention
 from jaxformer.functional.losses import TokenLoss, cross_entropy, token_loss
-from jaxformer.functional.lsh import lsh_attention, random_rotations
+from jaxformer.functional.lsh import lsh_attention
+from jaxformer.functional.lsh_hashing import random_rotations
 from jaxformer.functional.masked_loss import masked_token_loss
 from jaxformer.functional.position_encodings import PositionEncoding, rotation, score_bias
 from jaxformer.functional.positions import (

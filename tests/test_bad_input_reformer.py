@@ -18,6 +18,8 @@ LAYERS = ["--config.model.num_layers=5"]
     "flags, case",
     [
         ([*LSH, "--config.model.attention.buckets=7"], "odd number of hash buckets"),
+        ([*LSH, "--config.model.attention.buckets=1024,2048"], "more hash buckets than there may be"),
+        ([*LSH, "--config.model.attention.buckets=()"], "no hash buckets"),
         ([*LSH, "--config.data.objective=prefix_lm"], "hashed attention with prefixes"),
         ([*LSH, "--config.mesh.context=2"], "hashed attention of rows in parts"),
         ([*FUNNEL, "--config.model.funnel.blocks=4,4,4"], "blocks that are not the layers"),

@@ -359,6 +359,10 @@ WRONG = [
         "config.model.attention.buckets: 1; accepted: at least 2",
     ),
     (
+        {"model": {"attention": {"kind": "lsh", "buckets": (2**10, 2**11)}}},
+        "config.model.attention.buckets: 2097152 in all; accepted: at most 1048576",
+    ),
+    (
         {"model": {"attention": {"kind": "lsh", "seed": -1}}},
         "config.model.attention.seed: -1; accepted: 0 to 2147483647",
     ),

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer.functional.layers import dropout
+from jaxformer.functional.lsh_hashing import Rotations, factors_of, hash_buckets, num_buckets
 from jaxformer.kernels import derivatives
 from jaxformer.kernels.attention.nonfinite import marks, usable_key, usable_value
 from jaxformer.kernels.matmul import product
@@ -43,35 +44,6 @@ class _Tokens(NamedTuple):
     sorted_place: Array
 
 
-def random_rotations(rng: Array, heads: int, width: int, rounds: int, buckets: int) -> Array:
-    """[H, K, R, buckets / 2] float32 normal numbers: the rotations of each head and round.
-
-    Raises:
-      ValueError: an odd number of buckets.
-    """
-    if buckets < 2 or buckets % 2:
-        raise ValueError(f"random_rotations: buckets {buckets}; accepted: even, at least 2")
-    return jax.random.normal(rng, (heads, width, rounds, buckets // 2), jnp.float32)
-
-
-def hash_buckets(query_key: Array, rotations: Array) -> Array:
-    """The bucket of every token in every round, [B, H, R, T] int32: which of the rotated axes it is nearest to.
-
-    Args:
-      query_key: [B, T, H, K].
-      rotations: [H, K, R, buckets / 2].
-
-    Source: Andoni et al. 2015, section 3; Kitaev et al. 2020, section 2.
-
-    >>> x = jnp.array([[1.0, 0.0], [-1.0, 0.1], [0.9, 0.1]])
-    >>> hash_buckets(x[None, :, None], jnp.eye(2)[None, :, None])[0, 0, 0].tolist()
-    [0, 2, 0]
-    """
-    wide = jnp.promote_types(query_key.dtype, jnp.float32)
-    rotated = product("BTHK,HKRN->BHRTN", query_key, rotations.astype(query_key.dtype), wide)
-    return jnp.argmax(jnp.concatenate([rotated, -rotated], axis=-1), axis=-1).astype(jnp.int32)
-
-
 def unit_keys(query_key: Array) -> Array:
     """The keys: queries divided by their length. [..., K], in float32 or wider inside."""
     wide = query_key.astype(jnp.promote_types(query_key.dtype, jnp.float32))
@@ -82,7 +54,7 @@ def unit_keys(query_key: Array) -> Array:
 def lsh_attention(
     query_key: Array,
     value: Array,
-    rotations: Array,
+    rotations: Rotations,
     *,
     chunk: int = 64,
     causal: bool = False,
@@ -104,7 +76,7 @@ def lsh_attention(
     Args:
       query_key: [B, T, H, K], queries, and keys before they are normed. Scores are not scaled.
       value: [B, T, H, K'].
-      rotations: [H, K, R, buckets / 2] of R rounds, from `random_rotations`.
+      rotations: [H, K, R, buckets / 2] of R rounds, or a tuple of such, from `random_rotations`.
       chunk: C, tokens of a chunk; about twice the tokens of a bucket. Any T does: the last chunk is filled up. With
         `across_buckets`, rows of at most C tokens get attention to all of them.
       causal: a token sees none after it.
@@ -121,6 +93,7 @@ def lsh_attention(
 
     Source: Kitaev et al. 2020, section 2 and appendix A.
 
+    >>> from jaxformer.functional.lsh_hashing import random_rotations
     >>> x = jax.random.normal(jax.random.key(0), (1, 16, 2, 4))
     >>> rotations = random_rotations(jax.random.key(1), heads=2, width=4, rounds=3, buckets=4)
     >>> jax.jit(lambda x: lsh_attention(x, x, rotations, chunk=8, causal=True))(x).shape
@@ -129,7 +102,7 @@ def lsh_attention(
     _check(query_key, value, rotations, chunk, segments)
     length = query_key.shape[1]
     buckets = hash_buckets(jax.lax.stop_gradient(query_key), rotations)
-    buckets = buckets + 2 * rotations.shape[3] * jnp.arange(rotations.shape[2], dtype=jnp.int32)[None, None, :, None]
+    buckets = buckets + num_buckets(rotations) * jnp.arange(buckets.shape[2], dtype=jnp.int32)[None, None, :, None]
     if across_buckets and length <= chunk:  # one chunk, in which every round would find the same
         buckets, chunk = jnp.zeros_like(buckets[:, :, :1]), max(length, 1)
     beyond = -length % chunk
@@ -180,16 +153,20 @@ def lsh_attention(
     return jnp.swapaxes(out, 1, 2)[:, :length].astype(value.dtype)
 
 
-def _check(query_key: Array, value: Array, rotations: Array, chunk: int, segments: Array | None) -> None:
+def _check(query_key: Array, value: Array, rotations: Rotations, chunk: int, segments: Array | None) -> None:
     if query_key.ndim != 4 or value.ndim != 4 or query_key.shape[:3] != value.shape[:3]:
         raise ValueError(
             f"lsh_attention: query_key {query_key.shape} and value {value.shape}; accepted: [B, T, H, K] and "
             "[B, T, H, K']"
         )
-    if rotations.ndim != 4 or rotations.shape[:2] != query_key.shape[2:]:
-        raise ValueError(
-            f"lsh_attention: rotations {rotations.shape}; accepted: {query_key.shape[2:]} and rounds, buckets / 2"
-        )
+    for each in factors_of(rotations):
+        if each.ndim != 4 or each.shape[:2] != query_key.shape[2:]:
+            raise ValueError(
+                f"lsh_attention: rotations {each.shape}; accepted: {query_key.shape[2:]} and rounds, buckets / 2"
+            )
+    if len(rounds := {each.shape[2] for each in factors_of(rotations)}) > 1:
+        found = ", ".join(map(str, sorted(rounds)))
+        raise ValueError(f"lsh_attention: rotations of {found} rounds; accepted: as many for each factor")
     if segments is not None and segments.shape != query_key.shape[:2]:
         raise ValueError(f"lsh_attention: segments {segments.shape}; accepted: {query_key.shape[:2]}")
     if chunk < 1:

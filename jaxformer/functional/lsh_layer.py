@@ -13,7 +13,8 @@ from jaxformer.config import Execution, ModelConfig
 from jaxformer.functional.attention_layer import slot_positions
 from jaxformer.functional.layer import Context, Cost, DecodeProgress, Sublayer, shard_residual, weight_init
 from jaxformer.functional.layers import linear
-from jaxformer.functional.lsh import hash_buckets, lsh_attention, random_rotations, unit_keys
+from jaxformer.functional.lsh import lsh_attention, unit_keys
+from jaxformer.functional.lsh_hashing import Rotations, hash_buckets, random_rotations
 from jaxformer.kernels.attention.xla_vjp import softmax
 from jaxformer.parallel.constraints import constrain
 from jaxformer.specs import ParamSpec, zeros
@@ -77,12 +78,13 @@ def apply(
     return shard_residual(out), cache, {}
 
 
-def rotations_of(cfg: ModelConfig, rng: Array | None = None) -> Array:
-    """[H, K, R, buckets / 2]: a pure function of the config's seed, or where it redraws of `rng`, if there is one."""
+def rotations_of(cfg: ModelConfig, rng: Array | None = None) -> Rotations:
+    """[H, K, R, buckets / 2] of each factor of the buckets: a pure function of the config's seed, or where it redraws
+    of `rng`, if there is one."""
     kind = cfg.attention
     key = jax.random.fold_in(rng, 1) if kind.redraw and rng is not None else jax.random.key(kind.seed)
-    shape = kind.num_heads, kind.head_size(cfg.width), kind.rounds, kind.num_buckets(cfg.context_length)
-    return random_rotations(key, *shape)
+    heads, width = kind.num_heads, kind.head_size(cfg.width)
+    return random_rotations(key, heads, width, kind.rounds, kind.factors(cfg.context_length))
 
 
 def cost(cfg: ModelConfig, length: int, execution: Execution) -> Cost:
@@ -93,7 +95,7 @@ def cost(cfg: ModelConfig, length: int, execution: Execution) -> Cost:
     one = kind.across_buckets and length <= kind.chunk
     rounds, chunks = 1 if one else kind.rounds, -(-length // chunk)
     keys = rounds * chunks * chunk / length * (chunk if rounds * chunks == 1 else 2 * chunk)
-    hashed = 0 if one else h * k * kind.rounds * kind.num_buckets(cfg.context_length)
+    hashed = 0 if one else h * k * kind.rounds * sum(kind.factors(cfg.context_length))
     return Cost(
         products=2 * d * k * 3 * h,
         scores=2 * 2 * h * k * keys + hashed,

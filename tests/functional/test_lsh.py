@@ -12,7 +12,8 @@ from jaxformer import decoding, from_mapping, masks
 from jaxformer.config import MeshConfig
 from jaxformer.errors import ConfigError
 from jaxformer.functional.attention import attention
-from jaxformer.functional.lsh import hash_buckets, lsh_attention, random_rotations, unit_keys
+from jaxformer.functional.lsh import lsh_attention, unit_keys
+from jaxformer.functional.lsh_hashing import hash_buckets, num_buckets, random_rotations
 from jaxformer.models import gpt
 from jaxformer.models.flops import flops_per_token
 from jaxformer.parallel.mesh import check_context, make_mesh
@@ -61,6 +62,27 @@ def written_out(causal, across, duplicates, segments):
         total = weights.sum(1, keepdims=True)
         out[b, :, h] = np.where(total > 0, weights @ VALUE[b, :, h] / np.where(total > 0, total, 1), VALUE[b, :, h])
     return out
+
+
+def test_a_bucket_of_two_hashes_is_the_pair_of_their_values():
+    parts = RNG.normal(size=(H, K, 3, 2)), RNG.normal(size=(H, K, 3, 3))
+    both = np.asarray(hash_buckets(jnp.asarray(QUERY_KEY), tuple(map(jnp.asarray, parts))))
+    for b, t, h, r in itertools.product(range(B), range(T), range(H), range(3)):
+        first, second = (np.argmax([*(x := QUERY_KEY[b, t, h] @ part[h, :, r]), *-x]) for part in parts)
+        assert both[b, h, r, t] == first + 4 * second
+    assert both.max() > 4 * 4 and num_buckets(parts) == 4 * 6
+
+
+def test_many_buckets_cost_the_sum_of_their_factors():
+    """Of a row so long that one hash would take more work than attention, and of its hashes' default."""
+    cfg = config(buckets=None, chunk=4, num_heads=2).attention
+    assert cfg.factors(32) == (16,) and cfg.factors(2**14) == (90, 92)
+    rotations = random_rotations(jax.random.key(0), 2, 16, 1, cfg.factors(2**14))
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(1, 2**14, 2, 16)), jnp.float32)
+    compiled = jax.jit(hash_buckets).lower(x, rotations).compile()
+    assert costs.flops(hlo.read(compiled.as_text())) == 2 * 2**14 * 2 * 16 * (90 + 92) / 2
+    _, counts = np.unique(np.asarray(compiled(x, rotations))[0, 0, 0], return_counts=True)
+    assert len(counts) > 10 * (90 + 92) and counts.max() < 200  # they are told apart
 
 
 @pytest.mark.parametrize("causal, across, duplicates", MODES)
@@ -154,9 +176,9 @@ def model(**attention_fields):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("duplicates", [False, True])
-def test_decoding_is_the_full_forward_pass(duplicates):
-    cfg, params = model(duplicates=duplicates)
+@pytest.mark.parametrize("duplicates, buckets", [(False, 4), (True, 4), (False, (2, 4))])
+def test_decoding_is_the_full_forward_pass(duplicates, buckets):
+    cfg, params = model(duplicates=duplicates, buckets=buckets)
     tokens, lengths = RNG.integers(0, 20, (3, 30)), np.array([15, 1, 9])
     full, found, _ = decode(params, tokens, lengths, cfg, steps=13)
     for step, logits in enumerate(found):
@@ -200,6 +222,12 @@ def test_what_it_cannot_do_is_refused():
     for fields, line in (
         ({"buckets": 7}, "config.model.attention.buckets: 7; accepted: even"),
         ({"buckets": 1}, "config.model.attention.buckets: 1; accepted: at least 2"),
+        ({"buckets": (4, 5)}, "config.model.attention.buckets: 5; accepted: even"),
+        (
+            {"buckets": ()},
+            "config.model.attention.buckets: \\(\\); accepted: none, or an even number, or even factors of one",
+        ),
+        ({"buckets": (1024, 1026)}, "config.model.attention.buckets: 1050624 in all; accepted: at most 1048576"),
         ({"chunk": 0}, "config.model.attention.chunk: 0; accepted: at least 1"),
         ({"num_heads": 3}, "config.model.attention.num_heads: 3 does not divide model.width 32"),
     ):
@@ -217,5 +245,11 @@ def test_what_it_cannot_do_is_refused():
             lambda p: gpt.apply(p, jnp.zeros((1, 8), int), cfg, prefix=jnp.zeros((1, 8), bool)),
             abstract_params(gpt.specs(cfg)),
         )
-    with pytest.raises(ValueError, match=r"lsh_attention: rotations \(2, 4, 3, 2\); accepted: \(4, 4\) and rounds"):
-        lsh_attention(jnp.ones((1, 8, 4, 4)), jnp.ones((1, 8, 4, 4)), jnp.ones((2, 4, 3, 2)))
+    x = jnp.ones((1, 8, 4, 4))
+    for rotations in (jnp.ones((2, 4, 3, 2)), (jnp.ones((4, 4, 3, 2)), jnp.ones((2, 4, 3, 2)))):
+        with pytest.raises(ValueError, match=r"lsh_attention: rotations \(2, 4, 3, 2\); accepted: \(4, 4\) and rounds"):
+            lsh_attention(x, x, rotations)
+    with pytest.raises(ValueError, match=r"lsh_attention: rotations of 2, 3 rounds; accepted: as many for each factor"):
+        lsh_attention(x, x, (jnp.ones((4, 4, 3, 2)), jnp.ones((4, 4, 2, 2))))
+    with pytest.raises(ValueError, match=r"random_rotations: buckets \(4, 5\); accepted: even, at least 2"):
+        random_rotations(jax.random.key(0), 4, 4, 3, (4, 5))

@@ -16,35 +16,38 @@ B, T, H, K, CHUNK, BUCKETS, ROUNDS = 2, 32, 2, 4, 8, 8, 3
 D, V = H * K, 11
 
 
-def settings(causal, **more):
+def settings(causal, num_buckets=BUCKETS, **more):
     import transformers
 
     return transformers.ReformerConfig(
         hidden_size=D, num_attention_heads=H, attention_head_size=K, lsh_attn_chunk_length=CHUNK, num_hashes=ROUNDS,
-        num_buckets=BUCKETS, is_decoder=causal, lsh_attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0,
+        num_buckets=num_buckets, is_decoder=causal, lsh_attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0,
         hash_seed=0, lsh_num_chunks_before=1, lsh_num_chunks_after=0, axial_pos_embds=False, **more,
     )  # fmt: skip
 
 
-def rotations():
+def rotations(values=BUCKETS):
     """Those that the seed gives there."""
     import torch
 
     torch.manual_seed(0)
-    return torch.randn((H, K, ROUNDS, BUCKETS // 2), dtype=torch.float64).numpy()
+    return torch.randn((H, K, ROUNDS, values // 2), dtype=torch.float64).numpy()
 
 
 def array(parameter):
     return parameter.detach().numpy()
 
 
-@pytest.mark.parametrize("causal, length", [(False, T), (True, T), (True, 6)])
-def test_attention(causal, length):
+@pytest.mark.parametrize(
+    "causal, length, factors",
+    [(False, T, None), (True, T, None), (True, 6, None), (False, T, [4, 6]), (True, T, [6, 4])],
+)
+def test_attention(causal, length, factors):
     import torch
     from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
     torch.manual_seed(1)
-    theirs = LSHSelfAttention(settings(causal), 0).double().eval()
+    theirs = LSHSelfAttention(settings(causal, factors or BUCKETS), 0).double().eval()
     x = torch.randn(B, length, D).double().requires_grad_()
     wanted = theirs(x).hidden_states
     wanted.sin().sum().backward()
@@ -52,12 +55,14 @@ def test_attention(causal, length):
     def run(x, w_query, w_value):
         query_key, value = ((x @ w).reshape(B, length, H, K) for w in (w_query, w_value))
         out = lsh_attention(
-            query_key, value, jnp.asarray(rotations()), chunk=CHUNK, causal=causal, across_buckets=True, duplicates=True
+            query_key, value, drawn, chunk=CHUNK, causal=causal, across_buckets=True, duplicates=True
         ).reshape(B, length, D)
         return jnp.sum(jnp.sin(out)), out
 
     weights = theirs.query_key.weight, theirs.value.weight
     with jax.enable_x64(True):
+        drawn = jnp.asarray(rotations(sum(factors or [BUCKETS])))
+        drawn = drawn if factors is None else tuple(jnp.split(drawn, [factors[0] // 2], axis=-1))
         given = jnp.asarray(array(x)), *(jnp.asarray(array(w).T) for w in weights)
         grads, out = jax.jit(jax.grad(run, argnums=(0, 1, 2), has_aux=True))(*given)
     np.testing.assert_allclose(out, array(wanted), atol=1e-10)
