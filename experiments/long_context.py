@@ -18,13 +18,14 @@ from typing import Any, NamedTuple
 
 import jax
 
-from experiments import long_context_favor, long_context_page, long_context_tasks
+from experiments import long_context_favor, long_context_figures, long_context_page, long_context_tasks
+from experiments.transfer_runs import keep, read, write
 from jaxformer.benchmarks.long import MECHANISMS, lengths
 from jaxformer.benchmarks.suite import process
 from jaxformer.errors import ConfigError, ProgramError
 from jaxformer.runs.command_line import file_path, integer, parser
 from jaxformer.runtime.program import keep_compiled_programs, program
-from jaxformer.storage import files
+from jaxformer.scaling import plotting
 
 Point = dict[str, Any]  # what tells a record from the others of its part
 TRAINED = ("full", "4", "2", "1")  # rounds that duplication is trained with
@@ -91,12 +92,6 @@ PARTS: dict[str, Part] = {
 }  # fmt: skip
 
 
-def load(out: Path) -> list[dict[str, Any]]:
-    """The records that there are."""
-    path = out / "records.jsonl"
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-
-
 def missing(part: str, found: list[dict[str, Any]], options: Any) -> Iterator[Point]:
     """The points of a part that no record is of."""
     mine = [each for each in found if each["part"] == part]
@@ -108,15 +103,14 @@ def missing(part: str, found: list[dict[str, Any]], options: Any) -> Iterator[Po
 def run(part: str, options: Any) -> None:
     """Measures what is missing of a part; each record is kept as soon as it is there. A benchmark that fails, as for
     want of memory, is said, and stays missing."""
-    for point in list(missing(part, load(options.out), options)):
+    for point in list(missing(part, read(options.out), options)):
         try:
             record = {"part": part, **point, **PARTS[part].measure(point, options)}
         except ProgramError as error:
             print(f"{part}, {point}: {error}", flush=True)
             continue
-        lines = [json.dumps(each) for each in [*load(options.out), record]]
-        files.write_atomically(options.out / "records.jsonl", ("\n".join(lines) + "\n").encode())
-        print(lines[-1], flush=True)
+        keep(options.out, record)
+        print(json.dumps(record), flush=True)
 
 
 def main() -> None:
@@ -136,7 +130,13 @@ def main() -> None:
         for part in PARTS if options.only is None else (options.only,):
             run(part, options)
     if options.stage != "measure":
-        for path in long_context_page.write(options.out, load(options.out)):
+        found = read(options.out)
+        drawn = {
+            name: plotting.encoded(draw(mine), "svg", bbox_inches="tight")
+            for name, draw in long_context_figures.FIGURES.items()
+            if (mine := long_context_page.of_part(found, name))
+        }
+        for path in write(options.out, drawn, long_context_page.page(found)):
             print(path)
 
 

@@ -96,29 +96,27 @@ def favor(found: Records) -> Any:
 
 
 def needle(found: Records) -> Any:
-    """Answers that are right against the distance, in the longest rows: the mean over seeds."""
-    names, length = mixers(found), str(LENGTHS[-1])
+    """Answers that are right against the distance, a panel for each length of the rows: all seeds together."""
+    names = mixers(found)
     with plotting.matplotlib().rc_context(plotting.STYLE | SMALL):
-        figure, axes = plotting.panel()
-        figure.set_size_inches(8.0, 4.6)
-        for i, name in enumerate(names):
-            mine = [each for each in found if each["mixer"] == name]
-            right, tried = (np.sum([each[of][length] for each in mine], axis=0) for of in ("right", "tried"))
-            drawn = tried >= LEAST
-            middle = np.array(EDGES)[drawn] * 2**0.5
-            axes.plot(
-                middle, right[drawn] / tried[drawn], label=name, marker=plotting.marker(i),
-                **plotting.line_style(i, len(names)),
-            )  # fmt: skip
-        axes.axhline(1 / VALUES, color="0.5", linewidth=1, linestyle=":", label="chance")
-        axes.axvline(LENGTHS[0], color="0.7", linewidth=1, linestyle="--", label="rows in training")
-        axes.set(xlabel=f"tokens between needle and question, in rows of {length}", ylim=(-0.02, 1.04))
-        shown = sorted(
-            {edge for each in found for edge, n in zip(EDGES, each["tried"][length], strict=True) if n >= LEAST}
-        )
-        _by_length(axes, [*shown, 2 * max(shown, default=1)])
-        axes.set_ylabel("answers that are right")
-        figure.legend(loc="outside right upper")
+        figure = plotting.matplotlib().figure.Figure(figsize=(9.6, 4.6), layout="constrained")
+        panels = figure.subplots(1, len(LENGTHS), sharey=True)
+        for axes, length in zip(panels, map(str, LENGTHS), strict=True):
+            shown: set[int] = set()
+            for i, name in enumerate(names):
+                mine = [each for each in found if each["mixer"] == name]
+                right, tried = (np.sum([each[of][length] for each in mine], axis=0) for of in ("right", "tried"))
+                drawn = tried >= LEAST
+                edges = np.array(EDGES)[drawn]
+                style = plotting.line_style(i, len(names)) | {"marker": plotting.marker(i)}
+                axes.plot(edges * 2**0.5, right[drawn] / tried[drawn], label=name, **style)
+                shown |= set(edges.tolist())
+            axes.axhline(1 / VALUES, color="0.5", linewidth=1, linestyle=":", label="chance")
+            axes.set(title=f"rows of {length}", ylim=(-0.02, 1.04))
+            _by_length(axes, sorted({*shown, 2 * max(shown, default=1)}))
+        panels[0].set_ylabel("answers that are right")
+        panels[len(LENGTHS) // 2].set_xlabel("tokens between needle and question")
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     return figure
 
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +9,9 @@ import numpy as np
 from experiments import long_context_figures as figures
 from experiments.coordinates_page import slope
 from experiments.long_context_tasks import CHUNK, LENGTHS, PAIRS, ROUNDS, SYMBOLS, VALUES, WORD, duplication_model
+from experiments.transfer_runs import over_seeds
 from jaxformer.benchmarks.long import MECHANISMS
-from jaxformer.scaling import bootstrap, plotting
-from jaxformer.storage import files
+from jaxformer.scaling import plotting
 
 Records = Sequence[dict[str, Any]]
 SHOWN, BESIDE = (1024, 16384, 65536), 16384  # rows of which times are shown; where dense attention is compared
@@ -22,23 +21,14 @@ SLOPES = "time", f"time from {LATE // 1024}k on", "temporaries"
 COMMAND = "python -m experiments.long_context --out=experiments/results/long_context"
 
 
-def interval(values: Any) -> tuple[float, float]:
-    """Mean, and half the width of its 95 % interval (Student's; nan of one value).
+def ranged(values: Sequence[float], digits: int) -> str:
+    """A mean over seeds with the lowest and the highest, as a cell: some seeds learn and others do not.
 
-    >>> [round(each, 3) for each in interval([0.5, 0.7, 0.6])]
-    [0.6, 0.248]
+    >>> ranged([0.5, 0.7, 0.6], 2), ranged([0.5], 1)
+    ('0.60 (0.50 to 0.70)', '0.5')
     """
-    values = np.asarray(values, float)
-    if len(values) < 2:
-        return float(values.mean()), math.nan
-    half = bootstrap.special().stdtrit(len(values) - 1, 0.975) * values.std(ddof=1) / math.sqrt(len(values))
-    return float(values.mean()), float(half)
-
-
-def shown(values: Any, digits: int = 2) -> str:
-    """A mean with its interval, as a cell."""
-    mean, half = interval(values)
-    return f"{mean:.{digits}f}" if math.isnan(half) else f"{mean:.{digits}f} ± {half:.{digits}f}"
+    low, mean, high = (f"{each:.{digits}f}" for each in (min(values), float(np.mean(values)), max(values)))
+    return mean if low == high else f"{mean} ({low} to {high})"
 
 
 def of_part(found: Records, part: str) -> list[dict[str, Any]]:
@@ -91,7 +81,8 @@ def about_slopes(found: Records) -> list[str]:
         *table(head, rows),
         f"Slopes are of logarithms over rows of {lengths[0]} to {lengths[-1]} tokens, each twice as long as the one "
         "before, by least squares: 1 is linear, 2 quadratic. In short rows, what their length does not change flattens "
-        f"them, and a document is as long as the row. Above {STEEP}: {', '.join(steep) or 'none'}.",
+        f"them, and a document is as long as the row. `strided` and `fixed` look at as many tokens as the root of the "
+        f"row, so that they tend to 1.5. Above {STEEP}: {', '.join(steep) or 'none'}.",
         "",
         "Medians of one layer of four heads of width 64, float32, forward and backward; with the projections where the "
         "name is one of `model.attention`'s kinds that has no function of heads alone. `dense` is `chunked` attention, "
@@ -115,8 +106,9 @@ def about_favor(found: Records) -> list[str]:
         late = [m for m in errors if m >= 128]
         slopes = [[slope(list(zip(errors, draw, strict=True))) for draw in zip(*errors.values(), strict=True)]]
         slopes.append([slope([(m, errors[m][i]) for m in late]) for i, _ in enumerate(each_draw)])
-        cells = [f"{deviation:g}", kind, directions, *(shown(each) if len(errors) > 1 else "" for each in slopes)]
-        rows.append(cells + [shown(errors[m], 4) if m in errors else "" for m in ends])
+        told = [over_seeds(each).text(".2f") if len(errors) > 1 else "" for each in slopes]
+        measured = [over_seeds(errors[m]).text(".4f") if m in errors else "" for m in ends]
+        rows.append([f"{deviation:g}", kind, directions, *told, *measured])
     head = ["deviation of q and k", "features", "directions", "slope", "slope from 128 on"]
     draws = len(mine[0]["errors"])
     return [
@@ -140,18 +132,19 @@ def about_needle(found: Records) -> list[str]:
     for mixer in figures.mixers(mine):
         of = [each for each in mine if each["mixer"] == mixer]
         shares = {n: [np.sum(e["right"][str(n)]) / np.sum(e["tried"][str(n)]) for e in of] for n in LENGTHS}
-        rows.append([mixer, str(len(of)), *(shown(shares[n]) for n in LENGTHS), f"{figures.last_loss(of):.3f}"])
+        rows.append([mixer, str(len(of)), *(ranged(shares[n], 2) for n in LENGTHS), f"{figures.last_loss(of):.3f}"])
         held += [mixer] if np.mean(shares[LENGTHS[-1]]) > 0.9 else []
     head = ["mixer", "seeds", *(f"rows of {n}" for n in LENGTHS), "training loss at the end"]
     return [
         "",
         f"![answers that are right against the distance of the needle]({figures.NEEDLE}.svg)",
         *table(head, rows),
-        f"{PAIRS} tokens of a row of random filler say that a key has a value; the last {PAIRS} tokens ask for the "
-        f"keys in another order. Right is the value itself, of {VALUES}; chance is {1 / VALUES:.2f}. Two layers of "
-        f"width 64 without positions, {mine[0]['steps']} updates of 32 rows of {LENGTHS[0]} tokens for every mixer, at "
-        f"one learning rate ({mine[0]['rate']:g}) that was not tuned for any; longer rows were never trained on. Means "
-        f"over seeds with 95 % intervals. Above 0.9 in rows of {LENGTHS[-1]}: {', '.join(held) or 'none'}.",
+        f"{PAIRS} tokens of a row of random filler say that a key has a value; the last {PAIRS} ask for the keys in "
+        f"another order. Right is the value itself, of {VALUES}; chance is {1 / VALUES:.2f}. Two layers of width 64 "
+        f"without positions, {mine[0]['steps']} updates of 32 rows of {LENGTHS[0]} tokens for every mixer, at one "
+        f"learning rate ({mine[0]['rate']:g}), which suits dense attention; longer rows were never trained on. Means "
+        "over seeds, with the lowest and the highest. "
+        f"Above 0.9 in rows of {LENGTHS[-1]}: {', '.join(held) or 'none'}.",
         "",
         "A needle is one token, so that a look-up by content is all it takes. So this says nothing of how well a mixer "
         "joins neighbours, of other rates, of more updates, or of text.",
@@ -166,7 +159,7 @@ def about_duplication(found: Records) -> list[str]:
     rows, names = [], dict.fromkeys(each["trained"] for each in mine)
     for trained in names:
         of = [each for each in mine if each["trained"] == trained]
-        cells = [shown([each["right"][rounds] for each in of], 3) for rounds in ROUNDS]
+        cells = [ranged([each["right"][rounds] for each in of], 3) for rounds in ROUNDS]
         rows.append([trained, str(len(of)), *cells, f"{figures.last_loss(of):.3f}"])
     best = {name: float(np.mean([e["right"][name] for e in mine if e["trained"] == name])) for name in names}
     unsolved = [f"{name} ({share:.3f})" for name, share in best.items() if share < 0.99]
@@ -174,7 +167,8 @@ def about_duplication(found: Records) -> list[str]:
     return [
         *table(head, rows),
         f"Rows 0w0w with a random w of {WORD} symbols, of {SYMBOLS}; the share of the second w that is right, teacher "
-        f"forced, on rows never trained on. One layer of width 64, {mine[0]['steps']} updates of 32 rows. `full`: "
+        f"forced, on rows never trained on; means over seeds, with the lowest and the highest. "
+        f"One layer of width 64, {mine[0]['steps']} updates of 32 rows. `full`: "
         f"queries that are the keys see all earlier tokens; otherwise rounds of LSH, each of which lets a token see "
         f"the last {CHUNK} of its bucket (one of {duplication_model('1').attention.num_buckets(2 * WORD + 2)}), with "
         "new rotations in every update. Not solved, read as it was trained: "
@@ -202,14 +196,3 @@ def page(found: Records) -> str:
         *about_duplication(found),
         "",
     ])  # fmt: skip
-
-
-def write(out: Path, found: Records) -> list[Path]:
-    """Writes the page and the figures of the parts that there are."""
-    paths = []
-    for name, draw in figures.FIGURES.items():
-        if mine := of_part(found, name):
-            paths.append(out / f"{name}.svg")
-            files.write_atomically(paths[-1], plotting.encoded(draw(mine), "svg", bbox_inches="tight"))
-    files.write_atomically(out / "README.md", page(found).encode())
-    return [*paths, out / "README.md"]

@@ -14,7 +14,7 @@ import optax
 
 from jaxformer.config import LossConfig, ModelConfig, OptimizerConfig, from_mapping
 from jaxformer.models import gpt
-from jaxformer.specs import init_params
+from jaxformer.specs import init_params, only_trained, with_trained
 from jaxformer.training.optim import make_optimizer
 from jaxformer.types import Array, Batch, Params
 
@@ -115,19 +115,23 @@ def updates(
     rate: float,
 ) -> tuple[Any, Array]:  # fmt: skip
     """`count` updates of (params, optimizer's state) from update `start` on, of `steps` in all; and their losses."""
-    optimizer = make_optimizer(_settings(rate), steps, gpt.specs(cfg))
+    specs = gpt.specs(cfg)
+    optimizer = make_optimizer(_settings(rate), steps, specs)
 
     def update(state: Any, step: Array) -> tuple[Any, Array]:
         params, optimizer_state = state
         rng = jax.random.fold_in(jax.random.key(seed), HELD_OUT + step)
 
-        def loss(params: Params) -> Array:
-            objective, _ = gpt.loss(params, task.batch(seed, step), cfg, LossConfig(), rng)
+        def loss(trained: Params) -> Array:
+            whole = with_trained(params, trained, specs)
+            objective, _ = gpt.loss(whole, task.batch(seed, step), cfg, LossConfig(), rng)
             return sum((total / weight for total, weight in objective.values()), jnp.zeros(()))
 
-        value, gradients = jax.value_and_grad(loss)(params)
-        changes, optimizer_state = optimizer.update(gradients, optimizer_state, params)
-        return (optax.apply_updates(params, changes), optimizer_state), value
+        trained = only_trained(params, specs)
+        value, gradients = jax.value_and_grad(loss)(trained)
+        changes, optimizer_state = optimizer.update(gradients, optimizer_state, trained)
+        params = with_trained(params, optax.apply_updates(trained, changes), specs)
+        return (params, optimizer_state), value
 
     return jax.lax.scan(update, state, start + jnp.arange(count))
 
@@ -148,8 +152,9 @@ def train(task: Task, cfg: ModelConfig, seed: int, steps: int, rate: float, each
       each: updates of one dispatch.
     """
     began, losses = time.process_time(), []
-    params = init_params(gpt.specs(cfg), jax.random.key(seed))
-    state = params, make_optimizer(_settings(rate), steps, gpt.specs(cfg)).init(params)
+    specs = gpt.specs(cfg)
+    params = init_params(specs, jax.random.key(seed))
+    state = params, make_optimizer(_settings(rate), steps, specs).init(only_trained(params, specs))
     for start in range(0, steps, each):
         state, found = updates(state, start, seed, task=task, cfg=cfg, steps=steps, count=each, rate=rate)
         losses.append(round(float(found.mean()), 4))

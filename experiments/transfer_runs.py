@@ -125,8 +125,9 @@ def read(out: Path) -> list[dict[str, Any]]:
 
 
 def keep(out: Path, record: dict[str, Any]) -> list[dict[str, Any]]:
-    """Adds a record to those of a folder of results, in place of one of the same name; returns all."""
-    found = [each for each in read(out) if each["run"] != record["run"]] + [record]
+    """Adds a record to those of a folder of results, in place of one of the same run if it is of one; returns all."""
+    name = record.get("run")
+    found = [each for each in read(out) if name is None or each["run"] != name] + [record]
     files.write_atomically(out / "records.jsonl", ("\n".join(map(json.dumps, found)) + "\n").encode())
     return found
 

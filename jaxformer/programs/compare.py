@@ -49,7 +49,7 @@ def main() -> int:
         for entrant in found:
             scaling_study.check_from_scratch(entrant.config, "a comparison")
         settings = Settings(holdout=0)
-        opened = comparing.plan(found, settings, options.verify, by_trial=by_trial)
+        opened = comparing.plan(found, settings, options.verify, by_trial=by_trial, at_once=options.at_once)
         for study in opened:
             check_memory(study.config)
         if stage == "plan":

@@ -56,7 +56,7 @@ def main() -> int:
         opened = scaling_study.open_study(parsed.config, verify=options.verify)
         check_memory(opened.config)
         if stage == "plan":
-            scaling_study.print_plan(opened, settings, by_trial=by_trial)
+            scaling_study.print_plan(opened, settings, by_trial=by_trial, at_once=options.at_once)
             return 0
         with lock_of(opened.config.workdir):
             scaling_study.start(opened, parsed.overrides, parsed.source)

@@ -11,7 +11,7 @@ from jaxformer.config.fields import shown
 from jaxformer.errors import ConfigError
 from jaxformer.runs.command_line import Parsed
 from jaxformer.scaling.comparison_table import value_text
-from jaxformer.scaling.ladder import StudyConfig
+from jaxformer.scaling.ladder import LadderConfig, StudyConfig
 from jaxformer.storage import files
 from jaxformer.storage.address import place
 
@@ -24,7 +24,7 @@ SHARED = (
     "data", "ladder", "workdir", "mesh", "distributed", "train.eval_rows", "train.steps", "model.context_length",
     "model.vocab_size", "model.width", "model.num_layers", "model.attention.num_heads",
 )  # fmt: skip
-SHAPES = "ladder.head_width", "ladder.layer_width", "ladder.min_layers"
+SHAPES = tuple(f"ladder.{name}" for name in LadderConfig.SHAPE)
 
 
 class Entrant(NamedTuple):
@@ -110,8 +110,10 @@ def plan(
     log: Callable[[str], None] = print,
     *,
     by_trial: bool = False,
+    at_once: int | None = None,
 ) -> list[Any]:
-    """Opens all studies, and prints what each would run; returns them. `by_trial` as in `scaling_study.print_plan`."""
+    """Opens all studies, and prints what each would run; returns them. `by_trial` and `at_once` as in
+    `scaling_study.print_plan`."""
     from jaxformer.runs import scaling_study
 
     opened = []
@@ -122,7 +124,7 @@ def plan(
         except ConfigError as error:
             where = "" if entrant.name == BASELINE else f"config.variants.{entrant.name}: "
             raise ConfigError(f"{where}{error}") from None
-        scaling_study.print_plan(opened[-1], settings, log, by_trial=by_trial)
+        scaling_study.print_plan(opened[-1], settings, log, by_trial=by_trial, at_once=at_once)
     return opened
 
 

@@ -38,11 +38,7 @@ from jaxformer.training.sweep.trunks import Member, gflop_per_step, grouped, sha
 RECORDS = "records.jsonl"
 # The ladder's fields that may change when a study resumes: those that a run's name shows. The fields that define the
 # model of a width are not among them, or finished runs would be taken for those of other models.
-MAY_CHANGE = tuple(
-    f"ladder.{each.name}"
-    for each in fields(LadderConfig)
-    if each.name not in ("head_width", "layer_width", "min_layers")
-)
+MAY_CHANGE = tuple(f"ladder.{each.name}" for each in fields(LadderConfig) if each.name not in LadderConfig.SHAPE)
 # Training speed as a share of a large matrix product's; used only to estimate the time without a trial.
 USUAL_SHARE, COMPILE_SECONDS = 0.45, 12.0
 
@@ -94,12 +90,18 @@ def members(study: Study, finals: Mapping[str, Mapping[str, Any]]) -> list[Membe
 
 
 def print_plan(
-    study: Study, settings: fit.Settings, log: Callable[[str], None] = print, *, by_trial: bool = False
+    study: Study,
+    settings: fit.Settings,
+    log: Callable[[str], None] = print,
+    *,
+    by_trial: bool = False,
+    at_once: int | None = None,
 ) -> float:
     """Prints what would be run, how long that takes on this machine, and what no fit with these settings could say of
     it; returns the remaining GFLOP.
 
-    `by_trial`: the time is learned from a few updates of each size, which are compiled for that.
+    `by_trial`: the time is learned from a few updates of each size, which are compiled for that, `at_once` runs
+    together as in `run`.
     """
     config = study.config
     found = _finished(study)
@@ -125,11 +127,11 @@ def print_plan(
     for line in study.corpus.notes() + texts.batches_of(config, study.corpus).notes():
         log(f"note: {line}")
     gflop = sum(trunk.steps * gflop_per_step(trunk.members[0]) for trunk in trunks(todo))
-    log(f"to do: {gflop / 1e3:.4g} TFLOP, about {_time(study, todo, gflop, by_trial)}")
+    log(f"to do: {gflop / 1e3:.4g} TFLOP, about {_time(study, todo, gflop, by_trial, at_once)}")
     return gflop
 
 
-def _time(study: Study, todo: list[Member], gflop: float, by_trial: bool) -> str:
+def _time(study: Study, todo: list[Member], gflop: float, by_trial: bool, at_once: int | None) -> str:
     """How long the runs take here, and how that is known."""
     config = study.config
     if not by_trial:
@@ -137,7 +139,7 @@ def _time(study: Study, todo: list[Member], gflop: float, by_trial: bool) -> str
         return f"{duration(seconds)} here, from the speed of a large matrix product; --trial times each size"
     if config.compilation_cache:
         keep_compiled_programs()
-    found = trial.estimate(todo, _sources(study))
+    found = trial.estimate(todo, _sources(study), at_once=at_once)
     compiling = 0.0 if config.compilation_cache else found.compiling
     parts = f"updates {duration(found.updates)}, evaluations {duration(found.evaluations)}"
     also = "which are kept" if config.compilation_cache else "which the runs need too"

@@ -22,7 +22,7 @@ costs most, can use the factor of the next smaller size (`searched_sizes`).
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from jaxformer.config import Config, ModelConfig
 from jaxformer.config.fields import Section
@@ -69,6 +69,7 @@ class LadderConfig(Section, name="ladder", most={"widths": 2**24, "tokens": 2**6
     seeds: int = 1
     seeded_sizes: int = 2
     max_epochs: float = 1.0
+    SHAPE: ClassVar = ("head_width", "layer_width", "min_layers")  # the fields that define the model of a width
 
     def _check(self):
         ones = ("head_width", "layer_width", "min_layers", "min_steps", "seeds", "searched_sizes")

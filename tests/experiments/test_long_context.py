@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import long_context, long_context_favor, long_context_page, long_context_tasks
+from experiments import long_context, long_context_favor, long_context_page, long_context_tasks, transfer_runs
 from experiments.coordinates_page import slope
 from experiments.long_context_tasks import PAIR, PAIRS, QUERY, VALUE, VALUES, Duplication, Needles
 from jaxformer.errors import ProgramError
@@ -60,6 +60,17 @@ def test_a_model_learns_what_it_is_asked():
     assert len(about["losses"]) == 2 and about["losses"][1] < 0.2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mixer", long_context_tasks.MIXERS)
+def test_every_mixer_trains_and_is_counted(mixer, monkeypatch):
+    monkeypatch.setattr(long_context_tasks, "TRIED", 2**15)
+    found = long_context_tasks.needle(mixer, 0, steps=100, lengths=(64, 128))
+    assert len(found["losses"]) == 1 and 2.0 < found["losses"][0] < 3.5
+    for length in (64, 128):
+        right, tried = (np.array(found[each][str(length)]) for each in ("right", "tried"))
+        assert tried.sum() == PAIRS * 2**15 // length and (right <= tried).all() and right.sum() > 0
+
+
 @pytest.mark.parametrize("kind", ["positive", "hyperbolic"])
 def test_error_of_favor_falls_as_one_over_the_root_of_features(kind):
     points = []
@@ -98,14 +109,14 @@ def test_what_is_recorded_is_not_measured_again(tmp_path, monkeypatch):
     assert asked == [("dense", 1024), ("dense", 2048), ("linear", 2048), ("dense", 4096), ("linear", 4096)]
     long_context.run("slopes", options)
     assert asked[5:] == [("dense", 2048)]
-    found = long_context.load(tmp_path)
+    found = transfer_runs.read(tmp_path)
     assert found[0] == known and len(found) == 6
     assert not list(long_context.missing("slopes", found, options))
     assert len(list(long_context.missing("duplication", found, options))) == 2 * len(long_context.TRAINED)
 
 
 def test_the_page_is_what_the_records_say():
-    found = long_context.load(RESULT)
+    found = transfer_runs.read(RESULT)
     assert (RESULT / "README.md").read_text(encoding="utf-8") == long_context_page.page(found)
     points = [json.dumps({k: each.get(k) for k in IDENTITY}, sort_keys=True) for each in found]
     assert len(set(points)) == len(points)

@@ -1,7 +1,10 @@
-"""`jaxformer compare`, small: a baseline and a variant on one ladder, their rows kept, three lines and a page."""
+"""`jaxformer compare`, small: a baseline and a variant on one ladder, rows kept, three lines and a page; kills."""
 
 import json
+import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +19,8 @@ from jaxformer.programs import compare
 from jaxformer.runs import comparing, scaling_study
 from jaxformer.runs.command_line import parse_config, parser
 from jaxformer.scaling.ladder import StudyConfig, size_model
+from jaxformer.training.sweep import trial
+from jaxformer.training.sweep.trial import SweepSeconds
 
 CONFIG = """
 def get_config():
@@ -107,6 +112,10 @@ def test_a_comparison_from_plan_to_page(tmp_path, monkeypatch, capsys):
 
     code, out = said("--stage=plan")
     assert code == 0 and "== other_seeds: seed=7" in out and out.count("9 runs on 3 trunks") == 3
+    asked = []
+    monkeypatch.setattr(trial, "estimate", lambda todo, _, *, at_once: asked.append(at_once) or SweepSeconds(5, 120, 7))
+    code, out = said("--stage=plan", "--trial", "--at-once=2")
+    assert code == 0 and asked == [2] * 3 and out.count("from a few updates of each size: updates 2 min") == 3
     with pytest.raises(ConfigError, match=r"no run of baseline, other_seeds, better has finished; --stage=run trains"):
         said("--stage=report")
     worth = {"baseline": 1.0, "other_seeds": 1.0, "better": 1.6}
@@ -129,3 +138,40 @@ def test_a_comparison_from_plan_to_page(tmp_path, monkeypatch, capsys):
     assert all(text in page for text in ("What each variant is worth", "What was tuned", "jaxformer compare --config="))
     assert page.count("<img") == 3
     assert said("--stage=report")[1].splitlines()[-6:] == last
+
+
+FEW = {"widths": "8,16", "budgets": "4e7,4e8", "learning_rates": "1.0,2.0", "learning_rate_extensions": "0"}
+
+
+@pytest.mark.slow
+def test_kills_change_nothing(tmp_path):
+    """Killed in the baseline and in the variant, a comparison goes on to the records of one that was not."""
+    flags = config(tmp_path, {"learned": {"model.positions": "learned"}})
+
+    def start(study):
+        few = [*flags, *(f"--config.ladder.{name}={text}" for name, text in FEW.items())]
+        own = [f"--config.workdir={study}", "--stage=run", "--at-once=1"]
+        return subprocess.Popen(
+            [sys.executable, "-m", "jaxformer", "compare", *few, *own], env=os.environ | {"JAX_NUM_CPU_DEVICES": "1"},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    def to_the_end(study):
+        process = start(study)
+        out, _ = process.communicate(timeout=600)
+        assert process.returncode == 0, out[-2000:]
+        found = {each: records.load(study / each / "records.jsonl", more=records.STUDY) for each in names}
+        return {name: [{k: v for k, v in r.items() if k != "seconds"} for r in mine] for name, mine in found.items()}
+
+    names = "baseline", "learned"
+    whole = to_the_end(tmp_path / "whole")
+    assert all(sum(each["kind"] == "final" for each in mine) >= 4 for mine in whole.values())
+    for name, runs in zip(names, (2, 1), strict=True):  # so many runs of it had finished
+        process = start(tmp_path / "killed")
+        folder = tmp_path / "killed" / name / "runs"
+        while process.poll() is None and not (folder.exists() and len(list(folder.glob("*.jsonl"))) >= runs):
+            time.sleep(0.02)
+        process.kill()
+        out, _ = process.communicate()
+        assert process.returncode == -9, f"over before it was killed: {out[-2000:]}"
+    assert to_the_end(tmp_path / "killed") == whole

@@ -37,10 +37,11 @@ def member(steps, seed, rows=8):
 
 def test_all_updates_and_evaluations_are_counted(monkeypatch):
     """Three trunks of one shape train by two at once and then one; another shape is by itself."""
-    by_two, alone = SimpleNamespace(count=2), SimpleNamespace(count=1)
+    by_two, alone, asked = SimpleNamespace(count=2), SimpleNamespace(count=1), []
     groups = scheduler._together
 
     def how(found, sources, at_once):
+        asked.append(at_once)
         return groups(found), ExecutionPlan([by_two, alone] if len(found) == 3 else [alone], "")
 
     monkeypatch.setattr(trial, "how_to_train", how)
@@ -49,7 +50,8 @@ def test_all_updates_and_evaluations_are_counted(monkeypatch):
     monkeypatch.setattr(trial, "evaluation_seconds", lambda _, config, sources: rows[config.train.global_batch_size])
     members = [member(12, seed) for seed in range(3)] + [member(30, 0, rows=16)]
     sources = SimpleNamespace(batches=lambda config: None)
-    found = trial.estimate(members, sources)
+    found = trial.estimate(members, sources, at_once=2)
+    assert asked == [2, 2]
     assert all(trunk.steps == trunk.members[0].config.train.steps for trunk in trunks(members))
     assert found.updates == pytest.approx(12 * (0.3 + 0.2) + 30 * 0.2)
     assert found.evaluations == pytest.approx(3 * 5.0 + 7.0) and 0 <= found.compiling < 1
