@@ -237,6 +237,9 @@ def test_what_the_kernels_cannot_do_and_what_auto_makes_of_the_rest(monkeypatch)
     alibi = distance_bias.linear(functools.partial(positions.alibi, num_heads=H), positions.alibi_slopes(H))
     with pytest.raises(ValueError, match="cannot do a bias and patterns of tokens far apart; accepted there: auto"):
         attention(q, k, v, masks.either(patterns.strided(6)), bias=alibi, implementation="flash_gpu")
+    with pytest.raises(ValueError, match="cannot do a bias that is not of the distance alone"):
+        numbered = masks.Mask(query_index=index, key_index=index)
+        attention(q, k, v, numbered, bias=jnp.zeros((1, 1, T, T)), implementation="flash_gpu")
     monkeypatch.setattr(attention_choice, "_platform", lambda: "cuda")
     long = jax.ShapeDtypeStruct((1, 8192, H, K), jnp.bfloat16)
     strided = masks.causal() & masks.either(patterns.strided(64))

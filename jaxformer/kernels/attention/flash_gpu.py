@@ -51,12 +51,12 @@ def unsupported(
     if head_width > WIDEST:
         return f"heads {head_width} wide (at most {WIDEST})"
     if bias:
-        if mask.parts == 1 and flash_gpu_patterns.unsupported(mask, bias=True) is None:
-            return "a bias that is not of the distance alone"
-        return "a bias and context parallelism" if mask.parts > 1 else flash_gpu_patterns.unsupported(mask, bias=True)
+        if mask.parts > 1:
+            return "a bias and context parallelism"
+        return flash_gpu_patterns.unsupported(mask, bias=True) or "a bias that is not of the distance alone"
     if dropout and mask.parts > 1:
         return "dropout and context parallelism"
-    if mask.patterns and (wrong := flash_gpu_patterns.unsupported(mask, bias=False)):
+    if wrong := flash_gpu_patterns.unsupported(mask, bias=False):
         return wrong
     return shard_specs.unsupported_mask(replace(mask, parts=1, patterns=()), ("dense",))
 
@@ -129,12 +129,7 @@ def _on_devices(
     if sizes:
         array, of_heads = P(rows or None, None, heads or None), P(heads or None)
         of_visits = tuple(
-            P(
-                *(
-                    axes or None if size > 1 else None
-                    for axes, size in zip((rows, heads), x.shape[: x.ndim - 2], strict=False)
-                )
-            )
+            P(*(axes if axes and size > 1 else None for axes, size in zip((rows, heads), x.shape[:-2], strict=False)))
             for x in visited
         )
         run = jax.shard_map(

@@ -24,7 +24,9 @@ SMALLEST = 16  # tokens of a tile's side
 
 
 def unsupported(mask: Mask, bias: bool) -> str | None:
-    """Why the kernels cannot apply the patterns of a mask; None: they can. `bias`: there is one of the distance."""
+    """Why the kernels cannot apply the patterns of a mask; None: they can, or there are none. `bias`: there is one."""
+    if not mask.patterns:
+        return None
     if mask.query_index is not None or mask.key_index is not None:
         return "a mask of patterns and indices"
     if mask.dense is not None:
