@@ -58,6 +58,15 @@ def test_a_report_of_nothing(place):
     assert said(place, {"a": {"seed": 1}}, "--stage=report") == (2, expected()["report of no comparison"])
 
 
+def test_ladders_that_are_not_there_or_not_trained(place):
+    wanted = expected()["comparison of an unknown ladder alone"]
+    assert said(place, {"a": {"seed": 1}}, "--only=baseline,b") == (2, wanted)
+    assert said(place, {"a": {"seed": 1}}, "--only=") == (2, wanted.replace("'b'", "''"))
+    wanted = expected()["report of one ladder alone"]
+    assert said(place, {"a": {"seed": 1}}, "--only=a", "--stage=report") == (2, wanted)
+    assert not (place.folder / "study").exists()
+
+
 def test_a_trial_of_what_is_trained_anyway(place):
     wanted = (2, expected()["trial of a comparison that is trained"])
     assert said(place, {"a": {"seed": 1}}, "--trial") == wanted

@@ -2,10 +2,13 @@
 
     jaxformer compare compare_tiny
     jaxformer compare compare_tiny --stage=plan
+    jaxformer compare compare_tiny --only=lion
 
 The config is that of a scaling study with `variants: {name: {field: value}}` beside its sections. Stages: plan (which
 runs are needed and how long they take), run (trains; the same command continues a stopped or killed comparison), report
-(three lines for each variant, comparison.json and comparison.html). Without --stage: all of them.
+(three lines for each variant, comparison.json and comparison.html). Without --stage: all of them. With --only, machines
+share the ladders of one comparison: each plans and trains those it names, and --stage=report compares what all have
+trained.
 """
 
 import shlex
@@ -26,6 +29,9 @@ def main() -> int:
     """Exit code: 0 done, 75 interrupted (start again to continue)."""
     arguments = parser(__doc__, "compare")
     arguments.add_argument("--stage", choices=STAGES, help="one stage alone (default: all)")
+    arguments.add_argument(
+        "--only", metavar="NAME,...", help="ladders to plan and train: variants, baseline (default: all)"
+    )
     arguments.add_argument("--at-once", type=integer(1), metavar="M", help="runs to train together (default: by trial)")
     arguments.add_argument(
         "--bootstrap", type=integer(100, 100_000), default=1000, metavar="R", help="replicates (default 1000)"
@@ -36,7 +42,11 @@ def main() -> int:
     options, stage, by_trial = parsed.options, parsed.options.stage, asks_trial(parsed.options)
     from jaxformer.runs import comparing
 
-    found = comparing.entrants(parsed)
+    if options.only is not None and stage == "report":
+        raise ConfigError("--only: names ladders to train, and --stage=report compares all; give one of them")
+    found = comparing.chosen(comparing.entrants(parsed), options.only)
+    if options.only is not None and stage is None:
+        stage = "run"
     if stage != "plan" and stage != "run":
         plotting.matplotlib()
     if stage != "report":

@@ -88,6 +88,18 @@ def entrants(parsed: Parsed) -> list[Entrant]:
     return out
 
 
+def chosen(found: Sequence[Entrant], only: str | None) -> list[Entrant]:
+    """The entrants that `only` names, with commas between, in the comparison's order; None: all of them.
+
+    Raises:
+      ConfigError: a name that none of them has.
+    """
+    names = None if only is None else [name.strip() for name in only.split(",")]
+    if unknown := [name for name in names or () if name not in {each.name for each in found}]:
+        raise ConfigError(f"--only: no ladder {unknown[0]!r}; accepted: {', '.join(each.name for each in found)}")
+    return [each for each in found if names is None or each.name in names]
+
+
 def _no_folder(name: str) -> str | None:
     """Why a variant's folder, beside the files of the comparison, cannot have this name; None if it can."""
     if not name or name[0] == ".":

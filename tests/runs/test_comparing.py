@@ -138,6 +138,9 @@ def test_a_comparison_from_plan_to_page(tmp_path, monkeypatch, capsys):
     assert all(text in page for text in ("What each variant is worth", "What was tuned", "jaxformer compare --config="))
     assert page.count("<img") == 3
     assert said("--stage=report")[1].splitlines()[-6:] == last
+    trained.clear()
+    code, out = said("--only=better")
+    assert code == 0 and trained == ["better"] and "== other_seeds" not in out and ": saves" not in out
 
 
 FEW = {"widths": "8,16", "budgets": "4e7,4e8", "learning_rates": "1.0,2.0", "learning_rate_extensions": "0"}
