@@ -10,10 +10,12 @@ from jaxformer.errors import ConfigError
 from jaxformer.interchange import (
     hf_bart,
     hf_bert,
+    hf_deberta,
     hf_experts,
     hf_gemma,
     hf_gpt2,
     hf_llama,
+    hf_longformer,
     hf_neox,
     hf_phi3,
     hf_roberta,
@@ -38,6 +40,8 @@ ARCHITECTURES: dict[str, Foreign] = {
     "bert": hf_bert.BERT,
     "roberta": hf_roberta.ROBERTA,
     "distilbert": hf_roberta.DISTILBERT,
+    "longformer": hf_longformer.LONGFORMER,
+    "deberta-v2": hf_deberta.DEBERTA,
     "t5": hf_t5.T5,
     "bart": hf_bart.BART,
 }

@@ -42,6 +42,7 @@ class Foreign(NamedTuple):
       left_out: names (without prefix; LAYER stands for any number) that hold nothing that is learned.
       copies: name -> path of ours, of tensors that a checkpoint may hold once more; they have to be equal. Those that
         have places of their own are none.
+      old_names: other names that a tensor may have (without prefix) -> those of `places`.
       zeros: our config -> name and shape of tensors that a checkpoint may hold, which have to be zeros.
     """
 
@@ -55,6 +56,7 @@ class Foreign(NamedTuple):
     left_out: tuple[str, ...] = ()
     copies: Mapping[str, str] = MappingProxyType({})
     zeros: Callable[[ModelConfig], dict[str, tuple[int, ...]]] = _no_zeros
+    old_names: Mapping[str, str] = MappingProxyType({})
 
 
 def place(name: str, pattern: str, start: int | None = None) -> Place:

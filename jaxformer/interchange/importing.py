@@ -4,6 +4,7 @@ Every device reads of every tensor only its part, straight from the file: no who
 the host's memory.
 """
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,7 +60,7 @@ def import_model(directory: str | Path, mesh: Mesh | None = None, dtype: Any = N
         raise ConfigError(f"{folder}: is not a directory")
     about = read_json(folder / "config.json")
     foreign, tensors = architecture_of(about.get("model_type")), TensorFolder(folder)
-    by_name = {_bare(name, foreign): name for name in tensors.names}
+    by_name = _by_name(folder, tensors.names, foreign)
     config = model_of(foreign.read_config(about, by_name))
     specs, places, layout = family_of(config).specs(config), foreign.places(config), layout_of(config, foreign)
     _check_names(folder, by_name, foreign, layout, config)
@@ -79,11 +80,19 @@ def import_model(directory: str | Path, mesh: Mesh | None = None, dtype: Any = N
     return Imported(config, params, tokenizer if tokenizer.is_file() else None, first)
 
 
-def _bare(name: str, foreign: Foreign) -> str:
-    """A tensor's name without prefix, and as it is called today."""
-    for old, new in OLD_NAMES.items():
-        name = name.removesuffix(old) + new if name.endswith(old) else name
-    return name.removeprefix(foreign.prefix)
+def _by_name(folder: Path, names: Collection[str], foreign: Foreign) -> dict[str, str]:
+    """Name without prefix, as the tensor is called today -> name."""
+    found: dict[str, str] = {}
+    for name in names:
+        bare = name
+        for old, new in OLD_NAMES.items():
+            bare = bare.removesuffix(old) + new if bare.endswith(old) else bare
+        bare = bare.removeprefix(foreign.prefix)
+        bare = foreign.old_names.get(bare, bare)
+        if bare in found:
+            raise ConfigError(f"{folder}: has {found[bare]} and {name}, two names of one tensor; accepted: one of them")
+        found[bare] = name
+    return found
 
 
 def _check_names(

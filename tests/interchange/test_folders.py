@@ -232,6 +232,28 @@ def test_names_of_the_first_berts(tmp_path):
     equal(params, import_model(tmp_path).params)
 
 
+def test_the_heads_of_deberta(tmp_path):
+    """Microsoft's own files and those of transformers name it otherwise, and v3's hold a head that is not read."""
+    from safetensors.numpy import load_file, save_file
+
+    positions = {"kind": "disentangled", "span": 4, "max_distance": 16}
+    model = {**SIZES, **MODELS["bert"], "bert": {"token_types": 0}, "positions": positions}
+    cfg, rng = from_mapping({"model": model, "data": {"objective": "masked"}}).model, np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda spec: rng.normal(0, 0.3, spec.shape).astype(np.float32), family_of(cfg).specs(cfg), is_leaf=is_spec
+    )
+    assert export_model(cfg, params, tmp_path) == "deberta-v2"
+    tensors = load_file(tmp_path / "model.safetensors")
+    old = {"cls.predictions.transform.": "lm_predictions.lm_head.", "cls.predictions.": "lm_predictions.lm_head."}
+    renamed = {next((k.replace(*pair) for pair in old.items() if pair[0] in k), k): a for k, a in tensors.items()}
+    assert sum("lm_predictions" in name for name in renamed) == 5
+    save_file(renamed | {"mask_predictions.dense.weight": np.ones((32, 32))}, tmp_path / "model.safetensors")
+    equal(params, import_model(tmp_path).params)
+    save_file(tensors | renamed, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"has \S+ and \S+, two names of one tensor; accepted: one of them"):
+        import_model(tmp_path)
+
+
 def test_what_others_cannot_be_is_one_line(tmp_path):
     for more, line in (
         (

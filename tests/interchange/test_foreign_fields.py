@@ -145,3 +145,32 @@ def test_a_bias_of_logits_that_is_not_zero(tmp_path):
     save_file(tensors | {"final_logits_bias": np.ones((1, 5), np.float32)}, tmp_path / "model.safetensors")
     with pytest.raises(ConfigError, match=r"^final_logits_bias: is not zero; accepted: zeros$"):
         import_model(tmp_path)
+
+
+DEBERTA = {"relative_attention": True, "position_biased_input": False, "pos_att_type": "p2c|c2p"}
+
+
+def test_distances_of_deberta():
+    """What the published files say: of v3, and of v2 without buckets."""
+    v3 = read("deberta-v2", **DEBERTA, position_buckets=256, max_relative_positions=-1, share_att_key=True,
+              norm_rel_ebd="layer_norm", max_position_embeddings=512).positions  # fmt: skip
+    assert v3 == from_mapping(load("deberta_base")).model.positions
+    plain = read("deberta-v2", **DEBERTA | {"pos_att_type": ["c2p"]}).positions
+    assert (plain.terms, plain.distance, plain.span, plain.shared_projections, plain.norm) == (
+        "c2p", "clipped", 64, False, False
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "fields", "line"), [
+    ("deberta-v2", {"relative_attention": False}, "relative_attention: False; accepted: True"),
+    ("deberta-v2", {"position_biased_input": True}, "position_biased_input: True; accepted: False"),
+    ("deberta-v2", {"conv_kernel_size": 3}, "conv_kernel_size: 3; accepted: 0"),
+    ("deberta-v2", {"embedding_size": 16}, "embedding_size: 16; accepted: 32"),
+    ("deberta-v2", {"attention_head_size": 4}, "attention_head_size: 4; accepted: 8"),
+    ("deberta-v2", {"pos_att_type": "p2p"}, r"pos_att_type: \['p2p'\]; accepted: c2p, p2c, or both"),
+    ("deberta-v2", {"norm_rel_ebd": "batch_norm"}, "norm_rel_ebd: 'batch_norm'; accepted: 'none', 'layer_norm'"),
+    ("longformer", {"attention_window": [8, 4]}, r"attention_window: \[8, 4\]; accepted: the same in all layers"),
+])  # fmt: skip
+def test_fields_of_bidirectional_models_that_are_not_here(kind, fields, line):
+    with pytest.raises(ConfigError, match=f"^config.json: {line}$"):
+        read(kind, **(DEBERTA if kind == "deberta-v2" else {}) | fields)

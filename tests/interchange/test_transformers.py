@@ -37,6 +37,10 @@ GPT2 = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
+DEBERTA = {
+    **SIZES, "relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"],
+    "share_att_key": True, "position_buckets": 4, "max_relative_positions": 16, "norm_rel_ebd": "layer_norm",
+}  # fmt: skip
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 # name -> (class of the model, class of its config, fields)
 MODELS = {
@@ -87,6 +91,19 @@ MODELS = {
         "DistilBertForMaskedLM", "DistilBertConfig",
         {"n_layers": 2, "dim": 32, "n_heads": 4, "hidden_dim": 48, "vocab_size": V, "max_position_embeddings": T},
     ),
+    "longformer": (
+        "LongformerForMaskedLM", "LongformerConfig",
+        {**SIZES, "max_position_embeddings": T + 2, "pad_token_id": 1, "attention_window": [8, 8]},
+    ),
+    "deberta-v2": ("DebertaV2ForMaskedLM", "DebertaV2Config", DEBERTA),
+    "deberta-v2 clipped": (
+        "DebertaV2ForMaskedLM", "DebertaV2Config",
+        {**DEBERTA, "share_att_key": False, "position_buckets": -1, "max_relative_positions": 6, "type_vocab_size": 2,
+         "norm_rel_ebd": "none"},
+    ),
+    "deberta-v2 one term": (
+        "DebertaV2ForMaskedLM", "DebertaV2Config", {**DEBERTA, "pos_att_type": ["c2p"], "share_att_key": False},
+    ),
     "t5": ("T5ForConditionalGeneration", "T5Config", T5),
     "t5 of version 1.1": (
         "T5ForConditionalGeneration", "T5Config",
@@ -125,7 +142,9 @@ def logits_of(model):
 
     if model.config.is_encoder_decoder:
         return model(input_ids=torch.tensor(SOURCE), decoder_input_ids=torch.tensor(TOKENS)).logits
-    out = model(input_ids=torch.tensor(TOKENS))
+    first = {"global_attention_mask": torch.arange(T).expand(len(TOKENS), T) == 0}
+    given = first if model.config.model_type == "longformer" else {}
+    out = model(input_ids=torch.tensor(TOKENS), **given)
     return out.prediction_logits if hasattr(out, "prediction_logits") else out.logits
 
 
@@ -199,8 +218,12 @@ NOT_LEFT_OUT = {*WITH_HEADS, "layer_types", "num_experts", "num_local_experts", 
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, (model, *_) in MODELS.items() if model.endswith("ForCausalLM") and name.isidentifier()]
-)
+    "name",
+    [
+        name for name, (model, _, fields) in MODELS.items()
+        if model.endswith(("ForCausalLM", "ForMaskedLM")) and name.isidentifier() and "hidden_size" in fields
+    ],
+)  # fmt: skip
 def test_a_field_that_is_left_out_is_what_their_class_has(name):
     import transformers
 
