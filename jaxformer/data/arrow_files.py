@@ -45,11 +45,7 @@ def _texts(
         `faults` also a cell that is no text (names the row, counted from 1).
     """
     where = f"config.{field}: {path}"
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet
-    except ImportError:
-        raise ConfigError(f"{where} needs the parquet extra: pip install 'jaxformer[parquet]'") from None
+    pa = pyarrow(where)
 
     def choose(schema: Any) -> list[str]:
         kinds = _kinds(pa, schema)
@@ -67,11 +63,7 @@ def _texts(
         return list(named(text_field))
 
     row = 0
-    try:
-        file = open_file(path)
-    except OSError as error:
-        raise ConfigError(f"{where}: {error.strerror}") from None
-    with file, _broken(pa, where, lambda: f" beyond row {row}" if row else ""):
+    with opened(pa, path, where, open_file, lambda: row) as file:
         for arrays in batches(pa, file, choose):
             for cells in zip(*(_cells(pa, array) for array in arrays), strict=True):
                 row += 1
@@ -83,6 +75,30 @@ def _texts(
                     faults.meet(ConfigError(f"{where}: row {row}: {error}"))
                 else:
                     yield text
+
+
+def pyarrow(where: str) -> Any:
+    """The library. Raises ConfigError, which begins with `where`: it is not installed."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ConfigError(f"{where} needs the parquet extra: pip install 'jaxformer[parquet]'") from None
+    return pyarrow
+
+
+@contextlib.contextmanager
+def opened(
+    pa: Any, path: Path, where: str, open_file: Callable[[Path], BinaryIO], row: Callable[[], int]
+) -> Iterator[BinaryIO]:
+    """A file of which `row()` rows are read. Raises ConfigError, which begins with `where`: it cannot be opened, or it
+    is broken."""
+    try:
+        file = open_file(path)
+    except OSError as error:
+        raise ConfigError(f"{where}: {error.strerror}") from None
+    with file, _broken(pa, where, lambda: f" beyond row {row()}" if row() else ""):
+        yield file
 
 
 def _decoded(cell: Any, name: str) -> str:
@@ -127,7 +143,8 @@ def _column(batch: Any, name: str) -> Any:
     return column.flatten()[column.type.get_field_index(name.removeprefix(f"{outer}."))]  # null where the outer one is
 
 
-def _parquet_batches(pa: Any, file: BinaryIO, choose: Callable[[Any], list[str]]) -> Iterator[list[Any]]:
+def parquet_batches(pa: Any, file: BinaryIO, choose: Callable[[Any], list[str]]) -> Iterator[list[Any]]:
+    """The columns that `choose` names of a schema, some rows at a time."""
     # Without a buffer of its own the library reads a whole column of a row group at once.
     table = pa.parquet.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False)
     names = choose(table.schema_arrow)
@@ -135,7 +152,8 @@ def _parquet_batches(pa: Any, file: BinaryIO, choose: Callable[[Any], list[str]]
         yield [_column(batch, name) for name in names]
 
 
-def _ipc_batches(pa: Any, file: BinaryIO, choose: Callable[[Any], list[str]]) -> Iterator[list[Any]]:
+def ipc_batches(pa: Any, file: BinaryIO, choose: Callable[[Any], list[str]]) -> Iterator[list[Any]]:
+    """As `parquet_batches`, of Arrow's IPC, as a file or as a stream."""
     begin = file.read(len(_MAGIC))
     file.seek(0)
     if begin.startswith(_OLD_MAGIC):
@@ -217,5 +235,5 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "") or "none"
 
 
-parquet = functools.partial(_texts, _parquet_batches)
-ipc = functools.partial(_texts, _ipc_batches)
+parquet = functools.partial(_texts, parquet_batches)
+ipc = functools.partial(_texts, ipc_batches)

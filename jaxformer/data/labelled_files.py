@@ -1,4 +1,4 @@
-"""Examples with labels from files: JSON lines, CSV, tab-separated columns as GLUE has them, and SQuAD's JSON.
+"""Examples with labels from files: JSON lines, CSV, tab-separated columns as GLUE has them, SQuAD's JSON, and tables.
 
 A file gives records, mappings of names to values; the objective says how a record becomes an example.
 
@@ -11,12 +11,14 @@ A file gives records, mappings of names to values; the objective says how a reco
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from jaxformer.config import DataConfig
 from jaxformer.config.fields import shown
+from jaxformer.data import arrow_records, text_files
 from jaxformer.data.example_forms import SPEAKER, conversation, question
 from jaxformer.data.faults import Faults
 from jaxformer.data.labelled_text import Example
@@ -44,9 +46,8 @@ def examples(
       ConfigError: the file cannot be read, or holds no example; depending on `faults` also a record that lacks a field,
         or whose label is not what the objective wants.
     """
-    kind = next(ending for ending in READERS if f"{ending}." in f"{path.name}.")
     make, found = EXAMPLES[data.objective], False
-    for place, record in READERS[kind](path, data, field, open_file):
+    for place, record in READERS[text_files.kind(path)](path, data, field, open_file):
         try:
             if isinstance(record, Exception):
                 raise record
@@ -169,6 +170,9 @@ READERS: dict[str, Callable[..., Iterator[tuple[Any, Any]]]] = {
     ".csv": column_records,
     ".tsv": tabbed_records,
     ".json": squad_records,
+    ".parquet": arrow_records.parquet,
+    ".arrow": arrow_records.ipc,
+    ".feather": arrow_records.ipc,
 }
 
 
@@ -282,6 +286,8 @@ def choice_example(record: Record, data: DataConfig) -> Example:
     assert data.labelled is not None
     prompt, label = value_of(record, data.text_field, str), label_of(record, data)
     choices = [str(each) for each in value_of(record, data.labelled.second_field or "choices", list)]
+    if isinstance(label, str) and re.fullmatch("[0-9]{1,9}", label):  # the name of a class, or a column of text
+        label = int(label)
     if label is not None and (type(label) is not int or not 0 <= label < len(choices)):
         raise ValueError(f"the label is {shown(label)}, of {len(choices)} choices counted from 0")
     if len(choices) < 2 or not all(each.strip() for each in choices):

@@ -275,7 +275,7 @@ _LANGUAGE = Source(
 SOURCES: Registry[Source] = Registry("data.source", registry.SOURCES, {
     "stdlib": Source(lambda data, split, faults, open_file: stdlib_texts(split, open_file), _stdlib_inputs),
     "files": _labelled(_of_files(_files, ("data.files", "data.validation_files"))),
-    "huggingface": _of_files(hf_source.find, ("data.hf_dir", "data.hf_dir")),
+    "huggingface": _labelled(_of_files(hf_source.find, ("data.hf_dir", "data.hf_dir"))),
     "tfds": Source(
         lambda data, split, faults, open_file: tfds_source.documents(data, split, faults),
         lambda data: [Input(path, path.name) for path in tfds_source.files(data)],
