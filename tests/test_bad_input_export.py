@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 from bad_input_cases import expected, place
 
+from jaxformer.config import from_mapping
+from jaxformer.runs import manifest
+
 __all__ = ["place"]
 RUN = Path(__file__).parent / "fixtures" / "last_version" / "run"
 
@@ -24,3 +27,14 @@ def test_what_cannot_be_exported(place, monkeypatch, case, flags):
     Path("taken/config.json").write_text("{}")
     assert place.run("export", "run", *flags) == (2, expected()[case])
     assert not Path("x").exists() and [path.name for path in Path("taken").iterdir()] == ["config.json"]
+
+
+def test_adapters_beside_a_head(place):
+    """The manifest alone is read."""
+    task = {"data": {"objective": "sequence_classification"}, "model": {"head": {"outputs": 2}, "vocab_size": 300}}
+    config = from_mapping({**task, "tune": {"lora_rank": 2}, "init_from": "runs/a"})
+    run = place.folder / "run"
+    run.mkdir()
+    manifest.write(run / manifest.FILE_NAME, manifest.describe(config, [], "", "0"))
+    found = place.run("export", str(run), "--adapter", f"--out={place.folder / 'x'}")
+    assert found == (2, expected()["export of adapters beside a head"])

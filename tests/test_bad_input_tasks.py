@@ -28,6 +28,9 @@ EXAMPLES = {
     "conversation that ends with a question": (
         "instructions", [{"messages": [{"role": "user", "content": "to be?"}]}], [],
     ),
+    "activation of a pooler that is not there": (
+        "sequence_classification", GOOD, ["--config.model.family=gpt", "--config.model.head.activation=relu"],
+    ),
     "example longer than a row": (
         "sequence_classification", [{"text": "to be or not to be", "label": "yes"}, *GOOD],
         ["--config.data.labelled.long=stop"],

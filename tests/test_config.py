@@ -129,6 +129,10 @@ WRONG = [
         for name in ("stride", "max_answer", "max_examples")
     ),
     ({"model": {"head": {"outputs": 0}}}, "config.model.head.outputs: 0; accepted: at least 1"),
+    (
+        {"model": {"head": {"activation": "elu"}}},
+        "config.model.head.activation: 'elu' is not one of tanh, gelu, relu; did you mean relu?",
+    ),
     ({"model": {"head": {"dropout": 1.0}}}, "config.model.head.dropout: 1.0; accepted: 0.0 to 0.999"),
     (
         {"model": {"head": {}}},

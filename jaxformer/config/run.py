@@ -181,6 +181,11 @@ class Config(Section, name="", accepts={"seed": between(0, 2**31 - 1)}, paths=PA
                 f"config.model.head: a head for {head.task or 'a task'}; data.objective is {task}; accepted: none "
                 "given, which is filled in"
             )
+        if head is not None and head.activation != "tanh" and (self.model.causal or task not in head.POOLED):
+            raise ConfigError(
+                f"config.model.head.activation: {head.activation}; {self.model.family} has no pooler for {task}, and "
+                "nothing reads it; accepted: tanh"
+            )
         labelled = self.data.labelled
         if labelled is not None and labelled.opening is None:
             labelled = replace(labelled, opening="cls" if self.model.token_types else "separator")

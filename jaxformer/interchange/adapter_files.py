@@ -62,7 +62,7 @@ class AdaptedModule(NamedTuple):
 def modules_of(cfg: ModelConfig, name: str, paths: Any) -> dict[str, AdaptedModule]:
     """Name -> module, of those that hold one of the weights at `paths`, in an architecture of transformers."""
     foreign, found, outputs = ARCHITECTURES[name], dict[str, AdaptedModule](), dict[str, int]()
-    places, specs = foreign.places(cfg), weights_of(family_of(cfg).specs(cfg), cfg)
+    places, specs = foreign.all_places(cfg), weights_of(family_of(cfg).specs(cfg), cfg)
     for path, spec in specs.items():
         place = places[".".join(path)]
         inner = spec.shape[spec.num_stacked :]

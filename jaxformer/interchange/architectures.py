@@ -1,7 +1,7 @@
 """THE table of architectures of the library transformers: model_type of config.json -> what it is here."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jaxformer.config import Config, ModelConfig, diff, from_mapping, to_dict
@@ -22,6 +22,7 @@ from jaxformer.interchange import (
     hf_t5,
 )
 from jaxformer.interchange.foreign import LAYER, Foreign
+from jaxformer.interchange.task_heads import read_head, write_head
 
 ARCHITECTURES: dict[str, Foreign] = {
     "gpt2": hf_gpt2.GPT2,
@@ -75,6 +76,7 @@ def type_for(cfg: ModelConfig, preferred: str | None = None) -> str:
     told = {name: lines for name, lines in lost.items() if lines}
     if not told:
         kinds = f"{cfg.family} with {cfg.attention.kind} attention and {cfg.positions.kind} positions"
+        kinds += "" if cfg.head is None else f" and a head for {cfg.head.task}"
         raise ConfigError(f"config.model: a {kinds} like this; accepted: what one of {', '.join(ARCHITECTURES)} can be")
     name = min(told, key=lambda each: len(told[each]))
     raise ConfigError(
@@ -86,9 +88,8 @@ def type_for(cfg: ModelConfig, preferred: str | None = None) -> str:
 def _lost(name: str, foreign: Foreign, cfg: ModelConfig) -> list[str] | None:
     """Lines "field: value -> what it would be read as"; None: there is nothing like it at all."""
     try:
-        names = [place.name for place in foreign.places(cfg).values()]
-        about = {"model_type": name, **foreign.write_config(cfg)}
-        again = model_of(foreign.read_config(about, names))
+        names = [place.name for place in foreign.all_places(cfg).values()]
+        again = read_model(foreign, write_model(name, cfg), names)
     except (AttributeError, KeyError, ConfigError):
         return None
     return diff(_explicit(cfg), _explicit(again))
@@ -99,6 +100,8 @@ def _explicit(cfg: ModelConfig) -> dict[str, Any]:
     tree = to_dict(cfg)
     for name in ("initializer", "dtype"):
         del tree[name]
+    if cfg.head is not None:
+        del tree["head"]["dropout"]  # of the training
     tree["feed_forward"]["width"] = cfg.feed_forward.hidden_width(cfg.width)
     if cfg.feed_forward.has_experts:
         tree["feed_forward"]["renormalize"] = cfg.feed_forward.normalized
@@ -115,6 +118,20 @@ def _explicit(cfg: ModelConfig) -> dict[str, Any]:
     return tree
 
 
+def read_model(foreign: Foreign, about: Mapping[str, Any], names: Collection[str]) -> ModelConfig:
+    """The model that a config.json is; `names` of its tensors, without prefix."""
+    head = read_head(foreign.heads, about)
+    return model_of(foreign.read_config(about, names) | ({} if head is None else {"head": head}))
+
+
+def write_model(name: str, cfg: ModelConfig, labels: Sequence[str] = ()) -> dict[str, Any]:
+    """What config.json says of a model of ours as one of the type `name`."""
+    foreign = ARCHITECTURES[name]
+    head = foreign.head_of(cfg)
+    of_task = {} if head is None else write_head(head, cfg, labels)
+    return {"model_type": name, "architectures": [foreign.class_of(cfg)], **foreign.write_config(cfg), **of_task}
+
+
 def model_of(mapping: dict[str, Any]) -> ModelConfig:
     """The checked config of a `model` section."""
     config: Config = from_mapping({"model": mapping, "data": data_for(mapping)})
@@ -123,6 +140,8 @@ def model_of(mapping: dict[str, Any]) -> ModelConfig:
 
 def data_for(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """What the `data` section has to say for a `model` section: an objective of its family."""
+    if mapping.get("head") is not None:
+        return {"objective": mapping["head"]["task"]}
     if mapping["family"] == "bert":
         return {"objective": "masked", "pairs": bool((mapping.get("bert") or {}).get("next_sentence"))}
     return {"objective": "denoising"} if mapping["family"] == "encoder_decoder" else {}

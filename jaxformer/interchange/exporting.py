@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxformer.config import ModelConfig
 from jaxformer.errors import ConfigError
-from jaxformer.interchange.architectures import ARCHITECTURES, type_for
+from jaxformer.interchange.architectures import ARCHITECTURES, type_for, write_model
 from jaxformer.interchange.tensor_files import SHARD_BYTES, write_tensors
 from jaxformer.interchange.tensor_layout import dotted, layout_of, written
 from jaxformer.storage import files
@@ -29,6 +29,7 @@ def export_model(
     model_type: str | None = None,
     special_tokens: dict[str, int] | None = None,
     shard_bytes: int = SHARD_BYTES,
+    labels: Sequence[str] = (),
 ) -> str:
     """Writes a model for transformers.
 
@@ -41,6 +42,7 @@ def export_model(
         can.
       special_tokens: fields of config.json that name token ids: {"eos_token_id": 0}.
       shard_bytes: of one file.
+      labels: names, where the model has the head of a task with labels; (): LABEL_0, LABEL_1, ...
 
     Returns:
       The model_type that it has there.
@@ -58,15 +60,13 @@ def export_model(
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror}") from None
     leaves = {dotted(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
-    prefixed = {
-        key if key in foreign.outside else foreign.prefix + key: of for key, of in layout_of(config, foreign).items()
-    }
+    prefixed = {foreign.full_name(key, config): of for key, of in layout_of(config, foreign).items()}
     kind = jnp.dtype(dtype)
     sizes = {key: kind.itemsize * math.prod(of.shape) for key, of in prefixed.items()}
     write_tensors(folder, sizes, ((key, written(of, leaves, kind)) for key, of in prefixed.items()), shard_bytes)
     about = {
-        "model_type": name, "architectures": [foreign.architecture(config)], "dtype": dtype, "torch_dtype": dtype,
-        **(NO_TOKENS if special_tokens is None else special_tokens), **foreign.write_config(config),
+        "dtype": dtype, "torch_dtype": dtype, **(NO_TOKENS if special_tokens is None else special_tokens),
+        **write_model(name, config, labels),
     }  # fmt: skip
     files.write_atomically(folder / "config.json", json.dumps(about, indent=2) + "\n")
     return name

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from jaxformer.config import ModelConfig
 from jaxformer.errors import ConfigError
 from jaxformer.interchange.pattern import Pattern
+from jaxformer.interchange.task_heads import ForeignHead, names_of
 
 LAYER = "{layer}"  # in the name of a tensor that every layer has
 EXPERT = "{expert}"  # in the name of a tensor that every expert has
@@ -43,6 +44,7 @@ class Foreign(NamedTuple):
       copies: name -> path of ours, of tensors that a checkpoint may hold once more; they have to be equal. Those that
         have places of their own are none.
       old_names: other names that a tensor may have (without prefix) -> those of `places`.
+      heads: task -> its head.
       zeros: our config -> name and shape of tensors that a checkpoint may hold, which have to be zeros.
     """
 
@@ -57,6 +59,34 @@ class Foreign(NamedTuple):
     copies: Mapping[str, str] = MappingProxyType({})
     zeros: Callable[[ModelConfig], dict[str, tuple[int, ...]]] = _no_zeros
     old_names: Mapping[str, str] = MappingProxyType({})
+    heads: Mapping[str, ForeignHead] = MappingProxyType({})
+
+    def head_of(self, cfg: ModelConfig) -> ForeignHead | None:
+        """That of a model's task; None: it has none. Raises ConfigError: there is no such head here."""
+        if cfg.head is None:
+            return None
+        task = str(cfg.head.task)
+        if task not in self.heads:
+            accepted = ", ".join(self.heads) or "none"
+            raise ConfigError(f"config.model.head: a head for {task}; accepted there: {accepted}")
+        return self.heads[task]
+
+    def all_places(self, cfg: ModelConfig) -> dict[str, Place]:
+        """`places`, with those of the head of a task."""
+        head = self.head_of(cfg)
+        found = {} if head is None else {ours: Place(*each) for ours, each in names_of(head).items()}
+        return {**self.places(cfg), **found}
+
+    def class_of(self, cfg: ModelConfig) -> str:
+        """The class of transformers."""
+        head = self.head_of(cfg)
+        return self.architecture(cfg) if head is None else head.architecture
+
+    def full_name(self, name: str, cfg: ModelConfig) -> str:
+        """The name of a tensor with its prefix."""
+        head = self.head_of(cfg)
+        outside = {*self.outside, *(() if head is None else (each for each, _ in names_of(head).values()))}
+        return name if name in outside else self.prefix + name
 
 
 def place(name: str, pattern: str, start: int | None = None) -> Place:

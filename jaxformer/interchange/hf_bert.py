@@ -5,6 +5,7 @@ from typing import Any
 
 from jaxformer.config import ModelConfig
 from jaxformer.interchange.foreign import TABLE, TRANSPOSED, VECTOR, Fields, Foreign, Place, place
+from jaxformer.interchange.task_heads import heads
 
 ACTIVATIONS = {"gelu": "gelu"}  # the head's transform has the same, and ours is always that
 
@@ -87,4 +88,5 @@ BERT = Foreign(
     "bert", lambda cfg: "BertForPreTraining" if cfg.next_sentence else "BertForMaskedLM", "", (), read_config,
     write_config, places, left_out=("bert.embeddings.position_ids",),
     copies={"cls.predictions.decoder.weight": "embedding.tokens", "cls.predictions.decoder.bias": "head.bias"},
+    heads=heads("Bert", pooler="bert.pooler.dense"),
 )  # fmt: skip

@@ -7,6 +7,7 @@ from jaxformer.config import ModelConfig
 from jaxformer.errors import ConfigError
 from jaxformer.interchange import hf_bert
 from jaxformer.interchange.foreign import TABLE, VECTOR, Fields, Foreign, Place, place
+from jaxformer.interchange.task_heads import heads
 
 TERMS = {frozenset(("c2p", "p2c")): "both", frozenset(("c2p",)): "c2p", frozenset(("p2c",)): "p2c"}
 # Field -> what its class has where it is left out, and the one value that ours can be.
@@ -94,6 +95,7 @@ DEBERTA = Foreign(
           for kind in ("weight", "bias")),
     ),
     copies={f"{HEAD}decoder.weight": "embedding.tokens", f"{HEAD}decoder.bias": "head.bias"},
+    heads=heads("DebertaV2", pooler="pooler.dense", activation="pooler_hidden_act"),
     # The head of Microsoft's own files.
     old_names={
         "lm_predictions.lm_head.bias": f"{HEAD}bias",

@@ -5,6 +5,7 @@ from typing import Any
 
 from jaxformer.config import ModelConfig
 from jaxformer.interchange.foreign import TABLE, VECTOR, Fields, Foreign, Place, place
+from jaxformer.interchange.task_heads import causal_heads
 
 ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
 _PLAIN = "i o -> i o"  # its linear layers keep inputs first, as ours do
@@ -70,4 +71,5 @@ def places(cfg: ModelConfig) -> dict[str, Place]:
 GPT2 = Foreign(
     "gpt", lambda cfg: "GPT2LMHeadModel", "transformer.", ("lm_head.weight",), read_config, write_config, places,
     left_out=("h.{layer}.attn.bias", "h.{layer}.attn.masked_bias"), copies={"lm_head.weight": "embedding.tokens"},
+    heads=causal_heads("GPT2"),
 )  # fmt: skip

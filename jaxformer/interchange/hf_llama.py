@@ -8,6 +8,7 @@ from typing import Any
 from jaxformer.config import ModelConfig
 from jaxformer.interchange.foreign import TABLE, TRANSPOSED, VECTOR, Fields, Foreign, Place, place
 from jaxformer.interchange.rotary_fields import FULL, SLIDING, read_layers, read_rotary, write_layers, write_rotary
+from jaxformer.interchange.task_heads import causal_heads
 
 HEAD = "lm_head.weight"
 WINDOW = 4096  # of a Mistral whose file does not name one
@@ -125,7 +126,7 @@ like = functools.partial(
     Foreign, "gpt", prefix="model.", outside=(HEAD,), read_config=read_config, write_config=write_config,
     places=places, left_out=LEFT_OUT, copies={HEAD: "embedding.tokens"},
 )  # fmt: skip
-LLAMA = like(lambda cfg: "LlamaForCausalLM")
-MISTRAL = like(lambda cfg: "MistralForCausalLM", write_config=write_mistral)
-QWEN2 = like(lambda cfg: "Qwen2ForCausalLM")
-QWEN3 = like(lambda cfg: "Qwen3ForCausalLM")
+LLAMA = like(lambda cfg: "LlamaForCausalLM", heads=causal_heads("Llama"))
+MISTRAL = like(lambda cfg: "MistralForCausalLM", write_config=write_mistral, heads=causal_heads("Mistral"))
+QWEN2 = like(lambda cfg: "Qwen2ForCausalLM", heads=causal_heads("Qwen2"))
+QWEN3 = like(lambda cfg: "Qwen3ForCausalLM", heads=causal_heads("Qwen3"))

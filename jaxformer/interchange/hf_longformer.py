@@ -11,6 +11,7 @@ from jaxformer.errors import ConfigError
 from jaxformer.functional.longformer import GLOBAL
 from jaxformer.interchange import hf_roberta
 from jaxformer.interchange.foreign import Fields, Foreign, Place, place
+from jaxformer.interchange.task_heads import heads
 
 
 def read_config(found: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
@@ -50,4 +51,5 @@ LONGFORMER = Foreign(
     "bert", lambda cfg: "LongformerForMaskedLM", "", (), read_config, write_config, places,
     left_out=tuple(name.replace("roberta.", "longformer.") for name in hf_roberta.ROBERTA.left_out),
     copies=hf_roberta.ROBERTA.copies,
+    heads=heads("Longformer", pooler="classifier.dense", sequence="classifier.out_proj"),
 )  # fmt: skip

@@ -6,6 +6,7 @@ from typing import Any
 from jaxformer.config import ModelConfig
 from jaxformer.interchange import hf_bert
 from jaxformer.interchange.foreign import TABLE, TRANSPOSED, VECTOR, Fields, Foreign, Place, place
+from jaxformer.interchange.task_heads import heads
 
 
 def read_config(found: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
@@ -102,8 +103,10 @@ ROBERTA = Foreign(
     # Files of RoBERTa hold a pooler, which nothing trained: there is no next-sentence head.
     left_out=("roberta.embeddings.position_ids", "roberta.pooler.dense.weight", "roberta.pooler.dense.bias"),
     copies={"lm_head.decoder.weight": "embedding.tokens", "lm_head.decoder.bias": "head.bias"},
+    heads=heads("Roberta", pooler="classifier.dense", sequence="classifier.out_proj"),
 )  # fmt: skip
 DISTILBERT = Foreign(
     "bert", lambda cfg: "DistilBertForMaskedLM", "", (), read_distilbert, write_distilbert, places_distilbert,
     copies={"vocab_projector.weight": "embedding.tokens"},
+    heads=heads("DistilBert", pooler="pre_classifier", activation="relu"),
 )  # fmt: skip

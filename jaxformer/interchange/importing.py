@@ -15,8 +15,9 @@ from jax.sharding import Mesh
 
 from jaxformer.config import ModelConfig
 from jaxformer.errors import ConfigError
-from jaxformer.interchange.architectures import architecture_of, is_left_out, model_of
+from jaxformer.interchange.architectures import architecture_of, is_left_out, read_model
 from jaxformer.interchange.foreign import Foreign, Place
+from jaxformer.interchange.task_heads import LABELLED, labels_of
 from jaxformer.interchange.tensor_files import TensorFolder, read_json
 from jaxformer.interchange.tensor_layout import Layout, dotted, layout_of, names_of
 from jaxformer.models.families import family_of
@@ -35,12 +36,14 @@ class Imported(NamedTuple):
       params: as `family.specs(config)` says, float32 or what was asked for.
       tokenizer: path of its tokenizer.json, or None where there is none.
       dtype: of the tensors in the files ("F32", "BF16", ...); of the first, if they differ.
+      labels: names, where the model has the head of a task with labels; () elsewhere.
     """
 
     config: ModelConfig
     params: Params
     tokenizer: Path | None
     dtype: str
+    labels: tuple[str, ...] = ()
 
 
 def import_model(directory: str | Path, mesh: Mesh | None = None, dtype: Any = None) -> Imported:
@@ -61,8 +64,8 @@ def import_model(directory: str | Path, mesh: Mesh | None = None, dtype: Any = N
     about = read_json(folder / "config.json")
     foreign, tensors = architecture_of(about.get("model_type")), TensorFolder(folder)
     by_name = _by_name(folder, tensors.names, foreign)
-    config = model_of(foreign.read_config(about, by_name))
-    specs, places, layout = family_of(config).specs(config), foreign.places(config), layout_of(config, foreign)
+    config = read_model(foreign, about, by_name)
+    specs, places, layout = family_of(config).specs(config), foreign.all_places(config), layout_of(config, foreign)
     _check_names(folder, by_name, foreign, layout, config)
     _check_shapes(tensors, by_name, layout)
     leaves, structure = jax.tree_util.tree_flatten_with_path(specs, is_leaf=is_spec)
@@ -77,7 +80,9 @@ def import_model(directory: str | Path, mesh: Mesh | None = None, dtype: Any = N
     _check_copies(folder, tensors, by_name, foreign, places)
     tokenizer = folder / "tokenizer.json"
     first = tensors.dtype(next(iter(tensors.names)))
-    return Imported(config, params, tokenizer if tokenizer.is_file() else None, first)
+    named = config.head is not None and config.head.task in LABELLED
+    labels = labels_of(about) if named else ()
+    return Imported(config, params, tokenizer if tokenizer.is_file() else None, first, labels)
 
 
 def _by_name(folder: Path, names: Collection[str], foreign: Foreign) -> dict[str, str]:
@@ -107,7 +112,7 @@ def _check_names(
     if missing or unknown:
         parts = [f"{what} {_few(names)}" for what, names in (("lacks", missing), ("has besides", unknown)) if names]
         raise ConfigError(
-            f"{folder}: {' and '.join(parts)}; accepted: all tensors of {foreign.architecture(cfg)}, and no others"
+            f"{folder}: {' and '.join(parts)}; accepted: all tensors of {foreign.class_of(cfg)}, and no others"
         )
 
 

@@ -42,7 +42,7 @@ class Layout(NamedTuple):
 
 def layout_of(cfg: ModelConfig, foreign: Foreign) -> dict[str, Layout]:
     """Name without prefix -> tensor, in the order of our parameters, layer by layer."""
-    places, found = foreign.places(cfg), dict[str, Layout]()
+    places, found = foreign.all_places(cfg), dict[str, Layout]()
     for path, spec in jax.tree_util.tree_leaves_with_path(family_of(cfg).specs(cfg), is_leaf=is_spec):
         if is_statistic(spec):
             continue

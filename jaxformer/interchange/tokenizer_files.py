@@ -7,6 +7,7 @@ from typing import Any
 
 import tokenizers as hf
 
+from jaxformer.config import DataConfig, ModelConfig
 from jaxformer.data.token_roles import SPECIALS
 from jaxformer.data.tokenizers import FILE_NAME, MOST_BYTES, Tokenizer
 from jaxformer.errors import ConfigError
@@ -103,23 +104,47 @@ def read_about(folder: str | Path) -> dict[str, Any] | None:
     return about
 
 
-def write_tokenizer(directory: str | Path, tokenizer: Tokenizer, length: int, about: Any = None) -> None:
+def write_tokenizer(
+    directory: str | Path, tokenizer: Tokenizer, config: ModelConfig, data: DataConfig, about: Any = None
+) -> None:
     """Writes a tokenizer beside a model.
 
     Args:
       directory: of the model.
       tokenizer: of the model.
-      length: most tokens of the model.
+      config: of the model.
+      data: of the run; where it has labels, the tokenizer adds the special tokens that an example has.
       about: content of tokenizer_config.json; None: written from what the tokenizer has.
     """
-    folder = Path(directory)
+    folder, content = Path(directory), tokenizer.content(plain=True)
     if about is None:
         ids = {role: getattr(tokenizer, f"{role}_id") for role in SPECIALS if tokenizer.has(role)}
         ids |= {"bos": ids.pop("separator"), "eos": tokenizer.stop_id}
         roles = {f"{role}_token": tokenizer.decode([each], skip_specials=False) for role, each in ids.items()}
-        about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length, **roles}
-    files.write_atomically(folder / FILE_NAME, tokenizer.content(plain=True))
+        # Without this, sentence types go into every model, and GPT-2 adds embeddings of them.
+        names = ["input_ids", "token_type_ids", "attention_mask"] if config.token_types else None
+        about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.context_length, **roles,
+                 "model_input_names": names or ["input_ids", "attention_mask"]}  # fmt: skip
+        if data.labelled is not None and config.head is not None:
+            content = _framed(content, tokenizer, data.labelled.opening == "cls")
+    files.write_atomically(folder / FILE_NAME, content)
     files.write_atomically(folder / CONFIG, json.dumps(about, indent=2) + "\n")
+
+
+def _framed(content: bytes, tokenizer: Tokenizer, cls: bool) -> bytes:
+    """A tokenizer.json that begins, parts and ends texts as `labelled_rows.frame_of` does."""
+    made = hf.Tokenizer.from_str(content.decode())
+    first, end = tokenizer.cls_id if cls else tokenizer.separator_id, tokenizer.sep_id
+    names = {each: str(made.id_to_token(each)) for each in (first, end)}
+    last = f" {names[end]}:0" if cls else ""
+    template = hf.processors.TemplateProcessing(
+        single=f"{names[first]}:0 $A:0{last}",
+        pair=f"{names[first]}:0 $A:0 {names[end]}:0 $B:1" + (f" {names[end]}:1" if cls else ""),
+        special_tokens=[(name, each) for each, name in names.items()],
+    )
+    before = made.post_processor
+    made.post_processor = template if before is None else hf.processors.Sequence([before, template])
+    return made.to_str(pretty=True).encode()
 
 
 def special_ids(tokenizer: Tokenizer, family: str) -> dict[str, int]:

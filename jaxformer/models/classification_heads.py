@@ -1,8 +1,7 @@
 """The heads of sequence_classification and token_classification.
 
-A sequence: a bidirectional model reads the state of the example's first token through a dense layer with tanh, BERT's
-pooler; a causal one the state of its last token. A token: its own state. Both then project to as many logits as there
-are labels.
+A sequence: a bidirectional model reads the state of the example's first token through a dense layer, BERT's pooler; a
+causal one the state of its last token. A token: its own state. Both then project to as many logits as there are labels.
 
 Source: Devlin et al. 2019, section 4; Radford et al. 2018, section 3.2.
 """
@@ -13,11 +12,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer.config import LossConfig, ModelConfig
-from jaxformer.functional.layers import linear
+from jaxformer.functional.layers import gelu, linear
 from jaxformer.functional.losses import cross_entropy
 from jaxformer.models import task_head
 from jaxformer.models.task_head import Outcome, TaskHead
 from jaxformer.types import Array, Batch, Params
+
+ACTIVATIONS = {"tanh": jnp.tanh, "gelu": gelu, "relu": jax.nn.relu}
 
 
 def judge_tokens(logits: Array, batch: Batch, cfg: ModelConfig, loss_cfg: LossConfig) -> Outcome:
@@ -47,7 +48,7 @@ def pooled_specs(cfg: ModelConfig) -> dict[str, Any]:
 def pooled_outputs(params: Params, x: Array, cfg: ModelConfig, rng: Array | None) -> Array:
     """[..., C] of hidden states [..., D], each pooled by itself."""
     if "pooler" in params:
-        x = jnp.tanh(linear(x, params["pooler"]["w"], params["pooler"]["b"]))
+        x = ACTIVATIONS[task_head.head_of(cfg).activation](linear(x, params["pooler"]["w"], params["pooler"]["b"]))
     return task_head.project(params["task"], x, cfg, rng)
 
 

@@ -20,7 +20,7 @@ from jaxformer.types import Array, Batch, Params
 def span_outputs(params: Params, x: Array, cfg: ModelConfig, rng: Array | None) -> Array:
     """[..., 2] float32 logits of first and last token, of hidden states [..., D]; nothing is dropped."""
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    return linear(wide, params["task"]["w"], params["task"]["b"])
+    return linear(wide, params["task"]["w"], params["task"].get("b"))
 
 
 def judge_spans(logits: Array, batch: Batch, cfg: ModelConfig, loss_cfg: LossConfig) -> Outcome:

@@ -73,12 +73,10 @@ def head_of(cfg: ModelConfig) -> Any:
 
 
 def output_specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
-    """Weights and bias from the width to the outputs of a head."""
+    """Weights from the width to the outputs of a head, and its bias if it has one."""
     d, count = cfg.width, head_of(cfg).outputs
-    return {
-        "w": ParamSpec((d, count), ("embed", None), weight_init(cfg, d, count), "output"),
-        "b": ParamSpec((count,), (None,), zeros, "bias"),
-    }
+    bias = {"b": ParamSpec((count,), (None,), zeros, "bias")} if head_of(cfg).use_bias else {}
+    return {"w": ParamSpec((d, count), ("embed", None), weight_init(cfg, d, count), "output"), **bias}
 
 
 def dense_specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
@@ -93,7 +91,7 @@ def dense_specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
 def project(params: Params, x: Array, cfg: ModelConfig, rng: Array | None) -> Array:
     """The outputs of a head, [..., C] float32 or wider, from hidden states [..., D], with its dropout."""
     x = dropout(x, head_of(cfg).dropout, rng)
-    return linear(x.astype(jnp.promote_types(x.dtype, jnp.float32)), params["w"], params["b"])
+    return linear(x.astype(jnp.promote_types(x.dtype, jnp.float32)), params["w"], params.get("b"))
 
 
 def last_of_segment(segments: Array) -> Array:

@@ -3,9 +3,11 @@
     jaxformer export runs/gpt_tiny --out=gpt_tiny_hf
     jaxformer export runs/bert_tiny --out=bert_tiny_hf --dtype=bfloat16
     jaxformer export runs/tuned --out=tuned_adapter --adapter
+    jaxformer export runs/classifier --out=classifier_hf
 
 The folder holds config.json, safetensors and the tokenizer: `AutoModelForCausalLM.from_pretrained("gpt_tiny_hf")` and
-`AutoTokenizer.from_pretrained("gpt_tiny_hf")` open it. Needs the extra `hf`; transformers itself is not needed.
+`AutoTokenizer.from_pretrained("gpt_tiny_hf")` open it; a run that was tuned for a task is what config.json names, such
+as `AutoModelForSequenceClassification`, with the names of its labels. Needs the extra `hf`, not transformers itself.
 
 Of a run with adapters (tune.lora_rank) they are merged into the weights; with --adapter they are written alone, as the
 library peft has them.
@@ -42,6 +44,11 @@ def main() -> None:
     config: Config = manifest.read_config(options.workdir)
     if options.adapter and not config.tune.lora_rank:
         raise ConfigError(f"--adapter: {options.workdir} has none; accepted: a run with tune.lora_rank")
+    if options.adapter and config.model.head is not None:
+        raise ConfigError(
+            f"--adapter: {options.workdir} has a head for {config.model.head.task}, which learned beside its adapters; "
+            "accepted: without --adapter, both merged"
+        )
     if options.adapter:
         check_new(options.out, (CONFIG, WEIGHTS))
     else:
@@ -52,6 +59,9 @@ def main() -> None:
     run = open_run(options.workdir, options.mesh)
     cfg = run.config.model
     kind = imported.get("model_type")
+    tokens = special_ids(run.tokenizer, cfg.family)
+    if cfg.head is not None:  # by which a classifier finds the last token of each row of a batch
+        tokens = {"pad_token_id": tokens["eos_token_id"]} | tokens
     try:
         if options.adapter:
             name = export_adapter(cfg, run.params, options.out, config.tune, model_type=kind)
@@ -59,9 +69,10 @@ def main() -> None:
             return
         name = export_model(
             cfg, merge_lora(run.params), options.out, dtype=dtype, model_type=kind,
-            special_tokens=special_ids(run.tokenizer, cfg.family),
+            special_tokens=tokens,
+            labels=(config.data.labelled and config.data.labelled.labels) or (),
         )  # fmt: skip
-        write_tokenizer(options.out, run.tokenizer, cfg.context_length, imported.get("tokenizer_config"))
+        write_tokenizer(options.out, run.tokenizer, cfg, run.config.data, imported.get("tokenizer_config"))
     except OSError as error:
         raise ConfigError(
             f"--out: {options.out} cannot be written ({error.strerror}); what lies there is not whole"

@@ -99,12 +99,25 @@ def config_of(found: Imported, tokenizer: Tokenizer, workdir: str) -> Config:
     """The config that the run has."""
     model = to_dict(found.config)
     config: Config = from_mapping(
-        {"model": model, "data": data_for(model), "train": {"global_batch_size": ROWS}, "workdir": workdir}
+        {
+            "model": model,
+            "data": data_for(model) | _labels(found),
+            "train": {"global_batch_size": ROWS},
+            "workdir": workdir,
+        }
     )
     hidden = replace(config.data, objective="span_corruption", denoising=None) if config.model.encoder else config.data
     if (tokenizer.ids_of(special_tokens(hidden)) >= 0).all():
         config = replace(config, data=hidden)
     return config
+
+
+def _labels(found: Imported) -> dict[str, Any]:
+    """The section of `data` that says the labels of a task, whose examples begin as those of the model did."""
+    if found.config.head is None:
+        return {}
+    opening = {"opening": "cls"} if found.config.family == "bert" else {}
+    return {"labelled": opening | ({"labels": found.labels} if found.labels else {})}
 
 
 def _tokenizer(folder: Path, given: str | None, found: Imported, about: dict[str, Any]) -> Tokenizer:
