@@ -39,7 +39,7 @@ from jaxformer.specs import count_params, only_trained
 from jaxformer.training.optim import make_optimizer
 from jaxformer.training.step import compile_steps
 
-STEPS, RANK = 100, 8
+STEPS, WIDTH, RANK = 100, 128, 8
 PAIRS, UPDATES = 9, 10  # of the two kinds of steps that are timed in turns, and updates of each
 
 
@@ -187,7 +187,7 @@ def run(options: Any) -> bool:
 
 def main() -> None:
     """Trains what is missing, and writes figure and page."""
-    options = arguments(__doc__, "pretraining_gain", STEPS).parse_args()
+    options = arguments(__doc__, "pretraining_gain", STEPS, WIDTH).parse_args()
     study(options, run, lambda found: {"labels": pretraining_gain_page.figure(found)}, pretraining_gain_page.page)
 
 

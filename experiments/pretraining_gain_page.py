@@ -180,8 +180,7 @@ def page(found: Sequence[dict[str, Any]]) -> str:
         "    python -m experiments.pretraining_gain --out=experiments/results/pretraining_gain",
         "    python -m experiments.pretraining_gain --out=experiments/results/pretraining_gain --stage=report",
         "",
-        "The model is `bert_tiny` at half its width (4 layers of width 64), to be cheap; "
-        "`--width=128` is `bert_tiny` itself. "
+        "The model is `bert_tiny`, 4 layers of width 128. "
         + ("" if before is None else
            f"It was pretrained once, for {before['step']:,} updates and {before['tokens']:,} tokens: "
            f"{before['loss']:.3f} nats per masked token on held-out files, {100 * before['accuracy']:.1f} % right. ")

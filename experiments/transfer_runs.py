@@ -183,9 +183,9 @@ def study_flags(about: str, name: str, workdir: str, **numbers: int) -> argparse
     return flags
 
 
-def arguments(about: str, name: str, steps: int) -> argparse.ArgumentParser:
+def arguments(about: str, name: str, steps: int, width: int = WIDTH) -> argparse.ArgumentParser:
     """The flags of such a study."""
-    numbers = {"seeds": SEEDS, "width": WIDTH, "pretraining_steps": PRETRAINING_STEPS, "steps": steps}
+    numbers = {"seeds": SEEDS, "width": width, "pretraining_steps": PRETRAINING_STEPS, "steps": steps}
     return study_flags(about, name, "runs/transfer", **numbers)
 
 

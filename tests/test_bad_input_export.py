@@ -18,12 +18,16 @@ RUN = Path(__file__).parent / "fixtures" / "last_version" / "run"
     ("export of adapters that a run has not", ["--out=x", "--adapter"]),
     ("export into a file", ["--out=text.txt"]),
     ("export into a folder with a model", ["--out=taken"]),
+    ("export into a run", ["--out=run"]),
+    ("export into what a stopped one left", ["--out=half"]),
     ("export of what others have not", ["--out=x"]),
 ])  # fmt: skip
 def test_what_cannot_be_exported(place, monkeypatch, case, flags):
     monkeypatch.chdir(place.folder)
     shutil.copytree(RUN, "run")
-    Path("taken").mkdir()
+    for name in ("taken", "half"):
+        Path(name).mkdir()
+    Path("half/model.safetensors").touch()
     Path("taken/config.json").write_text("{}")
     assert place.run("export", "run", *flags) == (2, expected()[case])
     assert not Path("x").exists() and [path.name for path in Path("taken").iterdir()] == ["config.json"]

@@ -28,6 +28,8 @@ def there(tmp_path_factory):
             (top / name / file).write_bytes((top / "theirs" / file).read_bytes())
         if tokens is not None:
             word_tokenizer(tokens).save(str(top / name / "tokenizer.json"))
+    (top / "adapter").mkdir()
+    (top / "adapter" / "adapter_config.json").write_text("{}")
     import_run(top / "theirs", str(top / "run"), log=lambda line: None)
     return top
 
@@ -36,6 +38,7 @@ def there(tmp_path_factory):
     ("import into a folder that is not empty", ["theirs", "--workdir=full"]),
     ("import without a workdir", ["theirs"]),
     ("import of no folder", ["nowhere", "--workdir=new"]),
+    ("import of adapters without their run", ["adapter", "--workdir=new"]),
     ("import without a tokenizer", ["bare", "--workdir=new"]),
     ("import with a tokenizer that is none", ["theirs", "--workdir=new", "--tokenizer=text.txt"]),
     ("import with a larger tokenizer", ["theirs", "--workdir=new", "--tokenizer=large"]),
@@ -48,6 +51,12 @@ def test_what_cannot_be_imported(place, there, monkeypatch, case, words):
         (folder / "text.txt").write_text("text")
     assert place.run("import", *words) == (2, expected()[case])
     assert not Path("new").exists() or not [path for path in Path("new").iterdir() if path.name[0] != "."]
+
+
+def test_an_unknown_word(place, there, monkeypatch):
+    monkeypatch.chdir(there)
+    found = place.run("generate", "run", "--prompt=the cat", "--max-new-tokens=1")
+    assert found == (2, expected()["text that an imported tokenizer has no token for"])
 
 
 @pytest.mark.parametrize("number", [np.nan, -np.inf], ids=str)

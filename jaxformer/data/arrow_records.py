@@ -8,6 +8,7 @@ names of the classes.
 {'label': 'yes', 'tags': ['O', 'B'], 'text': 'a'}
 """
 
+import contextlib
 import functools
 import json
 from collections.abc import Callable, Iterator
@@ -29,9 +30,12 @@ def _records(
     names, features = list[str](), dict[str, Any]()
 
     def choose(schema: Any) -> list[str]:
-        names[:] = schema.names
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ConfigError(f"{where}: {names.count(twice[0])} columns {twice[0]!r}; accepted: one")
+        there = schema.names
+        if twice := [name for name in there if there.count(name) > 1 and name in _read(data)]:
+            raise ConfigError(f"{where}: {there.count(twice[0])} columns {twice[0]!r}; accepted: one")
+        names[:] = [name for name in there if name in _read(data)]
+        if not names:
+            raise ConfigError(f"{where}: has no column {data.text_field!r}; it has {', '.join(there[:12]) or 'none'}")
         features.update(_features(schema.metadata))
         return names
 
@@ -40,14 +44,53 @@ def _records(
         for arrays in batches(pa, file, choose):
             for array in arrays:
                 array.validate(full=True)
-            for cells in zip(*(array.to_pylist() for array in arrays), strict=True):
+            for cells in zip(*(_values(array, where) for array in arrays), strict=True):
                 row += 1
                 try:
                     record = plain(dict(zip(names, cells, strict=True)), features)
-                except (ValueError, IndexError) as error:
-                    yield row, ValueError(str(error))
+                except ValueError as error:
+                    yield row, error
                 else:
                     yield row, record
+
+
+def class_names(path: Path, name: str, open_file: OpenFile) -> list[str]:
+    """The names of the classes of a column, or of those in its lists, in the order of their numbers; [] if it has none.
+
+    Raises:
+      ConfigError: the file cannot be read.
+    """
+    where, found = f"config.data.files: {path}", dict[str, Any]()
+    pa = arrow_files.pyarrow(where)
+
+    def choose(schema: Any) -> list[str]:
+        found.update(_features(schema.metadata))
+        return []
+
+    batches = arrow_files.parquet_batches if path.suffix == ".parquet" else arrow_files.ipc_batches
+    with arrow_files.opened(pa, path, where, open_file, lambda: 0) as file:
+        next(batches(pa, file, choose), None)
+    feature = found.get(name)
+    inner = feature[0] if isinstance(feature, list) and feature else feature
+    inner = inner.get("feature", inner) if isinstance(inner, dict) else {}
+    names = inner.get("names") if isinstance(inner, dict) else None
+    return [str(each) for each in names] if isinstance(names, list) else []
+
+
+def _read(data: DataConfig) -> set[str | None]:
+    """The columns that some objective reads."""
+    assert data.labelled is not None
+    own = data.text_field, data.labelled.label_field, data.labelled.second_field
+    return {*own, "id", "question", "context", "answers", "is_impossible", "choices", "messages"}
+
+
+def _values(array: Any, where: str) -> list[Any]:
+    try:
+        return array.to_pylist()
+    except Exception as error:  # a time zone that is none, a date beyond Python's
+        raise ConfigError(
+            f"{where}: a column of {array.type} cannot be read ({' '.join(str(error).split())})"
+        ) from None
 
 
 def _features(metadata: Any) -> dict[str, Any]:
@@ -60,10 +103,11 @@ def _features(metadata: Any) -> dict[str, Any]:
 
 
 def plain(value: Any, feature: Any = None) -> Any:
-    """A value as JSON would have it, numbers of classes as their names; below 0 they are none, in test splits.
+    """A value as JSON would have it, numbers of classes as their names; below 0 they are none, in test splits. Bytes
+    that are not UTF-8 stay bytes.
 
     Raises:
-      ValueError, IndexError: bytes that are not UTF-8, or a class that has no name.
+      ValueError: a class that has no name.
     """
     inside = feature if isinstance(feature, dict) else {}
     if isinstance(value, dict):
@@ -72,10 +116,12 @@ def plain(value: Any, feature: Any = None) -> Any:
         inner = feature[0] if isinstance(feature, list) and feature else inside.get("feature")
         return [plain(each, inner) for each in value]
     if isinstance(value, bytes):
-        return value.decode()
+        with contextlib.suppress(UnicodeDecodeError):
+            return value.decode()
+        return value
     if isinstance(inside.get("names"), list) and type(value) is int:
         if value >= len(inside["names"]):
-            raise ValueError(f"class {value} of {len(inside['names'])}")
+            raise ValueError(f"class {value}; accepted: 0 to {len(inside['names']) - 1}, which have names")
         return None if value < 0 else inside["names"][value]
     return value
 

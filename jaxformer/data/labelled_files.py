@@ -11,6 +11,7 @@ A file gives records, mappings of names to values; the objective says how a reco
 import csv
 import io
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -51,7 +52,7 @@ def examples(
         try:
             if isinstance(record, Exception):
                 raise record
-            example = make(record, data)
+            example = make(_without(data, record) if unlabelled else record, data)
             example.encode()  # a \\u escape can bring a lone surrogate, which no tokenizer takes
             json.dumps(example.label, ensure_ascii=False).encode()
             if example.label is None and not unlabelled:
@@ -65,6 +66,18 @@ def examples(
             yield example
     if not found:
         raise ConfigError(f"config.{field}: {path} holds no example{f' ({faults.first})' if faults.first else ''}")
+
+
+def _without(data: DataConfig, record: Any) -> Any:
+    """A record without its label, unless that says where something is asked."""
+    assert data.labelled is not None
+    if not isinstance(record, dict) or data.objective not in (
+        "sequence_classification",
+        "regression",
+        "multiple_choice",
+    ):
+        return record
+    return {**record, data.labelled.label_field: None}
 
 
 def json_records(path: Path, data: DataConfig, field: str, open_file: OpenFile) -> Iterator[tuple[Any, Any]]:
@@ -164,15 +177,14 @@ def squad_records(path: Path, data: DataConfig, field: str, open_file: OpenFile)
         ) from None
 
 
+TABLES = {".parquet": arrow_records.parquet, ".arrow": arrow_records.ipc, ".feather": arrow_records.ipc}
 # Ending -> ``(path, data, field, open_file) -> iterator over (place, record, or the error that stands there)``.
 READERS: dict[str, Callable[..., Iterator[tuple[Any, Any]]]] = {
     ".jsonl": json_records,
     ".csv": column_records,
     ".tsv": tabbed_records,
     ".json": squad_records,
-    ".parquet": arrow_records.parquet,
-    ".arrow": arrow_records.ipc,
-    ".feather": arrow_records.ipc,
+    **TABLES,
 }
 
 
@@ -198,16 +210,17 @@ def texts_of(record: Record, data: DataConfig) -> list[str]:
 
 
 def label_of(record: Record, data: DataConfig) -> Any:
-    """The label of a record; None where it has none, as what is to be predicted."""
+    """The label of a record; None where it has none, as what is to be predicted: tables write NaN for that."""
     assert data.labelled is not None
-    return record.get(data.labelled.label_field)
+    found = record.get(data.labelled.label_field)
+    return None if isinstance(found, float) and math.isnan(found) else found
 
 
 def class_example(record: Record, data: DataConfig) -> Example:
     """An example of sequence_classification; a label that is no text has the name that JSON gives it."""
     texts, label = texts_of(record, data), label_of(record, data)
     if isinstance(label, list | dict) or label == "":
-        raise ValueError(f"the label is {shown(label)}")
+        raise ValueError(f"the label is {shown(label)}; accepted: a text, a number or a truth value")
     return Example(texts, label if isinstance(label, str | None) else json.dumps(label))
 
 

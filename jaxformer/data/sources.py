@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 from jaxformer.config import DataConfig, registry
 from jaxformer.config.registry import Registry
 from jaxformer.data import (
+    arrow_records,
     hf_source,
     labelled_files,
     languages,
@@ -96,6 +97,7 @@ class Source(NamedTuple):
       alphabet: ``data -> text`` of all its characters, where each is a token; None: `data.tokenizer` makes tokens.
       opens_files: False if a library opens its files itself: they are then hashed again after the last was read.
       examples: as `documents`, of `labelled_text.Example`, for objectives that learn from labels; None: it has none.
+      class_names: ``data -> names`` of the labels' classes, in an order that the source gives them; []: it gives none.
       tokens: ``(data, verify) -> Tokenised``: of a source of tokens, which are used where they lie; `documents` is then
         not called. None: a source of text.
     """
@@ -107,6 +109,7 @@ class Source(NamedTuple):
     opens_files: bool = True
     tokens: Callable[[DataConfig, bool], Tokenised] | None = None
     examples: Callable[[DataConfig, SplitName, Faults, text_files.OpenFile], Iterator[Example]] | None = None
+    class_names: Callable[[DataConfig], list[str]] = lambda data: []
 
 
 def inputs(data: DataConfig) -> list[Input]:
@@ -248,7 +251,19 @@ def first_bytes(texts: Iterator[str], limit: int) -> Iterator[str]:
 
 def _of_files(find: FindFiles, fields: tuple[str, str]) -> Source:
     """The source whose files `find` finds; `fields` of the config to name in an error, for each split."""
-    return Source(functools.partial(_file_texts, find, fields), functools.partial(_file_inputs, find))
+    return Source(
+        functools.partial(_file_texts, find, fields), functools.partial(_file_inputs, find),
+        class_names=functools.partial(_class_names, find),
+    )  # fmt: skip
+
+
+def _class_names(find: FindFiles, data: DataConfig) -> list[str]:
+    """Of the first training file, if that is a table."""
+    assert data.labelled is not None
+    first = find(data)[0][0]
+    if text_files.kind(first) not in labelled_files.TABLES:
+        return []
+    return arrow_records.class_names(first, data.labelled.label_field, text_files.open_file)
 
 
 def _labelled(source: Source) -> Source:
@@ -281,6 +296,7 @@ SOURCES: Registry[Source] = Registry("data.source", registry.SOURCES, {
         lambda data: [Input(path, path.name) for path in tfds_source.files(data)],
         opens_files=False,
         examples=lambda data, split, faults, open_file: tfds_source.examples(data, split, faults),
+        class_names=tfds_source.class_names,
     ),
     "tokens": Source(
         token_source.documents, tokens=lambda data, verify: token_source.open_tokens(data, verify=verify)

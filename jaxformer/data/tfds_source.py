@@ -51,6 +51,18 @@ def examples(data: DataConfig, split: str, faults: Faults) -> Iterator[Example]:
             faults.meet(ConfigError(f"{where}: example {index}: {_one_line(error)}"))
 
 
+def class_names(data: DataConfig) -> list[str]:
+    """The names of the label's classes in the order of their numbers; [] if it has none. Errors as of `documents`."""
+    assert data.labelled is not None
+    features = _opened(data, "train", {})[1].info.features
+    name = data.labelled.label_field
+    try:
+        feature = features[name]
+    except KeyError:
+        return []
+    return list(getattr(getattr(feature, "feature", feature), "names", None) or [])
+
+
 def _plain(value: Any, feature: Any = None) -> Any:
     """A value of a record as JSON would have it, class labels by their names where they have some."""
     if isinstance(value, dict):

@@ -143,14 +143,20 @@ class Tokenizer:
         return ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """[n] int32 ids of each text, on all cores; ConfigError for text that cannot be encoded as UTF-8."""
+        """[n] int32 ids of each text, on all cores; ConfigError for text that has no UTF-8 form, or no tokens."""
         for text in texts:
             try:
                 text.encode()
             except UnicodeEncodeError as error:
                 character = ascii(text[error.start])
                 raise ConfigError(f"text: character {error.start}, {character}, has no UTF-8 form") from None
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        try:
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        except Exception as error:  # a tokenizer from elsewhere whose unknown token is none of its tokens
+            raise ConfigError(
+                f"text: has words that this tokenizer has no tokens for, nor one for unknown ones ({error}); accepted: "
+                "words of its vocabulary"
+            ) from None
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
     def decode(self, ids: Iterable[int], *, skip_specials: bool = True) -> str:

@@ -180,6 +180,8 @@ def import_adapter(
     fields.only("peft_type", "LORA")
     for name, accepted in (("use_dora", False), ("bias", "none"), ("modules_to_save", None), ("lora_bias", False)):
         fields.only(name, accepted)
+    fields.only("init_lora_weights", True, False, "gaussian", "orthogonal", "eva")  # others change the weights as well
+    fields.only("alora_invocation_tokens", None)
     default = _rank("r", fields.number("r")), float(fields.number("lora_alpha"))
     root = fields.only("use_rslora", False, True)
     ranks = {key: _rank("rank_pattern", rank) for key, rank in _pattern(fields, "rank_pattern").items()}

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jaxformer.config import Config, ModelConfig, diff, from_mapping, to_dict
-from jaxformer.config.fields import nearest
+from jaxformer.config.fields import nearest, shown
 from jaxformer.errors import ConfigError
 from jaxformer.interchange import (
     hf_bart,
@@ -23,6 +23,8 @@ from jaxformer.interchange import (
 )
 from jaxformer.interchange.foreign import LAYER, Foreign
 from jaxformer.interchange.task_heads import read_head, write_head
+
+MOST_LAYERS = 10_000  # more are a mistake in config.json
 
 ARCHITECTURES: dict[str, Foreign] = {
     "gpt2": hf_gpt2.GPT2,
@@ -119,9 +121,24 @@ def _explicit(cfg: ModelConfig) -> dict[str, Any]:
 
 
 def read_model(foreign: Foreign, about: Mapping[str, Any], names: Collection[str]) -> ModelConfig:
-    """The model that a config.json is; `names` of its tensors, without prefix."""
-    head = read_head(foreign.heads, about)
-    return model_of(foreign.read_config(about, names) | ({} if head is None else {"head": head}))
+    """The model that a config.json is; `names` of its tensors, without prefix.
+
+    Raises:
+      ConfigError: a field is none, or says what ours cannot be.
+    """
+    for name in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
+        if (value := about.get(name)) is not None and (type(value) is not int or not 0 < value < MOST_LAYERS):
+            raise ConfigError(f"config.json: {name}: {shown(value)}; accepted: 1 to {MOST_LAYERS - 1}")
+    try:
+        head = read_head(foreign.heads, about)
+        return model_of(foreign.read_config(about, names) | ({} if head is None else {"head": head}))
+    except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(
+            f"config.json: cannot be read as {about.get('model_type')} ({type(error).__name__}: {error}); accepted: "
+            "values as its class in transformers writes them"
+        ) from None
 
 
 def write_model(name: str, cfg: ModelConfig, labels: Sequence[str] = ()) -> dict[str, Any]:

@@ -82,6 +82,10 @@ def check_new(directory: str | Path, patterns: Sequence[str]) -> None:
     folder = Path(directory)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder}: is not a directory")
+    if (folder / "manifest.json").exists():
+        raise ConfigError(f"{folder}: holds a run (manifest.json); accepted: a new folder")
     taken = [each.name for pattern in patterns for each in folder.glob(pattern)]
     if taken:
-        raise ConfigError(f"{folder}: holds {taken[0]}; accepted: a folder without a model")
+        unfinished = all(each.endswith((".safetensors", ".part")) for each in taken)
+        what = " and no config.json, as an export leaves that was stopped" if unfinished else ""
+        raise ConfigError(f"{folder}: holds {taken[0]}{what}; accepted: a folder without a model")

@@ -110,6 +110,11 @@ class Fields:
             raise ConfigError(f"{self._file}: {name}: {value!r} is not a number")
         return value
 
+    def rate(self, name: str, default: float) -> float:
+        """As `number`, with `default` where it is absent or null."""
+        value = self.get(name, default)
+        return float(self.number(name)) if value is not default else default
+
     def get(self, name: str, default: Any = None) -> Any:
         """A field, or `default` where it is absent or null."""
         value = self._found.get(name)

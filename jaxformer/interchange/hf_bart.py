@@ -27,13 +27,13 @@ def read_config(found: Mapping[str, Any], names: Collection[str]) -> dict[str, A
         "vocab_size": fields.number("vocab_size"), "context_length": length, "block": "post_norm",
         "encoder": {"num_layers": fields.number("encoder_layers"), "source_length": length},
         "attention": {
-            "num_heads": sizes["attention_heads"], "dropout": float(fields.get("attention_dropout", 0.0)),
+            "num_heads": sizes["attention_heads"], "dropout": fields.rate("attention_dropout", 0.0),
         },
         "feed_forward": {
             "width": sizes["ffn_dim"], "activation": ACTIVATIONS[fields.only("activation_function", *ACTIVATIONS)],
         },
         "positions": {"kind": "learned", "offset": OFFSET}, "embedding_norm": True,
-        "scale_embeddings": bool(fields.get("scale_embedding", False)), "dropout": float(fields.get("dropout", 0.1)),
+        "scale_embeddings": bool(fields.get("scale_embedding", False)), "dropout": fields.rate("dropout", 0.1),
     }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ def read_config(found: Mapping[str, Any], names: Collection[str]) -> dict[str, A
         "vocab_size": fields.number("vocab_size"),
         "attention": {
             "num_heads": fields.number("num_attention_heads"),
-            "dropout": float(fields.get("attention_probs_dropout_prob", 0.1)),
+            "dropout": fields.rate("attention_probs_dropout_prob", 0.1),
         },
         "feed_forward": {
             "width": fields.number("intermediate_size"),
@@ -33,7 +33,7 @@ def read_config(found: Mapping[str, Any], names: Collection[str]) -> dict[str, A
             "next_sentence": "cls.seq_relationship.weight" in names,
         },
         "norm_epsilon": fields.number("layer_norm_eps", 1e-12),
-        "dropout": float(fields.get("hidden_dropout_prob", 0.1)),
+        "dropout": fields.rate("hidden_dropout_prob", 0.1),
     }  # fmt: skip
 
 
@@ -86,7 +86,8 @@ def places(cfg: ModelConfig) -> dict[str, Place]:
 
 BERT = Foreign(
     "bert", lambda cfg: "BertForPreTraining" if cfg.next_sentence else "BertForMaskedLM", "", (), read_config,
-    write_config, places, left_out=("bert.embeddings.position_ids",),
+    write_config, places, # A pooler without the next-sentence head learned nothing.
+    left_out=("bert.embeddings.position_ids", "bert.pooler.dense.weight", "bert.pooler.dense.bias"),
     copies={"cls.predictions.decoder.weight": "embedding.tokens", "cls.predictions.decoder.bias": "head.bias"},
     heads=heads("Bert", pooler="bert.pooler.dense"),
 )  # fmt: skip

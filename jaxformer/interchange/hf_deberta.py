@@ -23,21 +23,25 @@ def read_config(found: Mapping[str, Any], names: Collection[str]) -> dict[str, A
             raise ConfigError(f"config.json: {name}: {value!r}; accepted: {wanted!r}")
     width = fields.number("hidden_size")
     fields.only("embedding_size", width)
-    if width % fields.number("num_attention_heads") == 0:
-        fields.only("attention_head_size", width // fields.number("num_attention_heads"))
+    heads = fields.number("num_attention_heads")
+    if heads >= 1 and width % heads == 0:
+        fields.only("attention_head_size", width // heads)
     made = hf_bert.read_config({"type_vocab_size": 0, "layer_norm_eps": 1e-7, **found}, ())
     return {**made, "positions": _positions(fields)}
 
 
 def _positions(fields: Fields) -> dict[str, Any]:
-    types = fields.get("pos_att_type", [])
-    types = frozenset(part.strip() for part in types.lower().split("|")) if isinstance(types, str) else frozenset(types)
+    found = fields.get("pos_att_type", [])
+    parts = found.split("|") if isinstance(found, str) else found if isinstance(found, list) else []
+    types = frozenset(str(part).strip().lower() for part in parts)
     if types not in TERMS:
-        raise ConfigError(f"config.json: pos_att_type: {sorted(types)}; accepted: c2p, p2c, or both")
+        raise ConfigError(f"config.json: pos_att_type: {found!r}; accepted: c2p, p2c, or both")
     norm = fields.only("norm_rel_ebd", "none", "layer_norm")
     farthest, span = fields.number("max_relative_positions", -1), fields.number("position_buckets", -1)
     if farthest < 1:
         farthest = fields.number("max_position_embeddings")
+    if span > 0 and (span % 2 or span < 4):
+        raise ConfigError(f"config.json: position_buckets: {span}; accepted: even numbers from 4 on, or -1")
     return {
         "kind": "disentangled", "terms": TERMS[types], "norm": norm == "layer_norm",
         "shared_projections": bool(fields.get("share_att_key", False)),
@@ -89,7 +93,8 @@ def _today(name: str) -> str:
 DEBERTA = Foreign(
     "bert", lambda cfg: "DebertaV2ForMaskedLM", "", (), read_config, write_config, places,
     left_out=(
-        "deberta.embeddings.position_ids", "deberta.embeddings.position_embeddings.weight",
+        "pooler.dense.weight", "pooler.dense.bias", "deberta.embeddings.position_ids",
+        "deberta.embeddings.position_embeddings.weight",
         # Of v3's other objective, which detects replaced tokens.
         *(f"mask_predictions.{each}.{kind}" for each in ("dense", "LayerNorm", "classifier")
           for kind in ("weight", "bias")),

@@ -38,7 +38,7 @@ def read_config(found: Mapping[str, Any], names: Collection[str]) -> dict[str, A
         "feed_forward": {
             "kind": "experts", "width": fields.number(width), "activation": "swiglu", "count": fields.number(count),
             "top_k": top_k, "renormalize": kind == "mixtral" or bool(fields.get("norm_topk_prob", False)),
-            "balance": float(fields.get("router_aux_loss_coef", 0.01 if kind == "olmoe" else 0.001)), "z_loss": 0.0,
+            "balance": fields.rate("router_aux_loss_coef", 0.01 if kind == "olmoe" else 0.001), "z_loss": 0.0,
         },
         "positions": read_rotary(fields, 1e6 if kind == "mixtral" else 1e4), "norm": "rms_norm",
     }  # fmt: skip

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from jaxformer.config import ModelConfig
+from jaxformer.errors import ConfigError
 from jaxformer.interchange import hf_llama
 from jaxformer.interchange.foreign import VECTOR, Fields, Place, place
 from jaxformer.interchange.rotary_fields import (
@@ -31,7 +32,7 @@ def read_config(found: Mapping[str, Any], names: Collection[str]) -> dict[str, A
     fields.only("use_bidirectional_attention", False)
     if fields.get("hidden_activation"):
         fields.only("hidden_activation", TANH)
-    else:
+    if kind == "gemma" or not fields.get("hidden_activation"):
         fields.only("hidden_act", TANH, "gelu")  # the first files say gelu, and mean tanh
     attention = {**hf_llama.read_heads(fields), "head_width": fields.get("head_dim", 256)}
     made = {
@@ -45,7 +46,12 @@ def read_config(found: Mapping[str, Any], names: Collection[str]) -> dict[str, A
     if kind == "gemma3_text":
         fields.only("attn_logit_softcapping", None)  # transformers reads it, and caps nothing
     caps = {name: fields.given(name, CAPS[name] if kind == "gemma2" else None) for name in CAPS}
-    every, scalar = fields.get("sliding_window_pattern", PATTERNS[kind]), fields.number("query_pre_attn_scalar", 256)
+    every, scalar = PATTERNS[kind], fields.number("query_pre_attn_scalar", 256)
+    if kind == "gemma3_text":
+        every = fields.number("sliding_window_pattern", every)
+    if every < 1 or scalar <= 0:
+        name, value = ("sliding_window_pattern", every) if every < 1 else ("query_pre_attn_scalar", scalar)
+        raise ConfigError(f"config.json: {name}: {value}; accepted: above 0")
     usual = [SLIDING if number % every else FULL for number in range(1, made["num_layers"] + 1)]
     attention |= {
         **read_layers(fields.get("sliding_window", 4096), fields.get("layer_types", usual)),
@@ -60,12 +66,18 @@ def read_config(found: Mapping[str, Any], names: Collection[str]) -> dict[str, A
 def _two_bases(fields: Fields, attention: dict[str, Any]) -> dict[str, Any]:
     """Layers with a window have a base of their own, and no scaling."""
     rope = fields.get("rope_parameters", {})
-    rope = rope if rope.keys() & {FULL, SLIDING} else {FULL: rope or fields.get("rope_scaling", {})}
+    if not isinstance(rope, Mapping) or (rope and not rope.keys() & {FULL, SLIDING}):
+        raise ConfigError(f"config.json: rope_parameters: {rope!r}; accepted: one object for {FULL}, one for {SLIDING}")
+    rope = {**rope, FULL: {**(rope.get(FULL) or {}), **(fields.get("rope_scaling") or {})}}
     bases = {FULL: fields.get("rope_theta", BASES[FULL]), SLIDING: fields.get("rope_local_base_freq", BASES[SLIDING])}
     whole, local = (rotary_of(rope.get(kind) or {}, bases[kind], fields) for kind in (FULL, SLIDING))
     if attention.get("window") is None:
         return whole
-    return local if attention.get("global_every") is None else {**whole, "local_base": local["base"]}
+    if attention.get("global_every") is None:
+        return local
+    if "scaling" in local:
+        raise ConfigError(f"config.json: rope_parameters.{SLIDING}: {rope[SLIDING]!r}; accepted: rope_type default")
+    return {**whole, "local_base": local["base"]}
 
 
 def write_config(cfg: ModelConfig, kind: str) -> dict[str, Any]:

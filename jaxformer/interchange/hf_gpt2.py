@@ -21,12 +21,12 @@ def read_config(found: Mapping[str, Any], names: Collection[str]) -> dict[str, A
     return {
         "family": "gpt", "num_layers": fields.number("n_layer"), "width": width,
         "context_length": fields.number("n_positions"), "vocab_size": fields.number("vocab_size"),
-        "attention": {"num_heads": fields.number("n_head"), "dropout": float(fields.get("attn_pdrop", 0.1))},
+        "attention": {"num_heads": fields.number("n_head"), "dropout": fields.rate("attn_pdrop", 0.1)},
         "feed_forward": {
             "width": fields.get("n_inner", 4 * width),
             "activation": ACTIVATIONS[fields.only("activation_function", *ACTIVATIONS)],
         },
-        "norm_epsilon": fields.number("layer_norm_epsilon", 1e-5), "dropout": float(fields.get("resid_pdrop", 0.1)),
+        "norm_epsilon": fields.number("layer_norm_epsilon", 1e-5), "dropout": fields.rate("resid_pdrop", 0.1),
         "tie_embeddings": bool(fields.get("tie_word_embeddings", True)),
     }  # fmt: skip
 

@@ -23,7 +23,8 @@ def read_config(found: Mapping[str, Any], names: Collection[str]) -> dict[str, A
     return {
         **read_sizes(fields), "tie_embeddings": bool(fields.get("tie_word_embeddings", False)),
         "attention": {
-            **read_heads(fields), **_windows(fields, kind), "qk_norm": kind == "qwen3", "qkv_bias": kind == "qwen2",
+            **read_heads(fields, 128 if kind == "qwen3" else None), **_windows(fields, kind),
+            "qk_norm": kind == "qwen3", "qkv_bias": kind == "qwen2",
         },
         "feed_forward": {"width": fields.number("intermediate_size"), "activation": _gated(fields)},
         "positions": read_rotary(fields), "norm": "rms_norm",
@@ -39,12 +40,12 @@ def read_sizes(fields: Fields, epsilon: float = 1e-6) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def read_heads(fields: Fields) -> dict[str, Any]:
-    """Of our `attention` section, the heads."""
+def read_heads(fields: Fields, usual_width: int | None = None) -> dict[str, Any]:
+    """Of our `attention` section, the heads; `usual_width` of each where no field says it; None: that of the model."""
     heads = fields.number("num_attention_heads")
     return {
         "num_heads": heads, "num_kv_heads": fields.get("num_key_value_heads", heads),
-        "head_width": fields.get("head_dim"), "dropout": float(fields.get("attention_dropout", 0.0)),
+        "head_width": fields.get("head_dim", usual_width), "dropout": fields.rate("attention_dropout", 0.0),
     }  # fmt: skip
 
 

@@ -18,6 +18,9 @@ def read_config(found: Mapping[str, Any], names: Collection[str]) -> dict[str, A
     """Our `model` section; a list of windows has to name one for all layers."""
     window = Fields(found).get("attention_window", 512)
     if isinstance(window, list):
+        layers = Fields(found).number("num_hidden_layers")
+        if len(window) != layers:
+            raise ConfigError(f"config.json: attention_window: {window}; accepted: one for each of {layers} layers")
         if len(set(map(str, window))) != 1:
             raise ConfigError(f"config.json: attention_window: {window}; accepted: the same in all layers")
         window = window[0]

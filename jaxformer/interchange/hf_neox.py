@@ -19,7 +19,7 @@ def read_config(found: Mapping[str, Any], names: Collection[str]) -> dict[str, A
         "family": "gpt", "num_layers": fields.number("num_hidden_layers"), "width": fields.number("hidden_size"),
         "context_length": fields.number("max_position_embeddings"), "vocab_size": fields.number("vocab_size"),
         "attention": {
-            "num_heads": fields.number("num_attention_heads"), "dropout": float(fields.get("attention_dropout", 0.0)),
+            "num_heads": fields.number("num_attention_heads"), "dropout": fields.rate("attention_dropout", 0.0),
         },
         "feed_forward": {
             "width": fields.number("intermediate_size"),
@@ -27,7 +27,7 @@ def read_config(found: Mapping[str, Any], names: Collection[str]) -> dict[str, A
         },
         "positions": read_rotary(fields, partial=0.25), "norm_epsilon": fields.number("layer_norm_eps", 1e-5),
         "block": "parallel_norms" if fields.get("use_parallel_residual", True) else "pre_norm",
-        "dropout": float(fields.get("hidden_dropout", 0.0)),
+        "dropout": fields.rate("hidden_dropout", 0.0),
         "tie_embeddings": bool(fields.get("tie_word_embeddings", False)),
     }  # fmt: skip
 

@@ -22,7 +22,7 @@ def read_config(found: Mapping[str, Any], names: Collection[str]) -> dict[str, A
         "attention": {**hf_llama.read_heads(fields), "window": window},
         "feed_forward": {"width": fields.number("intermediate_size"), "activation": "swiglu"},
         "positions": positions, "norm": "rms_norm",
-        "dropout": float(fields.get("resid_pdrop", 0.0)),
+        "dropout": fields.rate("resid_pdrop", 0.0),
     }  # fmt: skip
 
 

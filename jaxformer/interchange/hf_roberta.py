@@ -53,13 +53,13 @@ def read_distilbert(found: Mapping[str, Any], names: Collection[str]) -> dict[st
         "family": "bert", "block": "post_norm", "num_layers": fields.number("n_layers"), "width": fields.number("dim"),
         "context_length": fields.number("max_position_embeddings"), "vocab_size": fields.number("vocab_size"),
         "attention": {
-            "num_heads": fields.number("n_heads"), "dropout": float(fields.get("attention_dropout", 0.1)),
+            "num_heads": fields.number("n_heads"), "dropout": fields.rate("attention_dropout", 0.1),
         },
         "feed_forward": {
             "width": fields.number("hidden_dim"),
             "activation": hf_bert.ACTIVATIONS[fields.only("activation", *hf_bert.ACTIVATIONS)],
         },
-        "bert": None, "norm_epsilon": 1e-12, "dropout": float(fields.get("dropout", 0.1)),
+        "bert": None, "norm_epsilon": 1e-12, "dropout": fields.rate("dropout", 0.1),
     }  # fmt: skip
 
 

@@ -17,9 +17,13 @@ def read_config(found: Mapping[str, Any], names: Collection[str]) -> dict[str, A
     fields = Fields(found)
     fields.only("relative_attention_num_buckets", T5_BUCKETS)
     fields.only("relative_attention_max_distance", 128)
+    inside = {"relu": "relu", "gated-gelu": "gelu_new", "gated-silu": "silu"}.get(
+        fields.get("feed_forward_proj", "relu")
+    )
+    fields.only("dense_act_fn", inside)
     scaled = bool(fields.get("scale_decoder_outputs", fields.get("tie_word_embeddings", True)))
     length = fields.get("n_positions", LENGTH)
-    layers, dropout = fields.number("num_layers"), float(fields.get("dropout_rate", 0.1))
+    layers, dropout = fields.number("num_layers"), fields.rate("dropout_rate", 0.1)
     return {
         "family": "encoder_decoder", "num_layers": fields.get("num_decoder_layers", layers),
         "width": fields.number("d_model"), "vocab_size": fields.number("vocab_size"),

@@ -25,9 +25,9 @@ def read_rotary(fields: Fields, base: float = 10_000.0, *, partial: float | None
     Raises:
       ConfigError: a scaling that our rotary positions do not have.
     """
-    rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
-    base = fields.get("rope_theta", fields.get("rotary_emb_base", base))
-    share = fields.get("partial_rotary_factor", fields.get("rotary_pct", partial))
+    rope = fields.get("rope_scaling") or fields.get("rope_parameters") or {}  # the order in which transformers looks
+    base = fields.get("rotary_emb_base", fields.get("rope_theta", base))
+    share = fields.get("rotary_pct", fields.get("partial_rotary_factor", partial))
     return rotary_of(rope, base, fields, share if partial is not None else None)
 
 
@@ -40,7 +40,7 @@ def rotary_of(rope: Any, base: float, fields: Fields, share: float | None = None
     if not isinstance(rope, Mapping):
         raise ConfigError(f"config.json: rope_parameters: {rope!r} is not an object")
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in SCALINGS:
+    if not isinstance(kind, str) or kind not in SCALINGS:
         raise ConfigError(f"config.json: rope_parameters.rope_type: {kind!r}; accepted: {', '.join(SCALINGS)}")
     found = {"kind": "rotary", "base": float(rope.get("rope_theta", base))}
     fraction = float(rope.get("partial_rotary_factor") or share or 1.0)
@@ -57,6 +57,8 @@ def rotary_of(rope: Any, base: float, fields: Fields, share: float | None = None
     original = rope.get(ORIGINAL)
     if kind != "linear":
         original = fields.get(ORIGINAL, original or fields.get("max_position_embeddings"))
+    if not isinstance(rope.get("factor"), int | float):
+        raise ConfigError(f"config.json: rope_parameters: {dict(rope)!r}; accepted: {kind} with a factor")
     return {**found, "scaling": SCALINGS[kind], "factor": float(rope["factor"]), "original_length": original}
 
 

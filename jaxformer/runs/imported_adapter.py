@@ -10,9 +10,9 @@ from jaxformer.errors import ConfigError
 from jaxformer.interchange.adapter_files import import_adapter
 from jaxformer.models.lora import GROUP, merge_lora
 from jaxformer.runs import manifest
-from jaxformer.runs.imported_run import check_empty, fresh_state
+from jaxformer.runs.import_folder import CHECKPOINTS, begun, check_empty
+from jaxformer.runs.imported_run import fresh_state
 from jaxformer.runs.pretrain import open_run
-from jaxformer.runs.store_lock import lock_of
 from jaxformer.storage import json_checksum
 from jaxformer.storage.address import place
 from jaxformer.training.checkpoint.checksum import checksums
@@ -44,8 +44,7 @@ def import_adapter_run(directory: str | Path, base: str, workdir: str, *, mesh: 
         run.config, tune=tune, init_from=str(base), init_optimizer=False, optimizer=rule, workdir=workdir
     )
     params = {**merge_lora(run.params), GROUP: adapters}
-    with lock_of(workdir, "--workdir"):
-        check_empty(workdir)
+    with begun(workdir):
         content = json_checksum.digest(json.dumps(checksums({"params": params}), sort_keys=True).encode())
         said = manifest.describe(config, [], "", content, json_checksum.digest(run.tokenizer.content()))
         said["imported"] = {**about.get("imported", {}), "directory": str(Path(directory).absolute())}
@@ -53,7 +52,7 @@ def import_adapter_run(directory: str | Path, base: str, workdir: str, *, mesh: 
             run.tokenizer.save(out)
         except OSError as error:
             raise ConfigError(f"--workdir: {workdir} cannot be written ({error.strerror})") from None
-        saved = Checkpoints(out / "checkpoints", CheckpointConfig(), said["fingerprint"])
+        saved = Checkpoints(out / CHECKPOINTS, CheckpointConfig(), said["fingerprint"])
         saved.save(0, fresh_state(params))
         saved.close()
         manifest.write(out / manifest.FILE_NAME, said)  # last: until then there is no run

@@ -17,14 +17,15 @@ from jaxformer.config.reference import as_file
 from jaxformer.config.registry import special_tokens
 from jaxformer.data.tokenizers import FILE_NAME, Tokenizer
 from jaxformer.errors import ConfigError
+from jaxformer.interchange import adapter_files
 from jaxformer.interchange.architectures import data_for
 from jaxformer.interchange.importing import Imported, import_model
 from jaxformer.interchange.tensor_files import read_json
 from jaxformer.interchange.tokenizer_files import read_about, read_tokenizer
 from jaxformer.models.flops import count_parameters
 from jaxformer.runs import manifest
+from jaxformer.runs.import_folder import CHECKPOINTS, CONFIG, begun, check_empty
 from jaxformer.runs.pretrain import mesh_of
-from jaxformer.runs.store_lock import lock_of
 from jaxformer.storage import files, json_checksum
 from jaxformer.storage.address import is_address, place
 from jaxformer.training.checkpoint.checksum import checksums
@@ -54,13 +55,14 @@ def import_run(
     """
     folder, out = Path(directory), place(workdir)
     check_empty(workdir)
+    if (folder / adapter_files.CONFIG).is_file() and not (folder / "config.json").exists():
+        raise ConfigError(f"{folder}: holds adapters of peft; accepted: with --base, the run that they belong to")
     devices = mesh_of(workdir, mesh)
     found = import_model(folder, None if mesh is None else devices)
     about = read_json(folder / "config.json")
     text = _tokenizer(folder, tokenizer, found, about)
     config = config_of(found, text, workdir)
-    with lock_of(workdir, "--workdir"):
-        check_empty(workdir)
+    with begun(workdir):
         sums = checksums({"params": found.params})
         content = json_checksum.digest(json.dumps(sums, sort_keys=True).encode())
         said = manifest.describe(config, [], "", content, json_checksum.digest(text.content()))
@@ -70,29 +72,16 @@ def import_run(
         }  # fmt: skip
         try:
             text.save(out)
-            files.write_atomically(out / "config.py", _next_config(config, workdir))
+            files.write_atomically(out / CONFIG, _next_config(config, workdir))
         except OSError as error:
             raise ConfigError(f"--workdir: {workdir} cannot be written ({error.strerror})") from None
-        saved = Checkpoints(out / "checkpoints", CheckpointConfig(), said["fingerprint"])
+        saved = Checkpoints(out / CHECKPOINTS, CheckpointConfig(), said["fingerprint"])
         saved.save(0, fresh_state(found.params))
         saved.close()
         manifest.write(out / manifest.FILE_NAME, said)  # last: until then there is no run
     size = f"{count_parameters(config.model).total:,} parameters, {text.vocab_size} tokens"
     log(f"{workdir}: {about['model_type']} as {config.model.family}, {size}, from {folder}")
     log(f"to train it on: jaxformer pretrain {out / 'config.py'} --config.data.files=...")
-
-
-def check_empty(workdir: str) -> None:
-    """Raises ConfigError: the directory holds something, or cannot be made or written."""
-    out = place(workdir)
-    try:
-        there = sorted(name for name in files.open_folder(out) if not name.startswith("."))
-    except OSError as error:
-        raise ConfigError(f"--workdir: {workdir} cannot be used ({error.strerror})") from None
-    if there:
-        raise ConfigError(
-            f"--workdir: {workdir} is not empty ({', '.join(there[:3])}); accepted: a new or empty folder"
-        )
 
 
 def config_of(found: Imported, tokenizer: Tokenizer, workdir: str) -> Config:

@@ -76,7 +76,7 @@ def opened(other: OtherText, config: Config, tokenizer: Tokenizer, *, progress: 
             chosen["separator"] = unescaped(other.separator, "--separator")
         defaults: dict[str, Any] = {each.name: each.default for each in dataclasses.fields(TextConfig)}
         kept = {name: getattr(config.data, name) for name in ("separator", "text_field", "on_error")}
-        chosen["files"] = tuple(file for pattern in other.files for file in _of_dataset(pattern))
+        chosen["files"] = tuple(file for pattern in other.files for file in of_dataset(pattern))
         data = replace(config.data, mixture=None, **defaults | kept | {"source": "files"} | chosen)
         try:
             folder = stack.enter_context(scratch.folder())
@@ -102,7 +102,7 @@ def opened(other: OtherText, config: Config, tokenizer: Tokenizer, *, progress: 
         yield Opened(replace(config, data=data), corpus, words, notes, facts)
 
 
-def _of_dataset(pattern: str) -> list[str]:
+def of_dataset(pattern: str) -> list[str]:
     """The files of a saved dataset, if this is the folder of one; else the pattern itself."""
     folder = place(pattern).expanduser()
     if (folder / "dataset_dict.json").is_file():

@@ -22,6 +22,7 @@ from jaxformer.models.attention_support import fallback_to_auto
 from jaxformer.models.families import tasks_of
 from jaxformer.modules import make_model
 from jaxformer.runs import manifest
+from jaxformer.runs.other_text import of_dataset
 from jaxformer.runs.pretrain import laid_out, mesh_of, params_of, tokenizer_of
 from jaxformer.runtime.program import keep_compiled_programs
 from jaxformer.training.eval_step import compile_eval
@@ -36,7 +37,7 @@ def predict(workdir: str | Path, files: tuple[str, ...], *, mesh: str | None = N
 
     Args:
       workdir: of a run that learned a task.
-      files: globs of .jsonl, .csv, .tsv or .json files, with the fields that the run's own text had; labels are not
+      files: globs of files, or folders of saved datasets, with the fields that the run's own text had; labels are not
         read.
       mesh: where, as `mesh_of` reads it.
 
@@ -73,6 +74,7 @@ def read(config: Config, files: tuple[str, ...], flag: str = "--files") -> list[
     """The examples of some files, as a run's objective reads them, with labels or without. Raises ConfigError, which
     names the flag."""
     try:
+        files = tuple(file for pattern in files for file in of_dataset(pattern))
         found = text_files.find(files, "data.files", tuple(labelled_files.READERS))
         fields: Any = {"data": config.data, "field": "data.files", "open_file": open_file, "unlabelled": True}
         return [each for path in found for each in labelled_files.examples(path, faults=Faults("stop"), **fields)]

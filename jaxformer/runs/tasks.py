@@ -12,6 +12,7 @@ from jaxformer.data.answer_spans import answer_text, best_answers
 from jaxformer.data.choice_rows import best_choices
 from jaxformer.data.labelled_rows import in_order
 from jaxformer.data.objectives import OBJECTIVES
+from jaxformer.data.sources import SOURCES
 from jaxformer.errors import ConfigError
 from jaxformer.models.families import HEADS
 from jaxformer.runs.texts import Text
@@ -42,7 +43,7 @@ def fit_labels(config: C, text: Text) -> C:
         return config
     names = labelled.labels
     if OBJECTIVES[config.data.objective].labels is not None:
-        names = in_order(set(label_counts(config, text))) if names is None else names
+        names = _named(config, set(label_counts(config, text))) if names is None else names
         if len(names) < 2:
             raise ConfigError(
                 f"config.data.labelled.label_field: {labelled.label_field!r}; the training examples have the labels "
@@ -55,6 +56,15 @@ def fit_labels(config: C, text: Text) -> C:
     if head.outputs not in (None, outputs):
         raise ConfigError(f"config.model.head.outputs: {head.outputs}; accepted: none, or {outputs}")
     return replace(config, model=replace(config.model, head=replace(head, outputs=outputs)))
+
+
+def _named(config: Config, found: set[str]) -> tuple[str, ...]:
+    """The names of labels in the order that their source gives them, or else as `in_order` does."""
+    for part in config.data.parts().values():
+        classes = SOURCES[str(part.source)].class_names(part)
+        if found <= set(classes):
+            return tuple(name for name in classes if name in found)
+    return in_order(found)
 
 
 def scored(held_out: dict[str, HeldOut], config: Config, text: Text) -> dict[str, HeldOut]:

@@ -8,7 +8,7 @@ import pyarrow.parquet
 import pytest
 
 from jaxformer.config import DataConfig, Labelled
-from jaxformer.data import labelled_files, sources
+from jaxformer.data import arrow_records, labelled_files, sources
 from jaxformer.data.faults import Faults
 from jaxformer.data.unpacked_files import open_file
 from jaxformer.errors import ConfigError
@@ -40,10 +40,10 @@ def table_of(rows, features=None):
     return table.replace_schema_metadata(known)
 
 
-def examples(path, objective="sequence_classification", faults="stop", **fields):
+def examples(path, objective="sequence_classification", faults="stop", unlabelled=False, **fields):
     data = DataConfig(objective=objective, labelled=Labelled(**fields))
     found = labelled_files.examples(
-        path, data=data, field="data.files", faults=Faults(faults), open_file=open_file, unlabelled=True
+        path, data=data, field="data.files", faults=Faults(faults), open_file=open_file, unlabelled=unlabelled
     )
     return [(each.texts, each.label) for each in found]
 
@@ -77,6 +77,23 @@ def test_labels_of_words_answers_and_choices(tmp_path):
         assert examples(path, "multiple_choice") == [(("It", " is", " was"), 1)]
 
 
+def test_classes_keep_their_order(tmp_path):
+    """GLUE's MRPC has the class that F1 is of second, and sorted it would be the first."""
+    names = ["not_equivalent", "equivalent"]
+    for ending, write in WRITERS.items():
+        path = tmp_path / f"t{ending}"
+        write(table_of(ROWS, {"label": {"names": names, "_type": "ClassLabel"}}), path)
+        data = DataConfig(files=(str(path),), objective="sequence_classification", labelled=Labelled())
+        assert sources.SOURCES["files"].class_names(data) == names
+    lines = tmp_path / "t.jsonl"
+    lines.write_text("{}")
+    data = DataConfig(files=(str(lines),), objective="sequence_classification", labelled=Labelled())
+    assert sources.SOURCES["files"].class_names(data) == []
+    tags = {"label": {"feature": {"names": ["O", "B"]}, "_type": "Sequence"}}
+    pa.parquet.write_table(table_of([{"text": ["a"], "label": [0]}], tags), tmp_path / "t.parquet")
+    assert arrow_records.class_names(tmp_path / "t.parquet", "label", open_file) == ["O", "B"]
+
+
 def test_what_is_no_example(tmp_path):
     path = tmp_path / "t.parquet"
     rows = [
@@ -86,18 +103,47 @@ def test_what_is_no_example(tmp_path):
         {"text": "c", "label": 2},
     ]
     pa.parquet.write_table(table_of(rows, FEATURES), path)
-    assert examples(path, faults="skip") == [(("a",), None), (("b",), "yes")]
-    with pytest.raises(ConfigError, match=r"t.parquet:2: the field 'text' holds None"):
+    assert examples(path, faults="skip") == [(("b",), "yes")]
+    with pytest.raises(ConfigError, match=r"t.parquet:1: the field 'label' holds no label"):
         examples(path)
-    pa.parquet.write_table(table_of(rows[:1] + rows[3:], FEATURES), path)
-    with pytest.raises(ConfigError, match=r"t.parquet:2: class 2 of 2"):
+    with pytest.raises(ConfigError, match=r"t.parquet:2: the field 'text' holds None"):
+        examples(path, unlabelled=True)
+    pa.parquet.write_table(table_of(rows[2:], FEATURES), path)
+    with pytest.raises(ConfigError, match=r"t.parquet:2: class 2; accepted: 0 to 1, which have names"):
         examples(path)
     pa.parquet.write_table(pa.table([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]), path)
     with pytest.raises(ConfigError, match=r"^config.data.files: \S+t.parquet: 2 columns 'text'; accepted: one$"):
         examples(path)
     bad = pa.array([b"a", b"\xff"])
     pa.parquet.write_table(pa.table({"text": bad, "label": [1, 1]}), path)
-    with pytest.raises(ConfigError, match=r"t.parquet:2: 'utf-8' codec can't decode byte 0xff"):
+    with pytest.raises(ConfigError, match=r"t.parquet:2: the field 'text' holds b'.xff'"):
+        examples(path)
+
+
+def test_columns_that_nobody_reads(tmp_path):
+    path = tmp_path / "t.parquet"
+    columns = [pa.array(["a", "b"]), pa.array([0.5, float("nan")]), *[pa.array([b"\xff\xfe", None])] * 2]
+    pa.parquet.write_table(pa.table(columns, names=["text", "label", "image", "image"]), path)
+    zones = pa.array([1, 2], pa.timestamp("us", "Foo/Bar"))
+    columns.append(zones)
+    pa.parquet.write_table(pa.table(columns, names=["text", "label", "image", "image", "when"]), path)
+    assert examples(path, unlabelled=True) == [(("a",), None), (("b",), None)]
+    with pytest.raises(ConfigError, match=r"a column of timestamp\[us, tz=Foo/Bar\] cannot be read"):
+        examples(path, label_field="when")
+    with pytest.raises(ConfigError, match=r"has no column 'text'; it has a, a$"):
+        pa.parquet.write_table(pa.table(columns[:2], names=["a", "a"]), path)
+        examples(path)
+    pa.parquet.write_table(pa.table(columns[:2], names=["text", "label"]), path)
+    with pytest.raises(ConfigError, match=r"t.parquet:2: the field 'label' holds no label"):  # which pandas writes so
+        examples(path)
+
+
+def test_labels_that_nobody_reads(tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"text": "a", "label": ["yes"]}\n{"text": "b", "label": ""}\n{"text": "c", "label": NaN}\n')
+    assert examples(path, unlabelled=True) == [(("a",), None), (("b",), None), (("c",), None)]
+    assert examples(path, "regression", unlabelled=True)[0] == (("a",), None)
+    with pytest.raises(ConfigError, match=r"t.jsonl:1: the label is \['yes'\]; accepted: a text, a number or a truth"):
         examples(path)
 
 

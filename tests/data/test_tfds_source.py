@@ -182,7 +182,7 @@ def test_labels_have_the_names_of_their_class(tmp_path):
         VERSION = tfds.core.Version("1.0.0")
 
         def _info(self):
-            kinds = tfds.features.ClassLabel(names=["no", "yes"])
+            kinds = tfds.features.ClassLabel(names=["yes", "no"])
             features = {"text": tfds.features.Text(), "label": kinds, "score": tfds.features.Scalar(np.float32),
                         "words": tfds.features.Sequence(tfds.features.Text()),
                         "tags": tfds.features.Sequence(kinds)}  # fmt: skip
@@ -202,6 +202,9 @@ def test_labels_have_the_names_of_their_class(tmp_path):
         (example,) = sources.documents(data, "train")
         return example, example.label
 
+    for field, names in (("label", ["yes", "no"]), ("tags", ["yes", "no"]), ("score", []), ("none", [])):
+        data = config(tmp_path, "tagged", objective="sequence_classification", labelled=Labelled(label_field=field))
+        assert sources.SOURCES["tfds"].class_names(data) == names
     assert read("sequence_classification") == ("it is", "yes")
     assert read("regression", label_field="score") == ("it is", 1.5)
     found = read("token_classification", text_field="words", label_field="tags")

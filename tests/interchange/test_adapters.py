@@ -125,6 +125,11 @@ def test_what_peft_made(name, targets, tmp_path):
 
 BAD = {
     "use_dora": (True, r"adapter_config.json: use_dora: True; accepted: False$"),
+    "init_lora_weights": (
+        "pissa",
+        r"init_lora_weights: 'pissa'; accepted: True, False, 'gaussian', 'orthogonal', 'eva'$",
+    ),
+    "alora_invocation_tokens": ([7], r"adapter_config.json: alora_invocation_tokens: \[7\]; accepted: None$"),
     "peft_type": ("IA3", r"adapter_config.json: peft_type: 'IA3'; accepted: 'LORA'$"),
     "r": (5, r"blocks.0|h.0.attn.c_proj: shapes \(3, 24\) and \(24, 3\); accepted: \(5, 24\) and \(24, 5\)$"),
     "rank_pattern": ({"c_attn": 0}, r"rank_pattern: {'c_attn': 0}; accepted: {regular expression: finite number above"),

@@ -9,7 +9,7 @@ import pytest
 from jaxformer.config import from_mapping, load
 from jaxformer.errors import ConfigError
 from jaxformer.interchange import export_model, hf_bart, hf_gemma, hf_llama, import_model
-from jaxformer.interchange.architectures import ARCHITECTURES, model_of, type_for
+from jaxformer.interchange.architectures import ARCHITECTURES, model_of, read_model, type_for
 from jaxformer.interchange.foreign import Fields
 from jaxformer.interchange.rotary_fields import FULL, LLAMA3, SLIDING, read_layers, read_rotary, write_layers
 from jaxformer.models import encoder_decoder
@@ -167,10 +167,58 @@ def test_distances_of_deberta():
     ("deberta-v2", {"conv_kernel_size": 3}, "conv_kernel_size: 3; accepted: 0"),
     ("deberta-v2", {"embedding_size": 16}, "embedding_size: 16; accepted: 32"),
     ("deberta-v2", {"attention_head_size": 4}, "attention_head_size: 4; accepted: 8"),
-    ("deberta-v2", {"pos_att_type": "p2p"}, r"pos_att_type: \['p2p'\]; accepted: c2p, p2c, or both"),
+    ("deberta-v2", {"pos_att_type": "p2p"}, "pos_att_type: 'p2p'; accepted: c2p, p2c, or both"),
+    ("deberta-v2", {"pos_att_type": 5}, "pos_att_type: 5; accepted: c2p, p2c, or both"),
+    ("deberta-v2", {"pos_att_type": [["c2p"]]}, r"pos_att_type: \[\['c2p'\]\]; accepted: c2p, p2c, or both"),
+    ("longformer", {"attention_window": [8] * 6}, r"attention_window: \[8, .*\]; accepted: one for each of 7 layers"),
+    ("bert", {"hidden_dropout_prob": [1]}, r"hidden_dropout_prob: \[1\] is not a number"),
     ("deberta-v2", {"norm_rel_ebd": "batch_norm"}, "norm_rel_ebd: 'batch_norm'; accepted: 'none', 'layer_norm'"),
-    ("longformer", {"attention_window": [8, 4]}, r"attention_window: \[8, 4\]; accepted: the same in all layers"),
+    ("longformer", {"attention_window": [8, 4], "num_hidden_layers": 2},
+     r"attention_window: \[8, 4\]; accepted: the same in all layers"),
 ])  # fmt: skip
 def test_fields_of_bidirectional_models_that_are_not_here(kind, fields, line):
     with pytest.raises(ConfigError, match=f"^config.json: {line}$"):
         read(kind, **(DEBERTA if kind == "deberta-v2" else {}) | fields)
+
+
+@pytest.mark.parametrize(("kind", "fields", "line"), [
+    ("llama", {"rope_scaling": {"rope_type": "linear"}}, r"rope_parameters: .*; accepted: linear with a factor"),
+    ("llama", {"rope_parameters": {"rope_type": ["linear"]}}, r"rope_parameters.rope_type: \['linear'\]; accepted: .*"),
+    ("llama", {"rope_theta": "x"}, r"cannot be read as llama \(ValueError: .*; accepted: values as its class .*"),
+    ("llama", {"num_hidden_layers": 10**30}, r"num_hidden_layers: \d+; accepted: 1 to 9999"),
+    ("gemma2", {"num_hidden_layers": 1.5}, "num_hidden_layers: 1.5; accepted: 1 to 9999"),
+    ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar: 0; accepted: above 0"),
+    ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern: 0; accepted: above 0"),
+    ("gemma3_text", {"rope_parameters": {"rope_theta": 5.0}}, "rope_parameters: .*; accepted: one object for full_.*"),
+    ("gemma3_text", {"rope_parameters": {SLIDING: {"rope_type": "linear", "factor": 4.0}}},
+     "rope_parameters.sliding_attention: .*; accepted: rope_type default"),
+    ("gemma", {"hidden_act": "relu", "hidden_activation": "gelu_pytorch_tanh"}, "hidden_act: 'relu'; accepted: .*"),
+    ("deberta-v2", {**DEBERTA, "position_buckets": 5}, "position_buckets: 5; accepted: even numbers from 4 on, or -1"),
+    ("deberta-v2", {**DEBERTA, "position_buckets": 2}, "position_buckets: 2; accepted: even numbers from 4 on, or -1"),
+    ("deberta-v2", {**DEBERTA, "num_attention_heads": 0}, r"model.attention.num_heads: 0; accepted: at least 1"),
+    ("qwen2", {"use_sliding_window": True, "layer_types": [1]}, "cannot be read as qwen2 .*"),
+])  # fmt: skip
+def test_values_that_are_none_or_mean_what_is_not_here(kind, fields, line):
+    """What transformers refuses, reads in another way than ours could, or cannot read either."""
+    about = {**SIZES, "model_type": kind, **fields}
+    with pytest.raises(ConfigError, match=f"^config.(json: )?{line}$"):
+        read_model(ARCHITECTURES[kind], about, ())
+
+
+def test_what_transformers_looks_at_first():
+    """Where two fields say the same thing: of a long context, of NeoX, and of the first Gemmas."""
+    both = {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "default"}}
+    assert read("llama", **both).positions.factor == 2.0
+    found = read("gpt_neox", rotary_pct=0.5, partial_rotary_factor=0.25, rotary_emb_base=300, rope_theta=7000).positions
+    assert (found.fraction, found.base) == (0.5, 300)
+    assert read("gemma2", sliding_window_pattern=3).attention.global_every == 2
+    assert read("gemma3_text", rope_scaling={"rope_type": "linear", "factor": 8.0}, rope_parameters={
+        "full_attention": {"rope_type": "default", "rope_theta": 5e5}}).positions.factor == 8.0  # fmt: skip
+    assert read("qwen3").head_size == 128
+
+
+def test_t5_of_another_activation():
+    t5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4, "vocab_size": 50}
+    assert read_model(ARCHITECTURES["t5"], {**t5, "dense_act_fn": "relu"}, ()).feed_forward.activation == "relu"
+    with pytest.raises(ConfigError, match=r"^config.json: dense_act_fn: 'gelu'; accepted: 'relu'$"):
+        read_model(ARCHITECTURES["t5"], {**t5, "dense_act_fn": "gelu"}, ())

@@ -13,7 +13,7 @@ from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.errors import ConfigError
 from jaxformer.interchange.tokenizer_files import read_about, read_tokenizer
 from jaxformer.programs import export
-from jaxformer.runs import evaluation, manifest
+from jaxformer.runs import evaluation, imported_run, manifest
 from jaxformer.runs.imported_run import import_run
 from jaxformer.runs.pretrain import open_run
 
@@ -40,6 +40,40 @@ def test_import_and_export_keep_every_byte(dtype, tmp_path, monkeypatch, capsys)
     after = from_mapping(load(str(run / "config.py")))
     assert after.model == opened.config.model and after.init_from == str(run)
     assert Path(manifest.read(run)["imported"]["directory"]) == theirs
+
+
+class Killed(BaseException):
+    """Nothing in the library catches this."""
+
+
+@pytest.mark.parametrize("point", ["write_atomically", "save", "write"])
+def test_an_import_that_was_stopped_begins_anew(point, tmp_path, monkeypatch):
+    """Whatever it had written; but not in a folder of files like those that no import wrote."""
+
+    def killed(*args, **kwargs):
+        raise Killed
+
+    theirs, run = folder_of(tmp_path / "theirs"), tmp_path / "run"
+    at = {"write_atomically": imported_run.files, "save": imported_run.Checkpoints, "write": manifest}[point]
+    with monkeypatch.context() as patched:
+        if point == "write_atomically":  # of config.py: the mark comes first
+            real, seen = at.write_atomically, []
+            patched.setattr(at, point, lambda *a: killed() if seen.append(a) or len(seen) > 1 else real(*a))
+        else:
+            patched.setattr(at, point, killed)
+        with pytest.raises(Killed):
+            import_run(theirs, str(run), log=lambda line: None)
+    assert {path.name for path in run.iterdir()} >= {".import"} and not (run / "manifest.json").exists()
+    import_run(theirs, str(run), log=lambda line: None)
+    assert open_run(run).step == 0 and not (run / ".import").exists()
+    with pytest.raises(
+        ConfigError, match=r"run is not empty \(checkpoints, config.py, manifest.json\); accepted: a new"
+    ):
+        import_run(theirs, str(run), log=lambda line: None)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.py").write_text("mine")
+    with pytest.raises(ConfigError, match=r"mine is not empty \(config.py\); accepted: a new or empty folder"):
+        import_run(theirs, str(tmp_path / "mine"), log=lambda line: None)
 
 
 def test_roles_of_a_tokenizer_that_may_not_grow(tmp_path):
