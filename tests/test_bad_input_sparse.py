@@ -23,7 +23,7 @@ CONFIGS = {
     ],
     "sparse attention and a context axis": [*of("dilated"), "--config.mesh.data=1", "--config.mesh.context=8"],
     "kernel without patterns": [
-        *of("strided"), "--config.model.context_length=128", "--config.execution.attention=splash",
+        *of("longformer"), "--config.model.context_length=128", "--config.execution.attention=splash",
         "--config.model.attention.head_width=64",
     ],
 }  # fmt: skip

@@ -101,7 +101,7 @@ def _shares_of(stack: ModelConfig, chip: str) -> dict[str, float]:
     causal = visited_share(Mask(causal=stack.causal), length, CUDNN_BLOCK, CUDNN_BLOCK)  # windows it is told as pairs
     shares |= {name: causal for name in ATTENTION_KERNELS if "cudnn" in name}
     if length % splash.LANES == 0:
-        on_tpus = splash.visited(length, stack.causal, mask.window)
+        on_tpus = splash.visited(length, stack.causal, mask.window, mask.patterns)
         shares |= {name: on_tpus for name in ATTENTION_KERNELS if "splash" in name}
     return shares
 

@@ -254,5 +254,3 @@ def test_what_the_kernels_cannot_do_and_what_auto_makes_of_the_rest(monkeypatch)
             {"model": {**sizes, "positions": position, "attention": {"kind": kind, "num_heads": 2}}}
         ).model
         assert unsupported_by("flash_gpu", cfg) == why, (kind, position)
-        if position == "rotary":
-            assert unsupported_by("splash", cfg) == "a mask of patterns"

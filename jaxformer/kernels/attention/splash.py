@@ -1,8 +1,8 @@
 """Attention by the TPU kernel that comes with JAX ("splash": block-sparse flash attention in Pallas).
 
-Skips blocks that a causal mask or a window hides, and never materialises the [T, S] scores. It supports fewer options
-than the other implementations (see `unsupported`) and runs only on TPUs, or slowly in Pallas's interpreter. It supports
-`jax.grad` but not `jax.jvp`. Padding is set to 0 first, so that NaN there has no influence.
+Skips blocks that a causal mask, a window or a pattern hides, and never materialises the [T, S] scores. It supports
+fewer options than the other implementations (see `unsupported`) and runs only on TPUs, or slowly in Pallas's
+interpreter. It supports `jax.grad` but not `jax.jvp`. Padding is set to 0 first, so that NaN there has no influence.
 """
 
 import functools
@@ -12,12 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxformer.kernels.attention import shard_specs
+from jaxformer.kernels.attention import shard_specs, splash_patterns
 from jaxformer.kernels.attention.nonfinite import without_padding
 from jaxformer.kernels.attention.xla import Bias
 from jaxformer.kernels.rematerialize import ATTENTION
 from jaxformer.masks import Mask
 from jaxformer.parallel import constraints
+from jaxformer.patterns import MaskPattern
 from jaxformer.types import Array
 
 INTERPRET = False  # True in tests: Pallas's interpreter
@@ -54,25 +55,30 @@ def unsupported(
         return "a bias" if bias else "dropout"
     if jnp.dtype(dtype) == jnp.float64:
         return "float64"
-    return shard_specs.unsupported_mask(mask, ("prefix", "prefix_keys", "dense", "query_index", "key_index"))
+    if (why := splash_patterns.unsupported(mask)) is not None:
+        return why
+    fields = "prefix", "prefix_keys", "dense", "query_index", "key_index"
+    return shard_specs.unsupported_mask(replace(mask, patterns=()), fields)
 
 
-def visited(length: int, causal: bool, window: int | None) -> float:
+def visited(length: int, causal: bool, window: int | None, patterns: tuple[MaskPattern, ...] = ()) -> float:
     """Share of the blocks of scores that the kernel computes.
 
     >>> visited(2048, True, None), visited(2048, False, None), visited(2048, True, 512)
     (0.625, 1.0, 0.4375)
     """
-    size = _block(length)
+    size = _block(length, patterns)
+    if patterns:
+        return splash_patterns.visited(length, size, causal, window, patterns)
     count = length // size
     reach = count if window is None else -(-(window - 1) // size)
     after = 0 if causal else reach
     return sum(min(i, reach) + 1 + min(count - 1 - i, after) for i in range(count)) / count**2
 
 
-def _block(length: int) -> int:
+def _block(length: int, patterns: tuple[MaskPattern, ...] = ()) -> int:
     """Tokens per block, for a supported row length."""
-    return max(size for size in (LANES, 2 * LANES, BLOCK) if not length % size)
+    return splash_patterns.tile(max(size for size in (LANES, 2 * LANES, BLOCK) if not length % size), patterns)
 
 
 def attend(
@@ -110,7 +116,7 @@ def _attend_here(query: Array, key: Array, value: Array, mask: Mask, soft_cap: f
     batch, length, heads, _ = query.shape
     segments, certain = _segments(mask, batch, length)
     arrays = [jnp.moveaxis(x, 2, 1) for x in (query, key, value)]
-    kernel = functools.partial(_kernel, length, heads, mask.causal, mask.window, soft_cap)
+    kernel = functools.partial(_kernel, length, heads, mask, soft_cap)
     out = jax.vmap(kernel(False))(*arrays, segments)
     if not certain:  # for a query without any key the kernel gives the mean of the masked values
         fixed = jax.lax.stop_gradient(arrays)
@@ -135,17 +141,19 @@ def _segments(mask: Mask, batch: int, length: int):
     return SegmentIds(jnp.broadcast_to(queries, shape), jnp.broadcast_to(keys, shape)), certain
 
 
-def _kernel(length: int, heads: int, causal: bool, window: int | None, soft_cap: float | None, log_sums: bool):
+def _kernel(length: int, heads: int, mask: Mask, soft_cap: float | None, log_sums: bool):
     """JAX's kernel for one row: query [H, T, K], key and value [G, T, K], segments -> [H, T, K]."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as shapes
 
-    square = (length, length)
-    if window is not None and window < length:
+    square, causal, window = (length, length), mask.causal, mask.window
+    if mask.patterns:
+        seen = splash_patterns.lazy_mask(length, causal, window, mask.patterns)
+    elif window is not None and window < length:
         seen = shapes.LocalMask(square, (window - 1, 0 if causal else window - 1), offset=0)
     else:
         seen = shapes.CausalMask(square) if causal else shapes.FullMask(square)
-    block = _block(length)
+    block = _block(length, mask.patterns)
     names = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
     return kernels.make_splash_mha(
         shapes.MultiHeadMask([seen] * heads),
