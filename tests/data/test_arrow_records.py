@@ -7,11 +7,12 @@ import pyarrow.feather
 import pyarrow.parquet
 import pytest
 
-from jaxformer.config import DataConfig, Labelled
+from jaxformer.config import DataConfig, Labelled, from_mapping
 from jaxformer.data import arrow_records, labelled_files, sources
 from jaxformer.data.faults import Faults
 from jaxformer.data.unpacked_files import open_file
 from jaxformer.errors import ConfigError
+from jaxformer.runs import tasks
 
 FEATURES = {"label": {"names": ["no", "yes"], "_type": "ClassLabel"}}
 ROWS = [{"text": f"row {i} naïve", "other": "b", "label": i % 2, "id": i} for i in range(600)]
@@ -92,6 +93,17 @@ def test_classes_keep_their_order(tmp_path):
     tags = {"label": {"feature": {"names": ["O", "B"]}, "_type": "Sequence"}}
     pa.parquet.write_table(table_of([{"text": ["a"], "label": [0]}], tags), tmp_path / "t.parquet")
     assert arrow_records.class_names(tmp_path / "t.parquet", "label", open_file) == ["O", "B"]
+
+
+def test_labels_stand_in_the_order_of_their_classes(tmp_path, monkeypatch):
+    names, path = ["not_equivalent", "equivalent"], tmp_path / "t.parquet"
+    pa.parquet.write_table(table_of(ROWS, {"label": {"names": names, "_type": "ClassLabel"}}), path)
+    data = {"files": (str(path),), "objective": "sequence_classification"}
+    monkeypatch.setattr(tasks, "label_counts", lambda config, text: dict.fromkeys(names, 3))
+    fitted = tasks.fit_labels(from_mapping({"data": data}), None)
+    assert fitted.data.labelled.labels == tuple(names) and fitted.model.head.outputs == 2
+    monkeypatch.setattr(tasks, "label_counts", lambda config, text: {**dict.fromkeys(names, 3), "another": 1})
+    assert tasks.fit_labels(from_mapping({"data": data}), None).data.labelled.labels[0] == "another"
 
 
 def test_what_is_no_example(tmp_path):
