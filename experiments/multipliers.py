@@ -1,0 +1,121 @@
+"""What the ladders of a comparison that have finished are worth: a page, from the records in a folder for each.
+
+    python -m experiments.multipliers compare_ablations --out=experiments/results/ablations
+
+`jaxformer compare compare_ablations --config.workdir=experiments/results/ablations --only=NAME` trains one more; the
+manifest and records.jsonl of a ladder are all that is kept of it, and all that this program and that command need.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from experiments.transfer_runs import write
+from jaxformer import records
+from jaxformer.config import load
+from jaxformer.errors import ConfigError
+from jaxformer.runs.command_line import file_path, parser
+from jaxformer.runs.comparing import BASELINE, RECORDS
+from jaxformer.runtime.program import program
+from jaxformer.scaling import multiplier_page, plotting
+from jaxformer.scaling.compare import Multiplier, compare
+from jaxformer.scaling.comparison_table import value_text
+
+# What others have found for a change, where they have compared it; the page says whether these runs agree.
+LITERATURE = {
+    "post_norm": "needs warm-up, and trains worse where deep (Xiong et al. 2020)",
+    "parallel_block": "as good from some size on, faster on accelerators (Wang 2021; Chowdhery et al. 2022)",
+    "layer_norm": "as good as RMS norm, which is cheaper (Zhang and Sennrich 2019; Narang et al. 2021)",
+    "qk_norm": "allows larger rates, else little (Henry et al. 2020; Wortsman et al. 2024)",
+    "learned_positions": "worse than relative ones in most comparisons (Shaw et al. 2018; Press et al. 2022)",
+    "rotary": "as good as T5's biases, or better (Su et al. 2021; Black et al. 2022)",
+    "alibi": "about as good at the length of training (Press et al. 2022)",
+    "swiglu": "better at equal parameters and work (Shazeer 2020; Narang et al. 2021)",
+    "untied": "little where the table is a small part (Press and Wolf 2017; Narang et al. 2021)",
+    "four_layers": "shape matters little within a wide range (Kaplan et al. 2020, section 3)",
+    "window_of_32": "loses what lies farther away (Beltagy et al. 2020)",
+    "lion": "as good as AdamW or better (Chen et al. 2023), not told apart when tuned (Kaddour et al. 2023)",
+    "muon": "1.3 to 2 times AdamW's compute (Jordan et al. 2024; Liu et al. 2025), less when tuned (Wen et al. 2025)",
+    "batch_of_8": "costs little below the critical batch (McCandlish et al. 2018)",
+    "cosine": "as good as a decay at the end (Hu et al. 2024; Hägele et al. 2024)",
+}
+
+
+def finished(out: Path, variants: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Name -> records of the ladders that are there, the baseline's first.
+
+    Raises:
+      ConfigError: the baseline's are not.
+    """
+    paths = {name: out / name / RECORDS for name in (BASELINE, *variants)}
+    if not paths[BASELINE].exists():
+        raise ConfigError(f"--out: {out} has no {BASELINE}/{RECORDS}; accepted: the folder of a comparison")
+    return {name: records.load(path, more=records.STUDY) for name, path in paths.items() if path.exists()}
+
+
+def worth(found: dict[str, list[dict[str, Any]]], replicates: int = 1000) -> dict[str, Multiplier]:
+    """Name -> multiplier of each variant."""
+    baseline = found[BASELINE]
+    return {name: compare(baseline, mine, replicates=replicates) for name, mine in found.items() if name != BASELINE}
+
+
+def page(name: str, variants: dict[str, Any], out: str, found: dict[str, Multiplier]) -> str:
+    """README.md of the folder."""
+    rows = [
+        "| variant | what changes | verdict | multiplier M | M per tenfold compute | in parameters | others found |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for each, of in found.items():
+        changes = ", ".join(f"`{field}={value_text(value)}`" for field, value in variants[each].items())
+        cells = [f"`{each}`", changes, of.verdict, str(of.flop), str(of.trend), str(of.parameters),
+                 LITERATURE.get(each, "")]  # fmt: skip
+        rows.append(f"| {' | '.join(cells)} |")
+    first = next(iter(found.values()))
+    left = [each for each in variants if each not in found]
+    notes = [f"- `{each}`: {note}" for each, of in found.items() for note in of.notes]
+    return "\n".join([
+        f"# {out}: what each change is worth in compute",
+        "",
+        "M is how many times the baseline's compute buys the variant's loss, at the largest budget where both have a "
+        f"best size between others ({first.at:.3g} FLOP for the first row); above 1 the variant saves. Intervals are "
+        "of 95 % and include seeds, held-out rows, learning rates and the law's misfit "
+        "([how](../../../docs/compare.md)).",
+        "",
+        "![multipliers with their intervals](forest.svg)",
+        "",
+        *rows,
+        "",
+        *(["Noted of these runs:", "", *notes, ""] if notes else []),
+        *([f"Still to be trained: {', '.join(f'`{each}`' for each in left)}.", ""] if left else []),
+        "## How",
+        "",
+        f"    jaxformer compare {name} --config.data.files='books/train-*.txt.xz' \\",
+        "        --config.data.validation_files=books/validation.txt.xz --config.data.separator='\\f' \\",
+        f"        --config.workdir=experiments/results/{out} --only=NAME",
+        f"    python -m experiments.multipliers {name} --out=experiments/results/{out}",
+        "",
+        "The baseline is the config as it is; `books/` holds 200 MB of novels, whole books held out. Ladders are "
+        "trained one by one, on cores that other programs shared, so measured seconds are left out here. What it does "
+        "not show: larger models, other text, changes together.",
+        "",
+    ])  # fmt: skip
+
+
+def main() -> None:
+    """Writes README.md and forest.svg."""
+    arguments = parser(__doc__, "multipliers")
+    arguments.add_argument("config", help="of the comparison, as compare_ablations")
+    arguments.add_argument(
+        "--out", type=file_path, required=True, metavar="DIR", help="folder with one for each ladder"
+    )
+    options = arguments.parse_args()
+    variants = load(options.config)["variants"]
+    found = worth(finished(options.out, variants))
+    if not found:
+        raise ConfigError(f"--out: {options.out} has no variant that finished; accepted: the baseline and one more")
+    drawn = plotting.encoded(multiplier_page.draw(found)["forest"], "svg", bbox_inches="tight")
+    for path in write(options.out, {"forest": drawn}, page(options.config, variants, options.out.name, found)):
+        print(path)
+
+
+if __name__ == "__main__":
+    program(main)
