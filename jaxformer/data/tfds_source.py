@@ -15,9 +15,9 @@ import numpy as np
 
 from jaxformer.config import DataConfig
 from jaxformer.data.faults import Faults
-from jaxformer.data.labelled_files import EXAMPLES
 from jaxformer.data.labelled_text import Example
 from jaxformer.data.pair_text import joined, named
+from jaxformer.data.record_examples import EXAMPLES
 from jaxformer.errors import ConfigError
 
 
@@ -40,7 +40,7 @@ def documents(data: DataConfig, split: str, faults: Faults | None = None) -> Ite
 
 
 def examples(data: DataConfig, split: str, faults: Faults) -> Iterator[Example]:
-    """The examples of a split for an objective that learns from labels, as `labelled_files.EXAMPLES` makes them of
+    """The examples of a split for an objective that learns from labels, as `record_examples.EXAMPLES` makes them of
     records; the labels of a class feature by their names. Arguments and errors as of `documents`."""
     directory, builder, records, field, wanted = _opened(data, split, {})
     make, where = EXAMPLES[data.objective], f"config.{field}: {directory}: {wanted}"

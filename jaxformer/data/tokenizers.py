@@ -130,12 +130,10 @@ class Tokenizer:
             if self._leading_spaces:
                 text = text.replace(" [MASK]", "[MASK]")
             pieces = re.split("(" + "|".join(map(re.escape, self._by_name)) + ")", text)
-            return np.concatenate(
-                [
-                    np.array([self._by_name[piece]], np.int32) if i % 2 else self.encode(piece, strict=strict)
-                    for i, piece in enumerate(pieces)
-                ]
-            )
+            return np.concatenate([
+                np.array([self._by_name[piece]], np.int32) if i % 2 else self.encode(piece, strict=strict)
+                for i, piece in enumerate(pieces)
+            ])  # fmt: skip
         ids = self.encode_batch([text])[0]
         if strict and (ids == self.unk_id).any():
             unknown = sorted({c for c in text if (self.encode_batch([c])[0] == self.unk_id).any()})
@@ -148,15 +146,12 @@ class Tokenizer:
             try:
                 text.encode()
             except UnicodeEncodeError as error:
-                character = ascii(text[error.start])
-                raise ConfigError(f"text: character {error.start}, {character}, has no UTF-8 form") from None
+                at = error.start
+                raise ConfigError(f"text: character {at}, {ascii(text[at])}, has no UTF-8 form") from None
         try:
             encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         except Exception as error:  # a tokenizer from elsewhere whose unknown token is none of its tokens
-            raise ConfigError(
-                f"text: has words that this tokenizer has no tokens for, nor one for unknown ones ({error}); accepted: "
-                "words of its vocabulary"
-            ) from None
+            raise ConfigError(f"text: has words without a token, and unknown ones have none ({error})") from None
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
     def decode(self, ids: Iterable[int], *, skip_specials: bool = True) -> str:
@@ -284,8 +279,7 @@ def _bytes() -> Tokenizer:
 
 
 def _chars(texts: Iterable[str]) -> Tokenizer:
-    characters = sorted(set(itertools.chain.from_iterable(texts)))
-    backend = _without_merges(characters, SPECIALS["unk"][0])
+    backend = _without_merges(sorted(set(itertools.chain.from_iterable(texts))), SPECIALS["unk"][0])
     backend.decoder = hf.decoders.Fuse()
     return Tokenizer(backend)
 

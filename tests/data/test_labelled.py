@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from jaxformer.config import DataConfig, Labelled
-from jaxformer.data import answer_spans, choice_rows, labelled_files, labelled_text, python_tasks, tokenizers
+from jaxformer.data import (
+    answer_spans,
+    choice_rows,
+    labelled_files,
+    labelled_text,
+    python_tasks,
+    record_examples,
+    tokenizers,
+)
 from jaxformer.data.batches import Batches, eval_batches
 from jaxformer.data.example_forms import conversation, question
 from jaxformer.data.faults import Faults
@@ -215,7 +223,7 @@ def test_a_wrong_operator_differs_from_the_right_one_in_one_place():
 
 def test_a_choice_is_asked_at_its_own_tokens_and_learned_if_it_is_right():
     record = {"text": "it is", "choices": ["red", "not blue"], "label": 1}
-    example = labelled_files.EXAMPLES["multiple_choice"](record, data_of("multiple_choice"))
+    example = record_examples.EXAMPLES["multiple_choice"](record, data_of("multiple_choice"))
     assert example.texts == ("it is", " red", " not blue")
     (batch,), split, data = rows_of([example], "multiple_choice", 32)
     for number, text in enumerate(example.texts[1:], 1):
