@@ -147,7 +147,7 @@ class Tokenizer:
                 text.encode()
             except UnicodeEncodeError as error:
                 at = error.start
-                raise ConfigError(f"text: character {at}, {ascii(text[at])}, has no UTF-8 form") from None
+                raise ConfigError(f"text: character {at}, {text[at]!a}, has no UTF-8 form") from None
         try:
             encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         except Exception as error:  # a tokenizer from elsewhere whose unknown token is none of its tokens
