@@ -77,8 +77,7 @@ def page(name: str, variants: dict[str, Any], out: str, found: dict[str, Multipl
         "",
         "M is how many times the baseline's compute buys the variant's loss, at the largest budget where both have a "
         f"best size between others ({first.at:.3g} FLOP for the first row); above 1 the variant saves. Intervals are "
-        "of 95 % and include seeds, held-out rows, learning rates and the law's misfit "
-        "([how](../../../docs/compare.md)).",
+        "of 95 % and include seeds, held-out rows, learning rates and the law's misfit, as `docs/compare.md` says.",
         "",
         "![multipliers with their intervals](forest.svg)",
         "",
