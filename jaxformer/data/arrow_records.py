@@ -1,4 +1,5 @@
-"""Examples with labels in tables: .parquet, .arrow and .feather files, a row a record of all its columns.
+"""Examples with labels in tables: .parquet, .arrow and .feather files, a row a record of the columns that objectives
+read.
 
 Where the library datasets wrote the file, it says beside the columns which numbers stand for classes; these become the
 names of the classes.

@@ -112,8 +112,7 @@ class Fields:
 
     def rate(self, name: str, default: float) -> float:
         """As `number`, with `default` where it is absent or null."""
-        value = self.get(name, default)
-        return float(self.number(name)) if value is not default else default
+        return default if self.get(name) is None else float(self.number(name))
 
     def get(self, name: str, default: Any = None) -> Any:
         """A field, or `default` where it is absent or null."""

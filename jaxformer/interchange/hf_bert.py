@@ -86,7 +86,8 @@ def places(cfg: ModelConfig) -> dict[str, Place]:
 
 BERT = Foreign(
     "bert", lambda cfg: "BertForPreTraining" if cfg.next_sentence else "BertForMaskedLM", "", (), read_config,
-    write_config, places, # A pooler without the next-sentence head learned nothing.
+    write_config, places,
+    # A pooler without the next-sentence head learned nothing.
     left_out=("bert.embeddings.position_ids", "bert.pooler.dense.weight", "bert.pooler.dense.bias"),
     copies={"cls.predictions.decoder.weight": "embedding.tokens", "cls.predictions.decoder.bias": "head.bias"},
     heads=heads("Bert", pooler="bert.pooler.dense"),

@@ -143,7 +143,8 @@ def _framed(content: bytes, tokenizer: Tokenizer, cls: bool) -> bytes:
         special_tokens=[(name, each) for each, name in names.items()],
     )
     before = made.post_processor
-    made.post_processor = template if before is None else hf.processors.Sequence([before, template])
+    keeps = before is not None and before.num_special_tokens_to_add(is_pair=False) == 0  # what frames texts goes
+    made.post_processor = hf.processors.Sequence([before, template]) if keeps else template
     return made.to_str(pretty=True).encode()
 
 

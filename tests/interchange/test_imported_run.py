@@ -11,7 +11,7 @@ from foreign_folders import SPECIALS, folder_of, word_tokenizer
 from jaxformer.config import from_mapping, load
 from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.errors import ConfigError
-from jaxformer.interchange.tokenizer_files import read_about, read_tokenizer
+from jaxformer.interchange.tokenizer_files import read_about, read_tokenizer, write_tokenizer
 from jaxformer.programs import export
 from jaxformer.runs import evaluation, imported_run, manifest
 from jaxformer.runs.imported_run import import_run
@@ -74,6 +74,24 @@ def test_an_import_that_was_stopped_begins_anew(point, tmp_path, monkeypatch):
     (tmp_path / "mine" / "config.py").write_text("mine")
     with pytest.raises(ConfigError, match=r"mine is not empty \(config.py\); accepted: a new or empty folder"):
         import_run(theirs, str(tmp_path / "mine"), log=lambda line: None)
+
+
+def test_a_tokenizer_that_frames_texts_already_does_so_once(tmp_path):
+    """As BERT's own do: the run that was tuned from one has it."""
+    made = word_tokenizer(SPECIALS["bert"])
+    ends = [(name, made.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+    framed = hf.processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    task = {"objective": "sequence_classification", "labelled": {"labels": ("no", "yes")}}
+    model = {"family": "bert", "block": "post_norm", "head": {"outputs": 2}, "bert": {"token_types": 2}}
+    config = from_mapping({"data": task, "model": {**model, "vocab_size": 9}})
+    for before in (framed, hf.processors.ByteLevel(trim_offsets=False), None):
+        if before is not None:
+            made.post_processor = before
+        write_tokenizer(tmp_path, Tokenizer(made), config.model, config.data)
+        found = hf.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+        assert found.encode("the fox").tokens == ["[CLS]", "the", "fox", "[SEP]"]
+        pair = found.encode("the", "fox")
+        assert (pair.tokens, pair.type_ids) == (["[CLS]", "the", "[SEP]", "fox", "[SEP]"], [0, 0, 0, 1, 1])
 
 
 def test_roles_of_a_tokenizer_that_may_not_grow(tmp_path):

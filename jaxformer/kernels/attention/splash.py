@@ -22,7 +22,7 @@ from jaxformer.patterns import MaskPattern
 from jaxformer.types import Array
 
 INTERPRET = False  # True in tests: Pallas's interpreter
-LANES = 128  # row lengths are multiples of a vector register's lanes
+LANES = splash_patterns.LANES  # row lengths are multiples of a vector register's lanes
 BLOCK = 512  # tokens per block of queries or keys, if that divides the row
 _HIDDEN = -1e30  # if the log of the sum is below this, all scores are masked
 
