@@ -212,7 +212,7 @@ class _Run:
         self.checkpoints, self.reporter, self.stop = checkpoints, reporter, stop
         self.watchdog, self.trace = watchdog, trace
         self.feed = ThreadPoolExecutor(1, thread_name_prefix="batches")
-        self.pending: tuple[int, int, StepMetrics] | None = None
+        self.pending: tuple[int, int, StepMetrics, float | None] | None = None
 
     def go(self, step: int, state: TrainState, losses: dict[int, float]) -> tuple[Any, int, TrainState]:
         """Runs to the end, an early stop or a signal; the state is then being saved."""
@@ -233,8 +233,10 @@ class _Run:
             chunk, number = self.next(chunks)
             count = int(number)
             state, new = self.trace(self.steps.train, step, count, state, chunk, number)
+            # On GPUs the host leads the loop over the updates, so the call returns when they are done.
+            done = time.perf_counter() if new.loss.is_ready() else None  # type: ignore[attr-defined]
             self.report()  # of the chunk before, while this one runs
-            self.pending = (step, count, new)
+            self.pending = (step, count, new, done)
             step += count
             stopping, clock = self.asked(step, saved)
             if stopping:
@@ -278,9 +280,9 @@ class _Run:
     def report(self) -> None:
         """Waits for the newest chunk and reports its metrics."""
         if self.pending is not None:
-            start, count, found = self.pending
+            start, count, found, done = self.pending
             self.pending = None
-            self.reporter.add(start, count, jax.device_get(found))
+            self.reporter.add(start, count, jax.device_get(found), done)
             self.watchdog.alive()
 
     def evaluate(self, step: int, state: TrainState, final: bool = False) -> Evaluation:

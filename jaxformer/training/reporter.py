@@ -72,13 +72,14 @@ class Reporter:
         self._excluded = 0.0  # seconds since then that were not spent on training
         self._timed = (0, 0.0)  # steps and seconds since the last train record
 
-    def add(self, start: int, count: int, metrics: StepMetrics) -> None:
-        """Adds the metrics (NumPy, leading axis over steps) of the `count` steps after `start`.
+    def add(self, start: int, count: int, metrics: StepMetrics, done: float | None = None) -> None:
+        """Adds the metrics (NumPy, leading axis over steps) of the `count` steps after `start`. `done`: when the
+        devices had finished them, by `time.perf_counter`; None: now.
 
         Raises:
           TrainingDiverged: `max_bad_steps` in a row were not finite.
         """
-        now = time.perf_counter()
+        now = time.perf_counter() if done is None else done
         if self._last is not None:  # the first dispatch includes compilation, so it is not timed
             steps, seconds = self._timed
             self._timed = (steps + count, seconds + now - self._last - self._excluded)

@@ -426,6 +426,22 @@ def test_records(tmp_path):
     assert any(line.startswith("step 5 of 14: loss") for line in lines)
 
 
+def test_the_last_window_is_as_fast_as_the_others_where_a_dispatch_returns_when_it_is_done(tmp_path, monkeypatch):
+    """As on GPUs, whose host leads the loop over the updates."""
+    whole = loop.StepTrace.__call__
+
+    def slow(self, *arguments):
+        out = jax.block_until_ready(whole(self, *arguments))
+        time.sleep(0.05)
+        return out
+
+    monkeypatch.setattr(loop.StepTrace, "__call__", slow)
+    train = {"log_every_steps": 5, "steps": 11, "eval_every_steps": 100, "steps_per_dispatch": 1}
+    run(tmp_path / "a", make_config(train=train))
+    first, second, last = (r["tokens_per_second"] for r in load(tmp_path / "a", "train"))
+    assert last < 8 * T / 0.05 and second < 8 * T / 0.05 and first < 8 * T / 0.05
+
+
 @pytest.mark.slow
 def test_a_train_record_is_the_mean_over_its_tokens(tmp_path):
     run(tmp_path / "a", make_config(optimizer={"learning_rate": 1e-20}), dropout=0.0)
