@@ -92,3 +92,17 @@ def test_ladders_that_cannot_be_compared(place):
         write("baseline", **more)
         write("a", **more)
         assert said(place, {"a": {"seed": 1}}, "--stage=report") == (2, expected()[case])
+
+
+def test_sizes_of_a_study(place):
+    place.config.write_text(
+        f"def get_config():\n    return {LADDER | {'ladder': {**LADDER['ladder'], 'widths': (8, 16, 24)}}!r}\n"
+    )
+
+    def said(*flags):
+        where = [f"--config.workdir={place.folder / 'study'}", f"--config.data.cache_dir={place.folder / 'cache'}"]
+        return place.run("scaling", f"--config={place.config}", *where, *flags)
+
+    assert said("--stage=run", "--only=8;16") == (2, expected()["sizes of a study, in another form"])
+    assert said("--stage=plan", "--only=8,9") == (2, expected()["size that a study has not"])
+    assert said("--only=8") == (2, expected()["report of some sizes alone"])

@@ -2,15 +2,19 @@
 
     jaxformer scaling scaling_tiny
     jaxformer scaling scaling_gpt --config.data.files='books/*.txt.xz' --stage=plan
+    jaxformer scaling scaling_tiny --stage=run --only=32,64
 
 Stages: plan (prints which runs are needed and how long they take), run (trains; the same command continues a stopped or
 killed study), fit (writes fit.json), report (fits, then writes report.html and figures/). Without --stage: all of them.
-Fit and report need only the directory's manifest.json and records.jsonl.
+Fit and report need only the directory's manifest.json and records.jsonl. With --only, processes and machines share a
+study's sizes, each in a directory of its own; their runs/*.jsonl together in one directory are the study.
 """
 
+import re
 import shlex
 
 from jaxformer.config import Config, MeshConfig
+from jaxformer.config.fields import shown
 from jaxformer.errors import ConfigError
 from jaxformer.runs.command_line import Parsed, add_verify, finite, integer, parse_config, parser
 from jaxformer.runs.trial_flag import add_trial, asks_trial
@@ -35,10 +39,14 @@ def main() -> int:
         "--holdout", type=integer(0), default=1, metavar="K", help="largest budgets to predict (default 1)"
     )
     arguments.add_argument("--delta", type=finite, default=1e-3, help="of Huber's function (default 0.001)")
+    arguments.add_argument("--only", metavar="WIDTH,...", help="sizes to plan and train (default: all)")
     add_trial(arguments)
     add_verify(arguments)
     parsed = parse_config(arguments, cls=StudyConfig)
     options, stage, by_trial = parsed.options, parsed.options.stage, asks_trial(parsed.options)
+    only = None if options.only is None else widths_of(options.only)
+    if only is not None and stage not in ("plan", "run"):
+        raise ConfigError(f"--only: with --stage={stage or 'all'}, which needs all sizes; accepted: plan, run")
     # Packages for the last stages are checked before the first stage, which takes hours.
     if stage in (None, "fit", "report"):
         bootstrap.special()
@@ -53,7 +61,7 @@ def main() -> int:
         a_device_for_each_core()
         assert isinstance(parsed.config, StudyConfig)
         scaling_study.check_from_scratch(parsed.config, "a study of scaling")
-        opened = scaling_study.open_study(parsed.config, verify=options.verify)
+        opened = scaling_study.open_study(parsed.config, only=only, verify=options.verify)
         check_memory(opened.config)
         if stage == "plan":
             scaling_study.print_plan(opened, settings, by_trial=by_trial, at_once=options.at_once)
@@ -68,6 +76,13 @@ def main() -> int:
     if stage != "run":
         conclude(parsed, stage, settings)
     return 0
+
+
+def widths_of(text: str) -> list[int]:
+    """The widths in "64,128". Raises ConfigError: another form."""
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
+        raise ConfigError(f"--only: {shown(text)}; accepted: widths of the ladder with commas between, as 64,128")
+    return [int(width) for width in text.split(",")]
 
 
 def check_memory(config: StudyConfig) -> None:

@@ -8,7 +8,7 @@ need, and what is worth keeping.
 import collections
 import functools
 import timeit
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,11 +50,17 @@ class Study(NamedTuple):
       config: vocabulary size filled in.
       corpus: the text.
       available: training tokens of one epoch.
+      only: widths whose runs are wanted here; None: all.
     """
 
     config: StudyConfig
     corpus: texts.Text
     available: int
+    only: tuple[int, ...] | None = None
+
+    def members(self, runs: Iterable[ladder.LadderRun]) -> list[Member]:
+        """Those of some runs that are wanted here, as members of a sweep."""
+        return [_member(self, run) for run in runs if self.only is None or run.width in self.only]
 
 
 def check_from_scratch(config: StudyConfig, what: str) -> None:
@@ -64,12 +70,16 @@ def check_from_scratch(config: StudyConfig, what: str) -> None:
             raise ConfigError(f"config.{name}: {value}; accepted in {what}: none")
 
 
-def open_study(config: StudyConfig, *, verify: bool = False) -> Study:
+def open_study(config: StudyConfig, *, only: Sequence[int] | None = None, verify: bool = False) -> Study:
     """Opens the text and checks that it is long enough for the ladder; `verify` as in `open_corpus`.
 
     Raises:
-      ConfigError: the text, ladder or working directory is not usable; nothing has been compiled or written.
+      ConfigError: the text, ladder or working directory is not usable, or `only` names a width that the ladder has
+        not; nothing has been compiled or written.
     """
+    if unknown := [width for width in only or () if width not in config.ladder.widths]:
+        widths = ", ".join(map(str, config.ladder.widths))
+        raise ConfigError(f"--only: no size of width {unknown[0]}; accepted: {widths}")
     cluster.refuse_several(config.distributed, "study")
     if config.optimizer.schedule != "wsd" and len(config.ladder.budgets) + len(config.ladder.tokens) > 1:
         print(f"note: optimizer.schedule={config.optimizer.schedule} trains every run from step 0; wsd shares trunks")
@@ -80,13 +90,13 @@ def open_study(config: StudyConfig, *, verify: bool = False) -> Study:
     config = fit_vocabulary(config, corpus.tokenizer)
     epoch = texts.batches_of(config, corpus).tokens_per_epoch
     ladder.planned(config, {}, epoch)
-    return Study(config, corpus, epoch)
+    return Study(config, corpus, epoch, None if only is None else tuple(only))
 
 
 def members(study: Study, finals: Mapping[str, Mapping[str, Any]]) -> list[Member]:
     """The runs wanted, given the finished ones."""
     losses = {name: float(record["loss"]) for name, record in finals.items()}
-    return [_member(study, run) for run in ladder.runs(study.config, losses, study.available)]
+    return study.members(ladder.runs(study.config, losses, study.available))
 
 
 def print_plan(
@@ -106,7 +116,7 @@ def print_plan(
     config = study.config
     found = _finished(study)
     losses = {name: float(record["loss"]) for name, record in found.items()}
-    wanted = [_member(study, run) for run in ladder.planned(config, losses, study.available)]
+    wanted = study.members(ladder.planned(config, losses, study.available))
     todo = [member for member in wanted if member.name not in found]
     log(
         f"{len(wanted)} runs on {len(trunks(wanted))} trunks, {len(shapes(wanted))} programs to compile; "

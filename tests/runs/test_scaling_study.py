@@ -142,6 +142,22 @@ def test_more_budgets_go_on_from_the_trunks(place, done, within, tmp_path):
 
 
 @pytest.mark.slow
+def test_sizes_trained_apart_are_one_study(place, done, within, tmp_path):
+    for widths in ("8", "16,24"):
+        code, out, err = within(tmp_path / widths, "--stage=run", f"--only={widths}")
+        assert code == 0, err[-2000:]
+        assert {r["width"] for r in told(tmp_path / widths) if r["kind"] == "final"} == set(map(int, widths.split(",")))
+    for path in (tmp_path / "16,24" / "runs").iterdir():
+        shutil.copy(path, tmp_path / "8" / "runs")
+    code, out, _ = within(tmp_path / "8", "--stage=run")
+    assert code == 0 and "0 TFLOP" in out
+    final = [r for r in told(tmp_path / "8") if r["kind"] == "final"]
+    known = {r["run"]: r for r in told(place / "done") if r["kind"] == "final"}
+    assert {r["run"]: r["role"] for r in final} == {name: r["role"] for name, r in known.items()}
+    assert all(abs(r["loss"] - known[r["run"]]["loss"]) < 1e-5 for r in final)
+
+
+@pytest.mark.slow
 def test_kill_minus_nine_changes_nothing(place, done):
     count = len(list((place / "done" / "runs").iterdir()))
     dice = random.Random(1)
