@@ -69,6 +69,8 @@ LARGE = {
     "expert_languages",
     "gpt_mixture",
     "gpt_shakespeare_char",
+    "gpt_shakespeare_gpu",
+    "scaling_three_decades",
     "scaling_gpt",
 }  # tracing them takes seconds
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer.benchmarks.suite import Suite
+from jaxformer.benchmarks.suite import Suite, torch_device
 from jaxformer.benchmarks.train import SHAPES, model_config
 from jaxformer.errors import ConfigError
 
@@ -12,7 +12,7 @@ from jaxformer.errors import ConfigError
 def contestants(options) -> Suite:
     """128 new tokens (half the context of a short one) after a prompt of a quarter of the context.
 
-    Every row goes to its limit: no stop token, and the peer is forbidden to end.
+    Every row goes to its limit: no stop token, and the peer is forbidden to end. Both on a GPU if JAX is on one.
     """
     try:
         import torch
@@ -32,13 +32,16 @@ def contestants(options) -> Suite:
     cfg = model_config(SHAPES[options.shape], options.dtype)
     params = prepare_decode_params(init_params(gpt.specs(cfg), jax.random.key(0)), cfg)
     shape: dict[str, Any] = {"n_layer": layers, "n_embd": width, "n_head": heads, "n_positions": context}
+    device = torch_device()
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[options.dtype]
     model = (
-        GPT2LMHeadModel(GPT2Config(**shape, vocab_size=vocab, bos_token_id=None, eos_token_id=None)).eval().to(dtype)
+        GPT2LMHeadModel(GPT2Config(**shape, vocab_size=vocab, bos_token_id=None, eos_token_id=None))
+        .eval()
+        .to(device, dtype)
     )
 
     ids = np.random.default_rng(0).integers(vocab, size=(rows, prompt), dtype=np.int32)
-    tokens = torch.from_numpy(ids.astype(np.int64))
+    tokens = torch.from_numpy(ids.astype(np.int64)).to(device)
     asked: dict[str, Any] = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
 
     def ours() -> None:
@@ -46,7 +49,7 @@ def contestants(options) -> Suite:
 
     def peer() -> None:
         with torch.inference_mode():
-            found = model.generate(tokens, attention_mask=torch.ones_like(tokens), **asked)
+            found = model.generate(tokens, attention_mask=torch.ones_like(tokens), **asked).cpu()
         assert found.shape[1] == prompt + new
 
     return Suite({"transformers on torch": peer, "jaxformer": ours}, "tokens", rows * new)
