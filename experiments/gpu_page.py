@@ -89,14 +89,22 @@ def benchmark(folder: Path, name: str, chip: str) -> Iterator[str]:
 
 
 def pretraining(folder: Path) -> Iterator[str]:
-    """The last record of each run that says how fast it was, as it stands there."""
+    """What each run's train records say of its speed, and where its time went."""
     files = sorted(folder.glob("pretrain*.jsonl"))
     if not files:
         yield "Not measured yet."
     for file in files:
-        found = [each for each in records(file) if "tokens_per_second" in json.dumps(each)]
-        yield f"{file.stem}, the last record of its speed:"
-        yield from ("", "```json", json.dumps(found[-1] if found else {}, indent=1), "```", "")
+        found = records(file)
+        rows = [
+            [str(each["step"]), f"{each['loss']:.3f}", f"{each['tokens_per_second']:,.0f}",
+             f"{each.get('utilisation') or 0:.3f}"]
+            for each in found if each["kind"] == "train"
+        ]  # fmt: skip
+        yield from table(["step", "loss", "tokens a second", "of the chip's peak"], rows)
+        spent = {name: seconds for name, seconds in found[-1].get("spent", {}).items() if name != "total"}
+        if spent:
+            parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spent.items())
+            yield f"Of {found[-1]['spent']['total']:.0f} s in all, not in steps: {parts}."
 
 
 def page(folder: Path) -> str:

@@ -45,8 +45,8 @@ else
         part "attention-$tokens" benchmark --suite=attention --dtype=bfloat16 --tokens="$tokens" --pairs=5 \
             --out="$out/attention.jsonl"
     done
-    part pretrain pretraining pretrain --config=configs/gpt2_124m.py --config.data.source=stdlib --config.train.steps=200 --config.train.eval_every_steps=200 \
-        --config.optimizer.warmup_steps=20 --config.train.profile_steps=100,105
+    part pretrain pretraining pretrain --config=configs/gpt2_124m.py --config.data.source=stdlib --config.train.steps=60 --config.train.eval_every_steps=60 --config.train.eval_rows=96 \
+        --config.optimizer.warmup_steps=10 --config.train.profile_steps=40,41
     part decode benchmark --suite=decode --shape=gpt2 --dtype=bfloat16 --rows=8 --pairs=3 --out="$out/decode.jsonl"
     part sweep benchmark --suite=sweep --size=2.0 --pairs=1 --out="$out/sweep.jsonl"
 fi
