@@ -8,14 +8,14 @@ from jaxformer.config import load
 
 
 def get_config():
-    """Twelve sizes of 0.07 to 26 million parameters, three layers and more, rows of 256 tokens, seven budgets."""
+    """Nine sizes of 0.07 to 11 million parameters, three layers and more, rows of 256 tokens, seven budgets."""
     config = load("scaling_gpt")
     config["model"] |= {"context_length": 256, "dtype": "bfloat16"}
     config["data"] |= {"max_train_bytes": None}
     config["optimizer"] |= {"learning_rate": 1e-2, "weight_decay": 0.1}
     config["train"] |= {"global_batch_size": 8, "eval_rows": 1024}
     config["ladder"] |= {
-        "widths": (32, 48, 64, 96, 128, 192, 224, 256, 320, 384, 512),
+        "widths": (32, 48, 64, 96, 128, 192, 256, 320, 384),
         "head_width": 16,
         "min_layers": 3,
         "layer_width": 64,
@@ -25,7 +25,7 @@ def get_config():
         "max_tokens_per_parameter": 130.0,
         "learning_rate_extensions": 1,
         "searched_sizes": 5,
-        "seeded_sizes": 5,
+        "seeded_sizes": 3,
         "max_epochs": 1.6,
     }
     return config
