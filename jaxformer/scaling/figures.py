@@ -54,7 +54,7 @@ def loss_compute(table: Table, result: Mapping[str, Any]) -> Any:
              title="Loss against compute")  # fmt: skip
     plotting.loss_ticks(axes.yaxis)
     plotting.log_ticks(axes.xaxis, plotting.flop)
-    axes.legend(loc="upper right")
+    figure.legend(loc="outside lower center", ncols=2)
     plotting.size_bar(figure, axes, shades, log_n, "N")
     return figure
 
