@@ -61,12 +61,12 @@ def worth(found: dict[str, list[dict[str, Any]]], replicates: int = 1000) -> dic
 def page(name: str, variants: dict[str, Any], out: str, found: dict[str, Multiplier]) -> str:
     """README.md of the folder."""
     rows = [
-        "| variant | what changes | verdict | multiplier M | M per tenfold compute | in parameters | others found |",
+        "| variant | multiplier M | verdict | M per tenfold compute | in parameters | what changes | others found |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for each, of in found.items():
         changes = ", ".join(f"`{field}={value_text(value)}`" for field, value in variants[each].items())
-        cells = [f"`{each}`", changes, of.verdict, str(of.flop), str(of.trend), str(of.parameters),
+        cells = [f"`{each}`", str(of.flop), of.verdict, str(of.trend), str(of.parameters), changes,
                  LITERATURE.get(each, "")]  # fmt: skip
         rows.append(f"| {' | '.join(cells)} |")
     first = next(iter(found.values()))
