@@ -3,8 +3,8 @@
     jaxformer pretrain gpt_shakespeare_gpu --config.data.files=tinyshakespeare.txt
     jaxformer pretrain gpt_shakespeare_gpu:ours --config.data.files=tinyshakespeare.txt
 
-The held-out tenth is the end of the file, as there, where its best loss is 1.4697. All of it is
-evaluated every 250 steps.
+The held-out tenth is the end of the file, as nanoGPT has it, whose best loss is 1.4697 by its readme. All of
+that tenth is evaluated every 250 steps.
 """
 
 from ml_collections import ConfigDict

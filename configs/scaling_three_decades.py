@@ -1,4 +1,4 @@
-"""Scaling of GPTs on text files over three decades of compute, 1e12 to 1e15 FLOP: minutes on a GPU, hours on 2 cores.
+"""Scaling of GPTs on text files over three decades of compute, 1e12 to 1e15 FLOP: for a GPU; a day on 2 cores.
 
 jaxformer scaling scaling_three_decades --config.data.files='books/train-*.txt.xz' \
     --config.data.validation_files=books/validation.txt.xz --config.data.separator='\f'

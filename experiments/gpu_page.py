@@ -97,14 +97,14 @@ def pretraining(folder: Path) -> Iterator[str]:
         found = records(file)
         rows = [
             [str(each["step"]), f"{each['loss']:.3f}", f"{each['tokens_per_second']:,.0f}",
-             f"{each.get('utilisation') or 0:.3f}"]
-            for each in found if each["kind"] == "train"
+             f"{each['utilisation']:.3f}" if "utilisation" in each else ""]
+            for each in found if each["kind"] == "train" and "tokens_per_second" in each
         ]  # fmt: skip
+        yield f"**{file.stem}**"
         yield from table(["step", "loss", "tokens a second", "of the chip's peak"], rows)
-        spent = {name: seconds for name, seconds in found[-1].get("spent", {}).items() if name != "total"}
-        if spent:
-            parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spent.items())
-            yield f"Of {found[-1]['spent']['total']:.0f} s in all, not in steps: {parts}."
+        if found and (spent := found[-1].get("spent")):
+            parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in spent.items() if name != "total")
+            yield f"The run took {spent['total']:.0f} s; seconds that were no training: {parts}."
 
 
 def page(folder: Path) -> str:

@@ -105,4 +105,6 @@ def test_sizes_of_a_study(place):
 
     assert said("--stage=run", "--only=8;16") == (2, expected()["sizes of a study, in another form"])
     assert said("--stage=plan", "--only=8,9") == (2, expected()["size that a study has not"])
+    few = "--config.ladder.searched_sizes=1"
+    assert said(few, "--stage=run", "--only=24") == (2, expected()["size without the one that its rate is of"])
     assert said("--only=8") == (2, expected()["report of some sizes alone"])

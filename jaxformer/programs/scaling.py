@@ -20,7 +20,7 @@ from jaxformer.runs.command_line import Parsed, add_verify, finite, integer, par
 from jaxformer.runs.trial_flag import add_trial, asks_trial
 from jaxformer.runtime.program import a_device_for_each_core
 from jaxformer.scaling import bootstrap, findings, plotting, results
-from jaxformer.scaling.ladder import StudyConfig, size_model
+from jaxformer.scaling.ladder import LadderConfig, StudyConfig, size_model
 from jaxformer.scaling.law_fit import Settings
 from jaxformer.storage.address import place
 
@@ -44,7 +44,8 @@ def main() -> int:
     add_verify(arguments)
     parsed = parse_config(arguments, cls=StudyConfig)
     options, stage, by_trial = parsed.options, parsed.options.stage, asks_trial(parsed.options)
-    only = None if options.only is None else widths_of(options.only)
+    assert isinstance(parsed.config, StudyConfig)
+    only = None if options.only is None else widths_of(options.only, parsed.config.ladder)
     if only is not None and stage not in ("plan", "run"):
         raise ConfigError(f"--only: with --stage={stage or 'all'}, which needs all sizes; accepted: plan, run")
     # Packages for the last stages are checked before the first stage, which takes hours.
@@ -59,7 +60,6 @@ def main() -> int:
         from jaxformer.training.sweep.scheduler import Interrupted
 
         a_device_for_each_core()
-        assert isinstance(parsed.config, StudyConfig)
         scaling_study.check_from_scratch(parsed.config, "a study of scaling")
         opened = scaling_study.open_study(parsed.config, only=only, verify=options.verify)
         check_memory(opened.config)
@@ -78,11 +78,26 @@ def main() -> int:
     return 0
 
 
-def widths_of(text: str) -> list[int]:
-    """The widths in "64,128". Raises ConfigError: another form."""
-    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
+def widths_of(text: str, ladder: LadderConfig) -> list[int]:
+    """The widths in "64,128".
+
+    Raises:
+      ConfigError: another form, a width that the ladder has not, or one that takes its learning rate from another that
+        is not among them.
+    """
+    if not re.fullmatch(r"[1-9][0-9]{0,8}(,[1-9][0-9]{0,8})*", text):
         raise ConfigError(f"--only: {shown(text)}; accepted: widths of the ladder with commas between, as 64,128")
-    return [int(width) for width in text.split(",")]
+    found = [int(width) for width in text.split(",")]
+    if unknown := [width for width in found if width not in ladder.widths]:
+        widths = ", ".join(map(str, ladder.widths))
+        raise ConfigError(f"--only: no size of width {unknown[0]}; accepted: {widths}")
+    last = ladder.widths[: ladder.searched_sizes][-1]
+    if (takers := [width for width in found if width > last]) and last not in found:
+        raise ConfigError(
+            f"--only: width {takers[0]} takes its learning rate from width {last} (ladder.searched_sizes "
+            f"{ladder.searched_sizes}); accepted: {last} beside it"
+        )
+    return found
 
 
 def check_memory(config: StudyConfig) -> None:

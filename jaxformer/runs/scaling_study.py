@@ -71,15 +71,12 @@ def check_from_scratch(config: StudyConfig, what: str) -> None:
 
 
 def open_study(config: StudyConfig, *, only: Sequence[int] | None = None, verify: bool = False) -> Study:
-    """Opens the text and checks that it is long enough for the ladder; `verify` as in `open_corpus`.
+    """Opens the text and checks that it is long enough for the ladder; `only` as in `Study`, `verify` as in
+    `open_corpus`.
 
     Raises:
-      ConfigError: the text, ladder or working directory is not usable, or `only` names a width that the ladder has
-        not; nothing has been compiled or written.
+      ConfigError: the text, ladder or working directory is not usable; nothing has been compiled or written.
     """
-    if unknown := [width for width in only or () if width not in config.ladder.widths]:
-        widths = ", ".join(map(str, config.ladder.widths))
-        raise ConfigError(f"--only: no size of width {unknown[0]}; accepted: {widths}")
     cluster.refuse_several(config.distributed, "study")
     if config.optimizer.schedule != "wsd" and len(config.ladder.budgets) + len(config.ladder.tokens) > 1:
         print(f"note: optimizer.schedule={config.optimizer.schedule} trains every run from step 0; wsd shares trunks")

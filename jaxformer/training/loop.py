@@ -233,8 +233,7 @@ class _Run:
             chunk, number = self.next(chunks)
             count = int(number)
             state, new = self.trace(self.steps.train, step, count, state, chunk, number)
-            # On GPUs the host leads the loop over the updates, so the call returns when they are done.
-            done = time.perf_counter() if new.loss.is_ready() else None  # type: ignore[attr-defined]
+            done = time.perf_counter() if self.returned_done(new) else None
             self.report()  # of the chunk before, while this one runs
             self.pending = (step, count, new, done)
             step += count
@@ -276,6 +275,11 @@ class _Run:
         if self.pending is None or self.pending[2].loss.is_ready():  # type: ignore[attr-defined]
             self.reporter.stopwatch.add("data", time.perf_counter() - began)
         return found
+
+    def returned_done(self, new: StepMetrics) -> bool:
+        """Whether the call returned when its updates were done, as on GPUs, whose host leads the loop over them, and so
+        did the one before. The end of one that did not is seen late, and the next would have no length."""
+        return (self.pending is None or self.pending[3] is not None) and new.loss.is_ready()  # type: ignore
 
     def report(self) -> None:
         """Waits for the newest chunk and reports its metrics."""

@@ -52,6 +52,19 @@ def test_a_measured_size_takes_the_place_of_an_earlier_one(tmp_path):
     assert found == {"queries": ([64, 64, 4, 2], 100.0), "keys": ([128, 32, 8, 2], 50.0)}
 
 
+def test_pretrainings_are_told_apart_and_a_record_without_a_speed_is_left_out(tmp_path):
+    train = {"kind": "train", "loss": 2.0, "step": 10}
+    fast = train | {"step": 20, "tokens_per_second": 1e6, "utilisation": 0.4}
+    final = {"kind": "final", "spent": {"total": 9.0, "data": 0.5}}
+    for name, lines in (("pretrain-a", [train, fast, final]), ("pretrain-b", [train, {**fast, "utilisation": 0.3}])):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (tmp_path / "pretrain-c.jsonl").write_text("")
+    page = gpu_page.page(tmp_path)
+    assert "**pretrain-a**" in page and "| 20 | 2.000 | 1,000,000 | 0.400 |" in page and "| 10 |" not in page
+    assert "The run took 9 s; seconds that were no training: data 0.5." in page
+    assert "**pretrain-b**" in page and "**pretrain-c**" in page
+
+
 def test_notes_stand_before_the_tables(tmp_path):
     (tmp_path / "notes.md").write_text("Part by part.\n")
     page = gpu_page.page(tmp_path)

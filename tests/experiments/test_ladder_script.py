@@ -37,7 +37,7 @@ def test_a_ladder_stopped_by_the_clock_goes_on_and_becomes_one_study(tmp_path):
         return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
 
     early = ladder("1")
-    assert early.returncode == 0, early.stderr
+    assert (early.returncode, early.stdout) == (75, f"0 runs in {tmp_path / 'out' / 'study'}\n"), early.stderr
     done = ladder("500")
     assert (done.returncode, done.stdout) == (0, f"4 runs in {tmp_path / 'out' / 'study'}\n"), done.stderr
     command = [sys.executable, "-m", "jaxformer", "scaling", str(tmp_path / "mine.py"), "--stage=run"]
@@ -49,5 +49,22 @@ def test_a_ladder_stopped_by_the_clock_goes_on_and_becomes_one_study(tmp_path):
         (8, 2560), (8, 5120), (16, 2560), (16, 5120)
     ]  # fmt: skip
     wrong = ladder("500", "9")
-    assert wrong.returncode == 1 and wrong.stderr.startswith("width 9: exit code 2; see ")
-    assert ladder("soon").returncode == 2
+    assert wrong.returncode == 1 and wrong.stderr.startswith("width 9 failed; see ")
+    before = sorted((tmp_path / "out" / "study" / "runs").iterdir())
+    (tmp_path / "mine.py").write_text(CONFIG.replace("(8, 16)", "(8, 16, 24)"))
+    other = ladder("500", "24")
+    assert other.returncode == 1 and "holds runs of another config or text than" in other.stderr
+    assert sorted((tmp_path / "out" / "study" / "runs").iterdir()) == before
+
+
+@pytest.mark.parametrize(("seconds", "widths", "flag", "said"), [
+    ("soon", "8", "--log", "SECONDS: soon; accepted: a whole number from 1 on\n"),
+    ("9", "", "--log", "WIDTH,...: ; accepted: widths with commas between, as 64,128\n"),
+    ("9", "8,16,8", "--log", "WIDTH,...: 8,16,8; accepted: each once\n"),
+    ("9", "8", "--config.workdir=a", "FLAGS: --config.workdir=a; this program sets it\n"),
+    ("9", "8", "--stage=plan", "FLAGS: --stage=plan; this program sets it\n"),
+])  # fmt: skip
+def test_a_ladder_that_cannot_be_is_one_line(tmp_path, seconds, widths, flag, said):
+    command = ["experiments/ladder.sh", str(tmp_path / "out"), seconds, widths, "scaling_tiny", flag]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, said) and not (tmp_path / "out").exists()

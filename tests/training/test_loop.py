@@ -426,6 +426,23 @@ def test_records(tmp_path):
     assert any(line.startswith("step 5 of 14: loss") for line in lines)
 
 
+def test_every_window_has_a_length_whichever_dispatches_return_when_they_are_done(tmp_path, monkeypatch):
+    """The end of one that returned before is seen late: that of the next is not to be seen earlier."""
+    answers = itertools.cycle([False, False, True, False, True, True])
+    whole = loop._Run.returned_done
+
+    class Metrics:
+        class loss:  # noqa: N801
+            @staticmethod
+            def is_ready():
+                return next(answers)
+
+    monkeypatch.setattr(loop._Run, "returned_done", lambda self, new: whole(self, Metrics))
+    train = {"log_every_steps": 1, "steps": 30, "eval_every_steps": 9, "steps_per_dispatch": 1}
+    run(tmp_path / "a", make_config(train=train))
+    assert ["tokens_per_second" in r for r in load(tmp_path / "a", "train")] == [False] + [True] * 29
+
+
 def test_the_last_window_is_as_fast_as_the_others_where_a_dispatch_returns_when_it_is_done(tmp_path, monkeypatch):
     """As on GPUs, whose host leads the loop over the updates."""
     whole = loop.StepTrace.__call__
