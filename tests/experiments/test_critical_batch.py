@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from experiments import critical_batch, critical_batch_fit, critical_batch_page
 from experiments import critical_batch_search as search
 from experiments.critical_batch_search import BATCHES, LENGTH, Trial
+from experiments.transfer_runs import read
 from jaxformer.config import DataConfig
 from tests.quick_runs import quickly
 
@@ -150,3 +152,8 @@ def test_a_tiny_study_goes_on_where_it_stopped(tmp_path, monkeypatch):
     assert found[0]["target"] == pytest.approx(found[0]["loss"] - 0.02)
     assert {(r["rows"], r["exponent"]) for r in found[1:]} == {(2, 0), (2, 1)}
     assert any(r["updates"] for r in found[1:])
+
+
+def test_the_committed_page_is_what_its_records_say():
+    folder = Path(critical_batch.__file__).parent / "results" / "critical_batch"
+    assert (folder / "README.md").read_text(encoding="utf-8") == critical_batch_page.page(read(folder))
