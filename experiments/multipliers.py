@@ -6,6 +6,9 @@
 manifest and records.jsonl of a ladder are all that is kept of it, and all that this program and that command need.
 """
 
+import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,19 @@ LITERATURE = {
     "muon": "1.3 to 2 times AdamW's compute (Jordan et al. 2024; Liu et al. 2025), less when tuned (Wen et al. 2025)",
     "batch_of_8": "costs little below the critical batch (McCandlish et al. 2018)",
     "cosine": "as good as a decay at the end (Hu et al. 2024; Hägele et al. 2024)",
+    "window": "loses what lies farther away (Beltagy et al. 2020)",
+    "dilated": "helps a little in some heads of upper layers (Beltagy et al. 2020)",
+    "strided": "as good as dense on long rows (Child et al. 2019)",
+    "fixed": "as good as dense on text, better than strided there (Child et al. 2019)",
+    "longformer": "as good as dense on long rows (Beltagy et al. 2020)",
+    "bigbird": "as good as dense in encoders of long rows (Zaheer et al. 2020)",
+    "lsh": "close to dense with 8 rounds of hashing, worse with fewer (Kitaev et al. 2020)",
+    "linear": "worse than softmax on text (Katharopoulos et al. 2020 on other data: close; Schlag et al. 2021)",
+    "performer": "close to softmax on proteins (Choromanski et al. 2021), worse on text (Schlag et al. 2021)",
+    "lstm": "as good on early tokens of a row, worse on later ones (Kaplan et al. 2020, section 3.2)",
+    "gru": "about as good as the LSTM (Chung et al. 2014; Jozefowicz et al. 2015)",
+    "sinusoidal": "worse than relative positions (Shaw et al. 2018; Press et al. 2022)",
+    "experts": "2 to 7 times less compute, less so as models grow (Fedus et al. 2022; Clark et al. 2022)",
 }
 
 
@@ -52,23 +68,28 @@ def finished(out: Path, variants: dict[str, Any]) -> dict[str, list[dict[str, An
     return {name: records.load(path, more=records.STUDY) for name, path in paths.items() if path.exists()}
 
 
+def manifest(out: Path) -> dict[str, Any]:
+    """That of the baseline's ladder."""
+    return json.loads((out / BASELINE / "manifest.json").read_text(encoding="utf-8"))
+
+
 def worth(found: dict[str, list[dict[str, Any]]], replicates: int = 1000) -> dict[str, Multiplier]:
     """Name -> multiplier of each variant."""
     baseline = found[BASELINE]
     return {name: compare(baseline, mine, replicates=replicates) for name, mine in found.items() if name != BASELINE}
 
 
-def page(name: str, variants: dict[str, Any], out: str, found: dict[str, Multiplier]) -> str:
-    """README.md of the folder."""
-    rows = [
-        "| variant | multiplier M | verdict | M per tenfold compute | in parameters | what changes | others found |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+def page(
+    name: str, variants: dict[str, Any], out: str, found: dict[str, Multiplier], baseline: Mapping[str, Any]
+) -> str:
+    """README.md of the folder; `baseline`: the manifest of its ladder."""
+    told = any(each in LITERATURE for each in found)
+    head = ["variant", "multiplier M", "verdict", "M per tenfold compute", "in parameters", "what changes"]
+    rows = [head + ["others found"] * told, ["---"] * (len(head) + told)]
     for each, of in found.items():
         changes = ", ".join(f"`{field}={value_text(value)}`" for field, value in variants[each].items())
-        cells = [f"`{each}`", str(of.flop), of.verdict, str(of.trend), str(of.parameters), changes,
-                 LITERATURE.get(each, "")]  # fmt: skip
-        rows.append(f"| {' | '.join(cells)} |")
+        cells = [f"`{each}`", str(of.flop), of.verdict, str(of.trend), str(of.parameters), changes]
+        rows.append(cells + [LITERATURE.get(each, "")] * told)
     first = next(iter(found.values()))
     left = [each for each in variants if each not in found]
     notes = [f"- `{each}`: {note}" for each, of in found.items() for note in of.notes]
@@ -79,24 +100,53 @@ def page(name: str, variants: dict[str, Any], out: str, found: dict[str, Multipl
         f"best size between others ({first.at:.3g} FLOP for the first row); above 1 the variant saves. Intervals are "
         "of 95 % and include seeds, held-out rows, learning rates and the law's misfit, as `docs/compare.md` says.",
         "",
+        *_same(variants, found),
         "![multipliers with their intervals](forest.svg)",
         "",
-        *rows,
+        *(f"| {' | '.join(row)} |" for row in rows),
         "",
         *(["Noted of these runs:", "", *notes, ""] if notes else []),
         *([f"Still to be trained: {', '.join(f'`{each}`' for each in left)}.", ""] if left else []),
         "## How",
         "",
-        f"    jaxformer compare {name} --config.data.files='books/train-*.txt.xz' \\",
-        "        --config.data.validation_files=books/validation.txt.xz --config.data.separator='\\f' \\",
-        f"        --config.workdir=experiments/results/{out} --only=NAME",
-        f"    python -m experiments.multipliers {name} --out=experiments/results/{out}",
+        *_command(baseline["command"], name, out),
         "",
-        "The baseline is the config as it is; `books/` holds 200 MB of novels, whole books held out. Ladders are "
+        f"The baseline is the config as it is; {_text(baseline['config']['data'])}. Ladders are "
         "trained one by one, on cores that other programs shared, so measured seconds are left out here. What it does "
         "not show: larger models, other text, changes together.",
         "",
     ])  # fmt: skip
+
+
+def _same(variants: dict[str, Any], found: dict[str, Multiplier]) -> list[str]:
+    """What ladders say that differ in nothing but their seeds."""
+    same = [of for each, of in found.items() if variants[each].keys() == {"seed"}]
+    if not same:
+        return []
+    held = [sum(each.low <= 1 <= each.high for each in of) for of in ([m.flop for m in same], [m.trend for m in same])]
+    return [
+        f"**Nothing changes but the seeds, so M and its trend are 1: of {len(same)} intervals of 95 %, "
+        f"{held[0]} hold M and {held[1]} its trend.**",
+        "",
+    ]
+
+
+def _text(data: Mapping[str, Any]) -> str:
+    if data["source"] == "stdlib":
+        return "the text is Python's own standard library, some of its files held out"
+    return "`books/` holds 200 MB of novels, whole books held out"
+
+
+def _command(command: list[str], name: str, out: str) -> list[str]:
+    """The lines that train one ladder and make the page."""
+    flags = [flag for flag in command[2:] if not flag.startswith(("--only", "--config.workdir"))]
+    quoted = [re.sub(r"=(.*[*\\].*)", r"='\1'", flag) for flag in flags]
+    lines = [f"jaxformer compare {name}", *quoted, f"--config.workdir=experiments/results/{out}", "--only=NAME"]
+    text = lines[0]
+    for line in lines[1:]:
+        text += (" " if len(text.splitlines()[-1] + line) < 98 else " \\\n    ") + line
+    text += f"\npython -m experiments.multipliers {name} --out=experiments/results/{out}"
+    return [f"    {line}" for line in text.splitlines()]
 
 
 def main() -> None:
@@ -112,7 +162,8 @@ def main() -> None:
     if not found:
         raise ConfigError(f"--out: {options.out} has no variant that finished; accepted: the baseline and one more")
     drawn = plotting.encoded(multiplier_page.draw(found)["forest"], "svg", bbox_inches="tight")
-    for path in write(options.out, {"forest": drawn}, page(options.config, variants, options.out.name, found)):
+    text = page(options.config, variants, options.out.name, found, manifest(options.out))
+    for path in write(options.out, {"forest": drawn}, text):
         print(path)
 
 

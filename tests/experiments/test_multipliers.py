@@ -8,22 +8,36 @@ from experiments import multipliers
 from jaxformer.config import load
 from jaxformer.errors import ConfigError
 
-RESULT = Path(__file__).parents[2] / "experiments" / "results" / "ablations"
-VARIANTS = load("compare_ablations")["variants"]
+RESULTS = Path(__file__).parents[2] / "experiments" / "results"
+# config -> its folder in `RESULTS`
+COMPARISONS = {"compare_ablations": "ablations", "compare_tiny:seeds": "same"}
+
+
+def variants_of(config):
+    return load(config)["variants"]
 
 
 def test_every_variant_has_what_others_found():
-    assert multipliers.LITERATURE.keys() == VARIANTS.keys()
+    assert multipliers.LITERATURE.keys() == {*variants_of("compare_ablations"), *variants_of("compare_mechanisms")}
 
 
 def test_a_folder_without_a_baseline(tmp_path):
     with pytest.raises(ConfigError, match=r"has no baseline/records.jsonl; accepted: the folder of a comparison"):
-        multipliers.finished(tmp_path, VARIANTS)
+        multipliers.finished(tmp_path, variants_of("compare_ablations"))
 
 
 @pytest.mark.slow
-def test_the_page_is_what_the_records_say():
-    found = multipliers.worth(multipliers.finished(RESULT, VARIANTS))
-    text = (RESULT / "README.md").read_text(encoding="utf-8")
-    assert text == multipliers.page("compare_ablations", VARIANTS, "ablations", found)
-    assert found["swiglu"].paired and (RESULT / "forest.svg").exists()
+@pytest.mark.parametrize("config", COMPARISONS)
+def test_the_page_is_what_the_records_say(config):
+    folder, variants = RESULTS / COMPARISONS[config], variants_of(config)
+    found = multipliers.worth(multipliers.finished(folder, variants))
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    assert text == multipliers.page(config, variants, folder.name, found, multipliers.manifest(folder))
+    assert all(of.paired for of in found.values()) and (folder / "forest.svg").exists()
+
+
+def test_ladders_that_differ_in_their_seeds_alone():
+    """Nine of ten intervals of really trained ladders hold the truth, which is 1."""
+    variants = variants_of("compare_tiny:seeds")
+    found = multipliers.worth(multipliers.finished(RESULTS / "same", variants), replicates=100)
+    assert len(found) == 10 and sum(of.flop.low <= 1 <= of.flop.high for of in found.values()) >= 9
