@@ -18,6 +18,11 @@ CONFIGS = {
         *STAGES, "--config.model.attention.window=4", "--config.model.attention.global_every=2",
     ],
     "fewer micro-batches than stages": [*STAGES, "--config.execution.gradient_accumulation_steps=1"],
+    "rounds without stages": ["--config.execution.pipeline_repeats=2"],
+    "parts of stages that do not divide": [*STAGES, "--config.execution.pipeline_repeats=2"],
+    "parts of stages without remat": [
+        *STAGES, "--config.execution.pipeline_repeats=2", "--config.model.num_layers=4",
+    ],
     "stages of reversible layers": [*STAGES, "--config.model.block=reversible"],
     "stages of another family": [
         *STAGES, "--config.model.family=encoder_decoder", "--config.data.objective=denoising",

@@ -374,6 +374,7 @@ WRONG = [
         {"model": {"family": "funnel", "funnel": {"decoder_layers": 0}}},
         "config.model.funnel.decoder_layers: 0; accepted: at least 1",
     ),
+    ({"execution": {"pipeline_repeats": 0}}, "config.execution.pipeline_repeats: 0; accepted: at least 1"),
     ({"execution": {"feed_forward_chunks": 0}}, "config.execution.feed_forward_chunks: 0; accepted: at least 1"),
     ({"model": {"attention_soft_cap": 0}}, "config.model.attention.soft_cap: 0.0; accepted: a finite number above 0"),
     ({"loss": {"label_smoothing": 1.0}}, "config.loss.label_smoothing: 1.0; accepted: 0.0 to 0.999"),

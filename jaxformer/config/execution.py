@@ -17,8 +17,10 @@ from jaxformer.config.fields import Section
 class Execution(
     Section,
     name="execution",
-    accepts=dict.fromkeys(("steps_per_dispatch", "gradient_accumulation_steps", "feed_forward_chunks"), at_least(1)),
-    most={"gradient_accumulation_steps": 2**24},
+    accepts=dict.fromkeys(
+        ("steps_per_dispatch", "gradient_accumulation_steps", "feed_forward_chunks", "pipeline_repeats"), at_least(1)
+    ),
+    most={"gradient_accumulation_steps": 2**24, "pipeline_repeats": 2**20},
 ):
     """How a run computes.
 
@@ -30,6 +32,8 @@ class Execution(
       attention: the implementation; splash needs TPUs, cudnn and flash_gpu an NVIDIA GPU.
       steps_per_dispatch: updates inside one compiled call.
       gradient_accumulation_steps: micro-batches of one update.
+      pipeline_repeats: parts of the layers that each stage of mesh.stage has; every micro-batch goes through the stages
+        so many times, which leaves them idle so many times less (the circular, or interleaved, schedule).
       feed_forward_chunks: parts of a row that feed-forward layers are computed in, one after the other, in the
         backward pass too: less memory, a little slower.
       experts: how the products of experts are computed, where there are experts; megablox needs TPUs.
@@ -42,6 +46,7 @@ class Execution(
     attention: Literal["auto", "xla", "chunked", "splash", "cudnn", "flash_gpu"] = "auto"
     steps_per_dispatch: int = 10
     gradient_accumulation_steps: int = 1
+    pipeline_repeats: int = 1
     feed_forward_chunks: int = 1
     experts: Literal["auto", "blocks", "ragged", "megablox"] = "auto"
     expert_exchange: Literal["auto", "gather", "all_to_all"] = "auto"

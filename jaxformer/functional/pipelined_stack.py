@@ -17,6 +17,7 @@ from jaxformer.functional.layer import Context
 from jaxformer.kernels.attention.shard_specs import MASK_ROWS
 from jaxformer.masks import Mask
 from jaxformer.parallel import pipeline
+from jaxformer.parallel.data_axis import data_shards, draws
 from jaxformer.parallel.pipeline import MicroBatches
 from jaxformer.types import Array, Params
 
@@ -34,7 +35,7 @@ def stack(
     """All layers of all stages; the same numbers as `block.stack` of each micro-batch.
 
     What `execution.remat` names is computed again for all layers of a stage at once: "full" keeps the input of a stage
-    for every micro-batch, and the rest for one micro-batch at a time.
+    for every micro-batch, and the rest for one micro-batch at a time. (Of a part of a stage, where it has several.)
 
     Args:
       params: as in `stack_specs(block_specs(cfg), L)`; L is a multiple of the number of stages.
@@ -62,7 +63,9 @@ def stack(
         common["positions"] = positions
     each = replace(execution, remat="none")
 
-    def apply(part: Any, common: Any, rows: dict[str, Array], number: Array) -> tuple[Array, blocks.Terms]:
+    def apply(part: Any, common: Any, rows: dict[str, Array], number: Array, turn: Array) -> tuple[Array, blocks.Terms]:
+        if lie.repeats > 1:
+            part = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, turn, keepdims=False), part)
         rng = jax.random.wrap_key_data(common["rngs"][number], impl=kind) if "rngs" in common else None
 
         def block(part: Any, x: Array, cfg: ModelConfig, context: Context) -> tuple[Array, Any, blocks.Terms]:
@@ -76,7 +79,22 @@ def stack(
         return out, terms
 
     numbered = (jnp.arange(cfg.num_blocks), params)
-    return pipeline.run(blocks.rematerialized(apply, execution, in_loop=True), numbered, common, rows, lie)
+    own_data = data_shards() > 1 and not _draws(apply, numbered, common, rows, lie)
+    run = blocks.rematerialized(apply, execution, in_loop=True)
+    return pipeline.run(run, numbered, common, rows, lie, own_data)
+
+
+def _draws(apply: Callable[..., Any], params: Any, common: Any, rows: dict[str, Array], lie: MicroBatches) -> bool:
+    """Whether the layers of a stage draw random numbers."""
+    if "rngs" not in common:
+        return False
+
+    def like(size: Callable[[int], tuple[int, ...]], tree: Any) -> Any:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*size(len(x)), *x.shape[1:]), x.dtype), tree)
+
+    first = (lie.repeats,) if lie.repeats > 1 else ()
+    part = like(lambda layers: (*first, layers // (lie.stages * lie.repeats)), params)
+    return draws(apply, part, common, like(lambda rows: (rows // lie.count,), rows), 0, 0)
 
 
 def _split(mask: Mask | None) -> tuple[dict[str, Array], Mask | None, bool]:

@@ -114,7 +114,7 @@ def shard_rows(
     length, longest = tokens.shape[1], cfg.context_length
     cut: Any = context.sequence_sharding(length, zigzag=cfg.causal and cfg.attention.window is None)
     if execution is not None and pipeline.stages() > 1:
-        cut = pipeline.micro_batches(len(tokens), execution.gradient_accumulation_steps)
+        cut = pipeline.micro_batches(len(tokens), execution.gradient_accumulation_steps, execution.pipeline_repeats)
     index = None if cut.order is None else jnp.asarray(cut.order)
     mask = masks.Mask(
         causal=cfg.causal and prefix is None,

@@ -198,6 +198,18 @@ def cannot_split(config: Config, stages: int, context: int = 1) -> str | None:
         alike = "" if period == 1 else f" in groups of {period} that are alike"
         divisors = f"a divisor of {model.num_layers // period}"
         return f"{where} does not divide model.num_layers {model.num_layers}{alike}; accepted: {divisors}"
+    repeats, each = config.execution.pipeline_repeats, model.num_layers // (stages * period)
+    if each % repeats:
+        share = f"{each}" if period == 1 else f"{each} groups of {period}"
+        return (
+            f"config.execution.pipeline_repeats: {repeats} does not divide a stage's share of model.num_layers "
+            f"{model.num_layers}, which is {share}; accepted: a divisor of {each}"
+        )
+    if repeats > 1 and config.execution.remat == "none":
+        return (
+            f"config.execution.remat: none would keep the weights of a stage's part once for every tick; accepted with "
+            f"execution.pipeline_repeats={repeats}: dots, attention or full"
+        )
     if micro % stages:
         return (
             f"config.execution.gradient_accumulation_steps: {micro}; each of mesh.stage {stages} stages keeps as many "

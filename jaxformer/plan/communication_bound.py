@@ -9,7 +9,9 @@
   context  every micro-batch and layer: what sublayers send around the ring (`layer.Cost`), keys and values, once
            forward (twice where the backward pass recomputes blocks), and they and their gradients backward.
   stage    every micro-batch: its activations go to the next stage, and what stages keep of other micro-batches to the
-           one before (`parallel.pipeline`), forward, and their gradients the other way.
+           one before (`parallel.pipeline`), forward, and their gradients the other way. Where micro-batches go round
+           several times, they go ahead as often and back once; and once an update each part of the layers that
+           another stage keeps goes to the stage that runs it, and its gradient back, float32 (`parallel.circular`).
   expert   with fsdp, for parameters of other layers; and every micro-batch and layer of experts: each token to its
            experts and back, forward and backward, by the cheaper of an all-to-all and of sending all tokens to all.
   data     gradients of what a device keeps, summed once, float32; also over fsdp, context and stage for parameters that
@@ -57,9 +59,25 @@ def communication_bound(config: Config, specs: Any, mesh: Any) -> dict[str, floa
     if "context" in sizes:
         add(("context",), _context(config, sizes))
     if STAGE in sizes:
-        numbers = 4 * tokens_per_device(config, sizes) * config.model.width
+        repeats, stages = config.execution.pipeline_repeats, sizes[STAGE]
+        numbers = 2 * (repeats + 1) * tokens_per_device(config, sizes) * config.model.width
         add((STAGE,), config.execution.gradient_accumulation_steps * numbers * _compute_bytes(config))
+        if repeats > 1:
+            away = sum(c // repeats != c % stages for c in range(stages * repeats)) / (stages * repeats)
+            add((STAGE,), away * _layers_of_a_stage(specs, mesh))
     return out
+
+
+def _layers_of_a_stage(specs: Any, mesh: Any) -> float:
+    """Bytes of a device's parameters of its stage, and of their gradients."""
+    total = 0.0
+    for path, spec in jax.tree_util.tree_leaves_with_path(specs, is_leaf=is_spec):
+        if spec.num_stacked:
+            axes = partition(spec.shape, spec.axes, mesh, jax.tree_util.keystr(path, simple=True, separator="."))
+            used = [a for e in axes if e for a in (e if isinstance(e, tuple) else (e,))]
+            numbers = math.prod(spec.shape) / math.prod(mesh.shape[a] for a in used)
+            total += numbers * GRADIENT_BYTES * (1 + int(spec.trained))
+    return total
 
 
 def tokens_per_device(config: Config, sizes: dict[str, int]) -> float:

@@ -9,8 +9,9 @@ import numpy as np
 from jaxformer.config import Config, to_dict
 from jaxformer.functional.sublayers import stack_costs
 from jaxformer.models.flops import count_parameters, training_flops
+from jaxformer.parallel.circular import Schedule
 from jaxformer.parallel.mesh import LARGE
-from jaxformer.parallel.pipeline import STAGE, num_ticks
+from jaxformer.parallel.pipeline import STAGE
 from jaxformer.plan import collectives, communication_bound, costs, hlo
 from jaxformer.plan.compiled_step import CompiledStep, compile_step
 from jaxformer.plan.grouped_costs import grouped_shares
@@ -98,9 +99,12 @@ def pipeline_of(config: Config, sizes: dict[str, int]) -> dict[str, float] | Non
     program's operations, and so in the time of an update."""
     if STAGE not in sizes:
         return None
-    micro_batches = config.execution.gradient_accumulation_steps
-    ticks = num_ticks(sizes[STAGE], micro_batches)
-    return {"stages": sizes[STAGE], "micro_batches": micro_batches, "ticks": ticks, "useful": micro_batches / ticks}
+    micro_batches, repeats = config.execution.gradient_accumulation_steps, config.execution.pipeline_repeats
+    schedule = Schedule(sizes[STAGE], micro_batches, repeats)
+    return {
+        "stages": sizes[STAGE], "micro_batches": micro_batches, "repeats": repeats, "ticks": schedule.ticks,
+        "useful": schedule.useful,
+    }  # fmt: skip
 
 
 def by_axes(plan: Plan) -> dict[str, float]:
@@ -161,7 +165,9 @@ def saved_activations(step: CompiledStep) -> int:
         }
         numbers = stack.depth * kept[execution.remat]
         if STAGE in sizes:
-            ticks, depth = num_ticks(sizes[STAGE], execution.gradient_accumulation_steps), stack.depth / sizes[STAGE]
+            repeats = execution.pipeline_repeats
+            ticks = Schedule(sizes[STAGE], execution.gradient_accumulation_steps, repeats).ticks
+            depth = stack.depth / (sizes[STAGE] * repeats)
             if execution.remat == "full":
                 numbers = ticks * kept["full"] + depth * kept["none"]
             else:

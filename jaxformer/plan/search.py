@@ -59,6 +59,8 @@ def _in_stages(config: Config, topology: Topology, stages: int) -> list[Config]:
     over = {axis for axis, rule in RULES.items() if "tensor" in (rule or ())}
     split = {size for spec in leaves for size, axis in zip(spec.shape, spec.axes, strict=True) if axis in over}
     steps = config.execution.gradient_accumulation_steps
+    repeats = config.execution.pipeline_repeats if stages > 1 else 1
+    execution = replace(config.execution, pipeline_repeats=repeats)
     found = []
     for tensor in (1, 2, 4, 8, 16):
         if tensor > most or devices % tensor or any(size % tensor for size in split):
@@ -68,7 +70,7 @@ def _in_stages(config: Config, topology: Topology, stages: int) -> list[Config]:
         for fsdp in dict.fromkeys((rest, inside, 1)):
             if rest % fsdp == 0 and config.train.global_batch_size % (rest * steps) == 0:
                 mesh = replace(config.mesh, data=rest // fsdp, fsdp=fsdp, tensor=tensor, context=context, stage=stages)
-                found.append(replace(config, mesh=mesh))
+                found.append(replace(config, mesh=mesh, execution=execution))
     return found if not found or stages == 1 or cannot_split(config, stages, context) is None else []
 
 

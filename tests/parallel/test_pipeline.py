@@ -11,17 +11,18 @@ from flat_config import model_config
 from jaxformer.config import Config, Execution, MeshConfig, TrainConfig
 from jaxformer.errors import ConfigError
 from jaxformer.models import backbone
+from jaxformer.parallel import circular, pipeline
 from jaxformer.parallel import mesh as meshes
-from jaxformer.parallel import pipeline
 from jaxformer.parallel.pipeline import MicroBatches
 from jaxformer.specs import abstract_params
 
 
-def config(micro=4):
+def config(micro=4, repeats=1):
     model = {"num_layers": 4, "width": 16, "num_heads": 4, "context_length": 8, "vocab_size": 32}
     return Config(
         model=model_config(**model),
-        execution=Execution(gradient_accumulation_steps=micro, layers="scan"),
+        execution=Execution(gradient_accumulation_steps=micro, pipeline_repeats=repeats, layers="scan", remat="full"),
+        mesh=MeshConfig(data=1, stage=None),
         train=TrainConfig(global_batch_size=48),
     )
 
@@ -41,23 +42,39 @@ def test_rows_lie_on_the_stages_that_keep_their_micro_batches():
     np.testing.assert_array_equal(lie.unshard(told)[:, 0], np.arange(18) % 6)
 
 
-def test_every_micro_batch_meets_every_stage_once():
-    """Layers that multiply by ten and add their number write down where a row has been; the terms count the visits."""
-    mesh = meshes.make_mesh(MeshConfig(data=1, stage=4), jax.devices()[:4])
-    lie = MicroBatches(stages=4, count=8)
+@pytest.mark.parametrize("stages, micro, repeats, data", [(4, 8, 1, 1), (2, 6, 3, 2), (4, 4, 2, 1)])
+def test_every_micro_batch_meets_every_layer_once(stages, micro, repeats, data):
+    """Layers that multiply by 31 and add their number write down where a row has been; the terms count the visits."""
+    mesh = meshes.make_mesh(MeshConfig(data=data, stage=stages), jax.devices()[: stages * data])
+    lie, rows, layers = MicroBatches(stages, micro, repeats), 2 * micro * data, 2 * stages * repeats
 
-    def apply(digits, common, rows, number):
+    def apply(digits, common, rows, number, turn):
         x, there = rows["x"], rows["label"]
-        for digit in digits:
-            x = 10 * x + digit
+        for digit in digits[turn] if repeats > 1 else digits:
+            x = 31 * x + digit
         return x, {"visits": jnp.ones(()), "labels": jnp.sum(there), "number": number}
 
+    digits, of = jnp.arange(1, layers + 1, dtype=jnp.uint32), np.arange(rows, dtype=np.uint32)
     with jax.set_mesh(mesh):
-        rows = {"x": lie.arrange(jnp.arange(16)), "label": lie.arrange(jnp.arange(16) % 8)}
-        run = jax.jit(lambda digits, rows: pipeline.run(apply, digits, (), rows, lie))
-        out, terms = jax.device_get(run(jnp.arange(1, 9), rows))
-    np.testing.assert_array_equal(MicroBatches(4, 8).unshard(out), np.arange(16) * 10**8 + 12345678)
-    assert terms == {"visits": 32, "labels": 4 * np.sum(np.arange(16) % 8), "number": 4 * sum(range(8))}
+        given = {"x": lie.arrange(jnp.asarray(of)), "label": lie.arrange(jnp.arange(rows) % micro)}
+        run = jax.jit(lambda digits, rows: pipeline.run(apply, digits, (), rows, lie, own_data=data > 1))
+        out, terms = jax.device_get(run(digits, given))
+    for digit in range(1, layers + 1):
+        of = 31 * of + np.uint32(digit)
+    np.testing.assert_array_equal(lie.unshard(out), of)
+    each = stages * repeats * sum(range(micro))
+    # Of a data axis every group counts by itself what it has, and all see the numbers.
+    counted = {"visits": data * stages * repeats * micro, "labels": each * rows // micro, "number": data * each}
+    assert terms == counted
+
+
+@pytest.mark.parametrize("stages, repeats", [(2, 2), (4, 2), (3, 4), (6, 4), (4, 6), (8, 8)])
+def test_parts_go_to_their_stages_one_at_a_time(stages, repeats):
+    everything = set()
+    for each in circular.moves(stages, repeats):
+        assert sorted(to for _, to, _ in each) == list(range(stages))
+        everything |= {(stage * repeats + part, to, place) for stage, (part, to, place) in enumerate(each)}
+    assert everything == {(c, c % stages, c // stages) for c in range(stages * repeats)}
 
 
 def scans(jaxpr):
@@ -71,14 +88,16 @@ def scans(jaxpr):
             yield from scans(each)
 
 
-@pytest.mark.parametrize("stages, micro", [(2, 2), (2, 16), (4, 8)])
-def test_the_share_of_the_ticks_that_is_useful(stages, micro):
-    cfg = config(micro)
+@pytest.mark.parametrize("stages, micro, repeats", [(2, 2, 1), (2, 16, 2), (4, 8, 1)])
+def test_the_share_of_the_ticks_that_is_useful(stages, micro, repeats):
+    cfg = config(micro, repeats)
     params, tokens = abstract_params(backbone.specs(cfg.model)), jax.ShapeDtypeStruct((16, 8), jnp.int32)
     with jax.set_mesh(mesh_of(stages)):
         run = functools.partial(backbone.hidden, cfg=cfg.model, execution=cfg.execution)
         ticks = list(scans(jax.make_jaxpr(run)(params, tokens).jaxpr))
-    assert ticks == [pipeline.num_ticks(stages, micro)] == [micro + stages - 1]
+    schedule = circular.Schedule(stages, micro, repeats)
+    assert ticks == [schedule.ticks] == [repeats * micro + stages - 1]
+    assert schedule.useful == repeats * micro / ticks[0]
 
 
 @pytest.mark.parametrize("micro", [1, 2, 6])

@@ -1,5 +1,6 @@
 """What a plan knows of stages before anything is compiled: bytes at the least, ticks, kept activations, candidates."""
 
+import math
 from types import SimpleNamespace
 
 import jax
@@ -12,19 +13,20 @@ from jaxformer.plan.communication_bound import communication_bound
 from jaxformer.plan.measures import pipeline_of, saved_activations
 from jaxformer.plan.search import candidates
 from jaxformer.plan.topology import Topology, parse
+from jaxformer.specs import is_spec
 
 ROWS, LENGTH, WIDTH, LAYERS = 32, 64, 32, 8
 
 
-def config(micro=4, remat="full", **mesh) -> Config:
+def config(micro=4, remat="full", repeats=1, **mesh) -> Config:
     model = {"num_layers": LAYERS, "width": WIDTH, "context_length": LENGTH, "vocab_size": 64, "tie_embeddings": False}
-    execution = {"gradient_accumulation_steps": micro, "remat": remat}
+    execution = {"gradient_accumulation_steps": micro, "remat": remat, "pipeline_repeats": repeats}
     tree = {"model": model, "execution": execution, "train": {"global_batch_size": ROWS}, "mesh": mesh}
     return from_mapping(tree)
 
 
-def bound(**mesh):
-    cfg = config(**mesh)
+def bound(repeats=1, **mesh):
+    cfg = config(repeats=repeats, **mesh)
     return communication_bound(cfg, specs(cfg.model), make_mesh(cfg.mesh, jax.devices()))
 
 
@@ -32,6 +34,10 @@ def test_bytes_at_the_least():
     number = 2 if config().model.dtype == "bfloat16" else 4
     rows = ROWS // 2  # those of the batch on a device of each stage
     assert bound(data=2, stage=4)["stage"] == 4 * rows * LENGTH * WIDTH * number
+    # What goes round R times goes ahead R times and back once; and so do, once each way, the layers of other stages.
+    layers = 4 * sum(math.prod(x.shape) for x in jax.tree.leaves(specs(config().model)["blocks"], is_leaf=is_spec))
+    ahead = 3 / 2 * 4 * rows * LENGTH * WIDTH * number
+    assert bound(repeats=2, data=2, stage=4)["stage"] == ahead + 2 * layers / 4 * 3 / 4
     # A stage has a part of the layers, whose products are summed for all rows of its devices.
     alone, staged = bound(data=4, tensor=2), bound(data=1, tensor=2, stage=4)
     assert staged["tensor"] == pytest.approx(alone["tensor"])
@@ -42,8 +48,10 @@ def test_bytes_at_the_least():
 
 def test_ticks():
     assert pipeline_of(config(), {"data": 8}) is None
-    expected = {"stages": 4, "micro_batches": 16, "ticks": 19, "useful": 16 / 19}
+    expected = {"stages": 4, "micro_batches": 16, "repeats": 1, "ticks": 19, "useful": 16 / 19}
     assert pipeline_of(config(micro=16), {"stage": 4}) == expected
+    expected = {"stages": 4, "micro_batches": 16, "repeats": 2, "ticks": 35, "useful": 32 / 35}
+    assert pipeline_of(config(micro=16, repeats=2, data=2, stage=4), {"stage": 4}) == expected
 
 
 def kept(remat, **mesh):

@@ -32,13 +32,18 @@ MODELS = {
 }  # fmt: skip
 
 
-def config(name, remat="none", **mesh):
+def config(name, remat="none", repeats=1, **mesh):
     fields = {"num_layers": LAYERS, "width": 16, "context_length": LENGTH, "vocab_size": VOCAB}
     bert = name == "bert"
     return Config(
         model=model_config(**fields | MODELS[name]),
         execution=Execution(
-            gradient_accumulation_steps=MICRO, remat=remat, layers="scan", attention="xla", steps_per_dispatch=1
+            gradient_accumulation_steps=MICRO,
+            pipeline_repeats=repeats,
+            remat=remat,
+            layers="scan",
+            attention="xla",
+            steps_per_dispatch=1,
         ),
         data=DataConfig(objective="masked" if bert else "next_token", pairs=bert),
         mesh=MeshConfig(**mesh),
@@ -75,9 +80,9 @@ def filled(specs):
 
 
 @functools.cache
-def program(name, remat="none", **mesh):
+def program(name, remat="none", repeats=1, **mesh):
     """(batch, parameters) -> loss, gradient and metrics of a model on a mesh."""
-    cfg = config(name, remat=remat, **mesh)
+    cfg = config(name, remat, repeats, **mesh)
     mesh, model = mesh_of(cfg), make_model(cfg.model, LossConfig(), cfg.execution)
     run = jax.jit(functools.partial(gradients, model=model, micro_batches=MICRO, staged=STAGE in mesh.shape))
     shardings = meshes.param_shardings(model.specs, mesh)
@@ -98,10 +103,33 @@ def agree(found, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [{"data": 2, "stage": 4}, {"data": 1, "stage": 2, "fsdp": 2, "tensor": 2}], ids=str)
-def test_stages_are_the_layers_one_after_another(mesh):
-    remat = "full" if mesh["stage"] == 4 else "none"
-    agree(program("gpt", remat, **mesh)(batch("gpt")), program("gpt", data=1)(batch("gpt")))
+@pytest.mark.parametrize(
+    "remat, repeats, mesh",
+    [
+        ("full", 1, {"data": 2, "stage": 4}),
+        ("none", 1, {"data": 1, "stage": 2, "fsdp": 2, "tensor": 2}),
+        ("full", 2, {"data": 2, "stage": 2, "fsdp": 2}),
+        ("dots", 2, {"data": 1, "stage": 2}),
+    ],
+    ids=str,
+)
+def test_stages_are_the_layers_one_after_another(remat, repeats, mesh):
+    agree(program("gpt", remat, repeats, **mesh)(batch("gpt")), program("gpt", data=1)(batch("gpt")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [{"data": 4}, {"data": 2, "fsdp": 2, "tensor": 2}], ids=str)
+def test_micro_batches_of_data_apart_add_up_to_the_whole(mesh):
+    agree(program("gpt", **mesh)(batch("gpt")), program("gpt", data=1)(batch("gpt")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [{"data": 4}, {"data": 2, "stage": 2}], ids=str)
+def test_dropout_is_drawn_for_all_rows_together(mesh):
+    """So what is dropped does not depend on how many devices share out the rows."""
+    alone = {name: size for name, size in mesh.items() if name == "stage"}
+    expected = program("bert", data=1, **alone)(batch("bert"))
+    agree(program("bert", **mesh)(batch("bert")), expected)
 
 
 @pytest.mark.slow
@@ -146,10 +174,11 @@ def test_packed_documents_do_not_see_each_other():
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_without_its_stages(tmp_path):
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_a_run_goes_on_without_its_stages(tmp_path, repeats):
     """A first update on stages leaves in the moments the gradient of one device; a second one finds the same loss there
     and, restored, on one device."""
-    cfg, of = config("gpt", data=4, stage=2), batch("gpt")
+    cfg, of = config("gpt", "full" if repeats > 1 else "none", repeats, data=4, stage=2), batch("gpt")
     mesh, model = mesh_of(cfg), make_model(cfg.model, LossConfig(), cfg.execution)
     optimizer = make_optimizer(cfg.optimizer, cfg.train.steps, model.specs)
     steps = compile_steps(model, optimizer, mesh, cfg)

@@ -14,6 +14,7 @@ from jaxformer.kernels import derivatives
 from jaxformer.kernels.attention.nonfinite import marked, only_seen, usable_key, usable_value
 from jaxformer.kernels.matmul import rounded_einsum, transposed_products
 from jaxformer.kernels.rematerialize import named_attention, rematerialize
+from jaxformer.parallel.constraints import constrain
 from jaxformer.types import Array
 
 Span = tuple[int, int]
@@ -133,7 +134,7 @@ def _backward(spans, masked, saved, g_out):
     if len(spans) > 2:  # otherwise XLA keeps every block's slices of keys and values, which are larger together
         key, value = (rematerialize(x, g_out[:, :, 0, :1, :1]) for x in (key, value))
     # Width before keys: the layout in which these products come out, without a transpose.
-    d_key, d_value = (jnp.zeros(rows(x).swapaxes(-2, -1).shape, wide) for x in (key, value))
+    d_key, d_value = (_sharded(jnp.zeros(rows(x).swapaxes(-2, -1).shape, wide)) for x in (key, value))
     for ((first, last), (start, stop)), bias, weights in zip(spans, biases, kept, strict=True):
         block = query[:, :, :, first:last]
         g, q = rows(g_out[:, :, :, first:last]), rows(block)
@@ -151,6 +152,11 @@ def _backward(spans, masked, saved, g_out):
         for d, x in zip(jax.lax.optimization_barrier((d_key, d_value)), (key, value), strict=True)
     )
     return jnp.concatenate(d_query, axis=3), d_key, d_value, tuple(d_biases), None
+
+
+def _sharded(x: Array) -> Array:
+    """[B, G, K, S] sharded as what is added to it. XLA keeps zeros whole where it shards only some axes of the mesh."""
+    return constrain(x, "rows", "heads", None, None) if x.ndim == 4 else x
 
 
 @jax.custom_jvp
