@@ -34,6 +34,7 @@ CASES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "glam_64b_64e-h100": ("glam_64b_64e", "h100:64x8", ()),
     "llama_70b_stages-v5p": ("llama_70b_stages", "v5p:8x8x8", ()),
     "llama_70b_stages-h100": ("llama_70b_stages", "h100:64x8", ()),
+    "llama_70b_stages-h100-repeats": ("llama_70b_stages", "h100:64x8", ("execution.pipeline_repeats=2",)),
 }
 
 
