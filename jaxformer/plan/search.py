@@ -30,11 +30,13 @@ class Trial:
 
 
 def candidates(config: Config, topology: Topology) -> list[Config]:
-    """The config with meshes of stage x data x fsdp x tensor, most promising first; the remat policy is chosen later.
+    """The config with meshes of stage x data x fsdp x expert x tensor, most promising first; the remat policy is chosen
+    later.
 
     tensor: up to a node's devices (16 on a TPU), and dividing the heads; fsdp: all other devices, those of one node, or
-    1; data: the rest; stage: none, 2, 4 and 8 in turn, where they divide layers and micro-batches. The context axis
-    keeps its size (1 if the config gives it the rest).
+    1; data: the rest; stage: none, 2, 4 and 8 in turn, where they divide layers and micro-batches; expert, where there
+    are experts: the most devices of a node that divide them (of all nodes, where an all-to-all can be sent), half as
+    many, and so on, in turn. The context axis keeps its size (1 if the config gives it the rest).
 
     >>> from jaxformer.config import from_mapping
     >>> from jaxformer.plan.topology import parse
@@ -44,16 +46,27 @@ def candidates(config: Config, topology: Topology) -> list[Config]:
     >>> [(c.mesh.data, c.mesh.fsdp, c.mesh.tensor) for c in found][:3]
     [(1, 16, 1), (2, 8, 1), (16, 1, 1)]
     """
-    tried = [_in_stages(config, topology, stages) for stages in (1, 2, 4, 8)]
+    pairs = itertools.product(enumerate((1, 2, 4, 8)), enumerate(_experts(config, topology)))
+    turns = sorted((i + j, i, stages, experts) for (i, stages), (j, experts) in pairs)
+    tried = [_in_stages(config, topology, stages, experts) for *_, stages, experts in turns]
     return [each for row in itertools.zip_longest(*tried) for each in row if each is not None]
 
 
-def _in_stages(config: Config, topology: Topology, stages: int) -> list[Config]:
-    """Those with this number of stages."""
+def _experts(config: Config, topology: Topology) -> list[int]:
+    """Sizes of the expert axis, largest first; [1] without experts."""
+    kind = config.model.feed_forward
+    if not kind.has_experts:
+        return [1]
+    near = topology.per_node if kind.places(config.model.context_length) is None else len(topology.devices)
+    return [2**i for i in reversed(range(near.bit_length())) if kind.count % 2**i == 0 and 2**i <= near]
+
+
+def _in_stages(config: Config, topology: Topology, stages: int, experts: int) -> list[Config]:
+    """Those with this number of stages, and of parts of the experts."""
     context = config.mesh.context or 1
-    if stages > 1 and (len(topology.devices) // context) % stages:
+    if len(topology.devices) % (context * stages * experts):
         return []
-    devices = len(topology.devices) // context // stages
+    devices = len(topology.devices) // (context * stages * experts)
     most = min(topology.per_node, 16)
     leaves = jax.tree.leaves(block_specs(config.model), is_leaf=is_spec)
     over = {axis for axis, rule in RULES.items() if "tensor" in (rule or ())}
@@ -68,8 +81,9 @@ def _in_stages(config: Config, topology: Topology, stages: int) -> list[Config]:
         rest = devices // tensor
         inside = max(1, topology.per_node // tensor) if topology.chip.platform == "cuda" else max(1, int(rest**0.5))
         for fsdp in dict.fromkeys((rest, inside, 1)):
-            if rest % fsdp == 0 and config.train.global_batch_size % (rest * steps) == 0:
-                mesh = replace(config.mesh, data=rest // fsdp, fsdp=fsdp, tensor=tensor, context=context, stage=stages)
+            if rest % fsdp == 0 and config.train.global_batch_size % (rest * experts * steps) == 0:
+                mesh = replace(config.mesh, data=rest // fsdp, fsdp=fsdp, tensor=tensor, context=context)
+                mesh = replace(mesh, stage=stages, expert=experts)
                 found.append(replace(config, mesh=mesh, execution=execution))
     return found if not found or stages == 1 or cannot_split(config, stages, context) is None else []
 
@@ -96,8 +110,9 @@ def search(
             if len(trials) >= tries:
                 break
             one = replace(mesh, execution=replace(mesh.execution, remat=remat))
-            staged = f"stage {mesh.mesh.stage} " if (mesh.mesh.stage or 1) > 1 else ""
-            name = f"{staged}data {mesh.mesh.data} fsdp {mesh.mesh.fsdp} tensor {mesh.mesh.tensor} remat {remat}"
+            sizes = {name: getattr(mesh.mesh, name) for name in ("stage", "data", "fsdp", "expert", "tensor")}
+            shown = [f"{name} {n}" for name, n in sizes.items() if n > 1 or name not in ("stage", "expert")]
+            name = f"{' '.join(shown)} remat {remat}"
             try:
                 plan = make_plan(one, topology)
             except ConfigError as error:
@@ -123,10 +138,10 @@ def _line(trial: Trial) -> str:
         f"{milliseconds(times['no_overlap']):>12}  {times['utilisation_no_overlap']:6.1%} to "
         f"{times['utilisation']:6.1%}  {times['bound']}"
     )  # fmt: skip
-    return f"{trial.name:44} {size(plan['memory']['total']):>10}  fits: {verdict(plan):8}{speed}"
+    return f"{trial.name:54} {size(plan['memory']['total']):>10}  fits: {verdict(plan):8}{speed}"
 
 
 def lines(trials: list[Trial]) -> list[str]:
     """The ranking as a table."""
-    head = f"{'best first':44} {'memory':>10}  {'':14}{'an update':>12}  MFU, without and with overlap; bound by"
+    head = f"{'best first':54} {'memory':>10}  {'':14}{'an update':>12}  MFU, without and with overlap; bound by"
     return [head, *map(_line, trials)]

@@ -1,12 +1,13 @@
 """What a plan knows of stages before anything is compiled: bytes at the least, ticks, kept activations, candidates."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
 import pytest
 
-from jaxformer.config import Config, from_mapping
+from jaxformer.config import Config, Experts, from_mapping
 from jaxformer.models.gpt import specs
 from jaxformer.parallel.mesh import make_mesh
 from jaxformer.plan.communication_bound import communication_bound
@@ -76,3 +77,18 @@ def test_the_search_tries_stages_in_turn():
     assert found[:4] == [(1, 1, 16, 1), (2, 1, 8, 1), (1, 2, 8, 1), (2, 8, 1, 1)]
     assert {stage for stage, *_ in found} == {1, 2}
     assert {c.mesh.stage for c in candidates(config(micro=1), topology)} == {1}
+
+
+def test_the_search_tries_parts_of_the_experts_in_turn():
+    """The most of a node first, of all nodes where an all-to-all can be sent, and each with stages too."""
+    chip, shape = parse("h100:2x8")
+    topology = Topology("h100:2x8", chip, shape, (0,) * 16)
+
+    def found(**fields):
+        cfg = config(micro=2)
+        model = replace(cfg.model, feed_forward=Experts(count=16, top_k=2, width=16, **fields))
+        return [(c.mesh.stage, c.mesh.expert, c.mesh.fsdp) for c in candidates(replace(cfg, model=model), topology)]
+
+    assert found()[:5] == [(1, 8, 2), (1, 4, 4), (2, 8, 1), (1, 2, 8), (2, 4, 2)]
+    assert found(dispatch="capacity")[:3] == [(1, 16, 1), (1, 8, 2), (1, 4, 4)]
+    assert {expert for _, expert, _ in found()} == {1, 2, 4, 8}
