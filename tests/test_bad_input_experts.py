@@ -38,6 +38,7 @@ FIELD = "--config.model.feed_forward"
             "experts of two streams",
         ),
         ([*EXPERTS, "--config.execution.experts=megablox"], "products of experts that need a TPU"),
+        ([*EXPERTS, "--config.execution.experts=blocks_gpu"], "products of experts that need a GPU"),
         (
             [*EXPERTS, f"{FIELD}.dispatch=capacity", "--config.mesh.data=1", "--config.mesh.context=8"],
             "experts of some capacity and rows in parts",

@@ -1,4 +1,5 @@
-"""Every implementation of attention on this device against float64 on its host: output, gradients, and what leaks.
+"""Every implementation of attention, and of products of groups of rows, on this device against float64 on its host:
+output, gradients, and what leaks.
 
     python -m jaxformer.benchmarks.exactness --out=exactness.jsonl
     python -m jaxformer.benchmarks.exactness --out=exactness.jsonl --dry    (tiny, by Pallas's interpreter, anywhere)
@@ -31,7 +32,7 @@ def main() -> None:
     arguments.add_argument("--dry", action="store_true", help="tiny shapes in Pallas's interpreter, on any device")
     options = arguments.parse_args()
     wrong = 0
-    for record in records(options.dry):
+    for record in itertools.chain(records(options.dry), group_records(options.dry)):
         wrong += not record["ok"]
         said = ", ".join(f"{name} {error:.1e}" for name, error in record["errors"].items())
         print(
@@ -163,6 +164,52 @@ def gradients(case: tuple[Callable[..., Any], dict[str, Any]], implementation: s
 
     found = all_of_them(inputs, table, g)
     return [np.asarray(x.astype(jnp.float32) if x.dtype.itemsize == 2 else x) for x in found]
+
+
+def group_records(dry: bool) -> Iterator[dict[str, Any]]:
+    """A record for each implementation of products of groups that is here, and dtype."""
+    import jax
+    import jax.numpy as jnp
+
+    from jaxformer.functional.grouped_choice import GROUPED, unavailable
+    from jaxformer.kernels.grouped import blocks_gpu
+
+    blocks_gpu.INTERPRET = dry
+    groups, rows, width, out = (3, 64, 64, 64) if dry else (8, 8192, 512, 1024)
+    rng = np.random.default_rng(0)
+    sizes = [(rows, width), (groups, width, out), (rows, out)]
+    x, w, g = (np.clip(np.round(32 * rng.normal(size=size)), -127, 127) / 32 for size in sizes)
+    counts = rng.multinomial(rows // 2, rng.dirichlet(np.full(groups - 1, 0.5)))  # one group has none
+
+    def found(name: str, dtype: str) -> list[Any]:
+        align = GROUPED[name].alignment(rows, groups)
+        each = -(-np.append(counts, 0) // align) * align
+        begins = np.cumsum(each) - each
+        place = np.concatenate([begin + np.arange(n) for begin, n in zip(begins, counts, strict=False)])
+        total = int(each.sum()) + align  # a block of no group at the end
+
+        @jax.jit
+        def run(x: Any, w: Any, g: Any) -> list[Any]:
+            def product(x: Any, w: Any) -> Any:
+                spread = jnp.zeros((total, width), x.dtype).at[place].set(x)
+                given = jnp.asarray(each, jnp.int32)
+                return GROUPED[name].product_of(jnp.square, (spread,), w, given, align)[place]
+
+            made, back = jax.vjp(product, x, w)
+            return [made, *back(g)]
+
+        arrays = [jnp.asarray(a, dtype) for a in (x[: len(place)], w, g[: len(place)])]
+        arrays[1] = arrays[1].astype(jnp.promote_types(dtype, jnp.float32))
+        return [np.asarray(a, np.float64) for a in run(*arrays)]
+
+    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+        exact = found("blocks", "float64")
+    names = ["blocks_gpu"] if dry else [name for name in GROUPED if unavailable(name) is None and name != "blocks"]
+    for name, dtype in itertools.product(names, ("bfloat16",) if dry else BOUNDS):
+        parts = zip(("out", "rows", "weights"), found(name, dtype), exact, strict=True)
+        errors = {what: float(np.abs(a - b).max() / np.abs(b).max()) for what, a, b in parts}
+        within = all(error <= BOUNDS[dtype] for error in errors.values())
+        yield {"implementation": name, "case": "groups", "dtype": dtype, "errors": errors, "leaks": False, "ok": within}
 
 
 if __name__ == "__main__":

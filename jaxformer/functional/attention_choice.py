@@ -77,7 +77,7 @@ def choose(
       scores: bytes of all scores on one device; on GPUs "xla" is taken only up to `QUADRATIC`.
       sparse: the mask has patterns, of which "chunked" visits only the blocks that hold a pair.
     """
-    platform = platform or _platform()
+    platform = platform or this_platform()
     many = platform == "cuda" and scores > QUADRATIC
     for name in able:
         if KERNELS[name].platform == platform and (queries >= KERNELS[name].least or many):
@@ -101,7 +101,7 @@ def choose_for(
     refusals = dict.fromkeys(KERNELS, "returned weights") if return_weights else refusals
     if return_log_sum:
         refusals |= {name: "log-sums" for name, kernel in KERNELS.items() if not kernel.log_sums}
-    here = [name for name, kernel in KERNELS.items() if kernel.platform == _platform()]
+    here = [name for name, kernel in KERNELS.items() if kernel.platform == this_platform()]
     extra = {name: _on_a_device(query, KERNELS[name].extra(query, key, mask)) for name in here}
     able = [name for name in here if refusals[name] is None and extra[name] <= QUADRATIC]
     able = sorted(able, key=lambda name: extra[name] > 0)  # those that need nothing over [T, S] first
@@ -132,7 +132,7 @@ def _log_choice(
     chosen: str, query: Array, key: Array, number: int, refusals: dict[str, str | None], extra: dict[str, int]
 ) -> None:
     """Logs what "auto" chose, and why not the platform's own kernels, whose bytes are `extra`."""
-    platform, (_, queries, heads, width) = _platform(), query.shape
+    platform, (_, queries, heads, width) = this_platform(), query.shape
     cut = f", rows in {number} parts" if number > 1 else ""
 
     def why_not(name: str) -> str:
@@ -155,10 +155,10 @@ def unavailable(name: str) -> str | None:
     (True, 'a TPU')
     """
     kernel = KERNELS.get(name)
-    return None if kernel is None or kernel.platform == _platform() else kernel.what
+    return None if kernel is None or kernel.platform == this_platform() else kernel.what
 
 
-def _platform() -> str:
+def this_platform() -> str:
     """Of the first device; "cuda" only for GPUs that cuDNN's flash attention supports (compute capability >= 8)."""
     platform = jax.default_backend()
     capability = str(getattr(jax.devices()[0], "compute_capability", "")).split(".")[0]

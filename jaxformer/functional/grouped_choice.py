@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
-
-from jaxformer.kernels.grouped import expert_blocks, megablox, ragged_products
+from jaxformer.functional.attention_choice import this_platform
+from jaxformer.kernels.grouped import blocks_gpu, expert_blocks, megablox, ragged_products
 from jaxformer.types import Array
 
 
@@ -37,6 +36,7 @@ class Grouped(NamedTuple):
 GROUPED = {
     "blocks": Grouped(expert_blocks.product_of, expert_blocks.alignment),
     "ragged": Grouped(ragged_products.product_of, ragged_products.alignment),
+    "blocks_gpu": Grouped(blocks_gpu.product_of, blocks_gpu.alignment, "cuda", "an NVIDIA GPU", blocks_gpu.unsupported),
     "megablox": Grouped(megablox.product_of, megablox.alignment, "tpu", "a TPU", megablox.unsupported),
 }
 ANY = ", ".join(("auto", *(name for name, one in GROUPED.items() if one.platform is None)))
@@ -47,8 +47,10 @@ def choose(width: int, out: int, dtype: str, platform: str | None = None) -> str
 
     >>> choose(64, 256, "float32", "cpu"), choose(1024, 4096, "bfloat16", "tpu"), choose(64, 100, "float32", "tpu")
     ('blocks', 'megablox', 'ragged')
+    >>> choose(1024, 4096, "bfloat16", "cuda")
+    'blocks_gpu'
     """
-    platform = jax.default_backend() if platform is None else platform
+    platform = this_platform() if platform is None else platform
     for name, one in GROUPED.items():
         if one.platform == platform and one.unsupported(width, out, dtype) is None:
             return name
@@ -62,4 +64,4 @@ def unavailable(name: str) -> str | None:
     (True, 'a TPU')
     """
     one = GROUPED.get(name)
-    return None if one is None or one.platform in (None, jax.default_backend()) else one.what
+    return None if one is None or one.platform in (None, this_platform()) else one.what

@@ -1,6 +1,7 @@
-"""What the kernels for products of groups of rows compute (`kernels.grouped.megablox`), of which XLA knows nothing.
+"""What the kernels for products of groups of rows compute (`kernels.grouped`), of which XLA knows nothing.
 
-A kernel multiplies the tiles of rows that any group has rows in, once for each of those groups. How many rows have a
+`megablox` multiplies the tiles of rows that any group has rows in, once for each of those groups. With `blocks_gpu`
+every group begins a new block, so that its rows are those of all blocks that any group has. How many rows have a
 group, a plan does not know: it takes every expert to be as busy as the others, so that of the rows of all devices of
 the `expert` axis each device's experts have an equal share.
 """
@@ -13,14 +14,16 @@ from jaxformer.kernels.grouped.megablox import TILE
 from jaxformer.plan.hlo import Computation, Instruction, Shape
 
 SHARE = "rows of experts"  # its name among the shares that a plan tells `costs.flops`
-_CALLED = re.compile(r"jit\((t?gmm)\)+/pallas_call")
+_CALLED = re.compile(r"jit\((t?gmm)\)+/pallas_call|(grouped_gpu_product|grouped_gpu_weights)")
+_OF_WEIGHTS = ("tgmm", "grouped_gpu_weights")  # those that make a gradient of weights
 
 
 def grouped_kernel(instruction: Instruction) -> str | None:
-    """The kernel that an instruction calls: gmm ([M, K] and [E, K, N] to [M, N]), tgmm ([M, K] and [M, N] to [E, K, N])
-    or None."""
-    found = _CALLED.search(instruction.text) if instruction.opcode == "custom-call" else None
-    return None if found is None else found[1]
+    """The kernel that an instruction calls: gmm or grouped_gpu_product ([M, K] and [E, K, N], or [E, N, K], to [M, N]),
+    tgmm or grouped_gpu_weights ([M, K] and [M, N] to [E, K, N]), or None."""
+    text = f"{instruction.name} {instruction.text}"
+    found = _CALLED.search(text) if instruction.opcode == "custom-call" else None
+    return None if found is None else found[1] or found[2]
 
 
 def grouped_flops(computation: Computation, instruction: Instruction, name: str, shares: Mapping[str, float]) -> float:
@@ -33,10 +36,11 @@ def grouped_flops(computation: Computation, instruction: Instruction, name: str,
     """
     operands = [computation.instructions.get(o) for o in instruction.operands]
     rows, other = [o.shapes[0] for o in operands if o is not None and re.match(r"b?f\d", o.shapes[0].dtype)][:2]
-    weights: Shape = other if name == "gmm" else instruction.shapes[0]
+    weights: Shape = instruction.shapes[0] if name in _OF_WEIGHTS else other
     groups, *matrix = weights.sizes
-    # A tile in which one group ends and the next begins is computed for both.
-    return 2.0 * math.prod(matrix) * (rows.sizes[0] * shares.get(SHARE, 1.0) + TILE * (groups - 1))
+    # Megablox computes a tile in which one group ends and the next begins for both.
+    twice = 0 if "gpu" in name else TILE * (groups - 1)
+    return 2.0 * math.prod(matrix) * (rows.sizes[0] * shares.get(SHARE, 1.0) + twice)
 
 
 def grouped_shares(sizes: Mapping[str, int]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from jaxformer.functional.experts import capacity_mlp, expert_choice_mlp, expert
 from jaxformer.functional.grouped_choice import GROUPED
 from jaxformer.functional.layer import Context
 from jaxformer.functional.layers import mlp
-from jaxformer.kernels.grouped import megablox
+from jaxformer.kernels.grouped import blocks_gpu, megablox
 from jaxformer.masks import causal, segments
 from jaxformer.specs import param_axes, stack_specs
 from jaxformer.training.optim import make_optimizer, muon_dimensions
@@ -62,13 +62,14 @@ def close(got, wanted, tolerance=1e-12):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), got, wanted)
 
 
-SLOW = {"megablox": pytest.mark.slow}
+SLOW = {"megablox": pytest.mark.slow, "blocks_gpu": pytest.mark.slow}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in GROUPED])
 def test_products_of_groups_are_those_of_a_loop(name, monkeypatch):
     monkeypatch.setattr(megablox, "INTERPRET", True)
-    single = name == "megablox"
+    monkeypatch.setattr(blocks_gpu, "INTERPRET", True)
+    single = name in SLOW
     width, out, dtype, tolerance = (128, 128, np.float32, 2e-4) if single else (5, 6, np.float64, 1e-12)
     a, b, w, g = drawn((96, width), (96, width), (4, width, out), (96, out), dtype=dtype)
     live = SIZES.sum()

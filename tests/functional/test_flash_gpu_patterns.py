@@ -240,7 +240,7 @@ def test_what_the_kernels_cannot_do_and_what_auto_makes_of_the_rest(monkeypatch)
     with pytest.raises(ValueError, match="cannot do a bias that is not of the distance alone"):
         numbered = masks.Mask(query_index=index, key_index=index)
         attention(q, k, v, numbered, bias=jnp.zeros((1, 1, T, T)), implementation="flash_gpu")
-    monkeypatch.setattr(attention_choice, "_platform", lambda: "cuda")
+    monkeypatch.setattr(attention_choice, "this_platform", lambda: "cuda")
     long = jax.ShapeDtypeStruct((1, 8192, H, K), jnp.bfloat16)
     strided = masks.causal() & masks.either(patterns.strided(64))
     assert attention_choice.choose_for(long, long, long, strided, None, None, 0.0, None) == "flash_gpu"

@@ -166,6 +166,35 @@ print(json.dumps(found))
         assert more == squares == 0 and temporaries < 90, (name, more, squares, temporaries)
 
 
+def test_products_of_groups_are_kernels_on_every_chip():
+    """Three of them, forward and backward; `ragged_dot` alone would hold the rows of every group, E times as many."""
+    program = """
+import json, sys
+from jaxformer.plan import topology
+topology.prepare(sys.argv[1] + ":1x1")
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, SingleDeviceSharding
+from jaxformer.kernels.grouped import blocks_gpu
+devices = topology.make(sys.argv[1] + ":1x1").devices
+device = SingleDeviceSharding(devices[0])
+jax.set_mesh(Mesh(np.array(devices), ("x",)))
+found = {}
+for dtype in ("bfloat16", "float16", "float32"):
+    for rows, block in ((8192, 128), (512, 16)):
+        def loss(x, w, sizes):
+            return blocks_gpu.product_of(jax.nn.silu, (x,), w, sizes, block).astype(jnp.float32).sum()
+        given = [jax.ShapeDtypeStruct((rows, 1024), dtype), jax.ShapeDtypeStruct((8, 1024, 1088), jnp.float32),
+                 jax.ShapeDtypeStruct((8,), jnp.int32)]
+        made = jax.jit(jax.value_and_grad(loss, (0, 1)), in_shardings=device).lower(*given).compile()
+        found[f"{dtype} {rows}"] = [made.as_text().count("__gpu$xla.gpu.triton"),
+                                    made.memory_analysis().temp_size_in_bytes / 2**20]
+print(json.dumps(found))
+"""
+    for chip in ("a100", "h100", "b200"):
+        for name, (kernels, temporaries) in run(program, chip).items():
+            assert kernels == 3 and temporaries < 100, (chip, name, kernels, temporaries)
+
+
 SMALL = {"num_layers": 2, "width": 256, "num_heads": 4, "vocab_size": 1024, "dtype": "bfloat16", "layers": "scan"}
 
 

@@ -40,13 +40,13 @@ def product_of(
         return _put(out, found, number, block)
 
     rows = inputs[0].shape[0]
-    owners, count = _owners(sizes, rows, block)
+    owners, count = owners_of(sizes, rows, block)
     return jax.lax.fori_loop(0, count, visit, jnp.zeros((rows, weights.shape[2]), inputs[0].dtype))
 
 
 def _backward(function, block, saved, g):
     inputs, weights, sizes = saved
-    owners, count = _owners(sizes, g.shape[0], block)
+    owners, count = owners_of(sizes, g.shape[0], block)
 
     def visit(number, sums):
         d_inputs, d_weights = sums
@@ -76,7 +76,7 @@ def _same(x: Array) -> Array:
     return x
 
 
-def _owners(sizes: Array, rows: int, block: int) -> tuple[Array, Array]:
+def owners_of(sizes: Array, rows: int, block: int) -> tuple[Array, Array]:
     """The group of each block, [rows / block] int32, and how many blocks have one."""
     ends = jnp.cumsum(sizes, dtype=jnp.int32)
     begins = jnp.arange(0, rows, block, dtype=jnp.int32)
