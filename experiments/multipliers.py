@@ -8,10 +8,11 @@ manifest and records.jsonl of a ladder are all that is kept of it, and all that 
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments import loss_by_place_page
 from experiments.transfer_runs import write
 from jaxformer import records
 from jaxformer.config import load
@@ -79,10 +80,34 @@ def worth(found: dict[str, list[dict[str, Any]]], replicates: int = 1000) -> dic
     return {name: compare(baseline, mine, replicates=replicates) for name, mine in found.items() if name != BASELINE}
 
 
+def beyond(
+    records_of: dict[str, list[dict[str, Any]]], variants: dict[str, Any], replicates: int = 1000
+) -> dict[tuple[str, str], Multiplier]:
+    """(variant, another) -> what the first is worth against the second, all of whose changes it has and more."""
+    pairs = [(one, other) for one in records_of for other in records_of if BASELINE not in (one, other)]
+    more = [(one, other) for one, other in pairs if variants[one].items() > variants[other].items()]
+    return {pair: compare(records_of[pair[1]], records_of[pair[0]], replicates=replicates) for pair in more}
+
+
+def _beyond(found: Mapping[tuple[str, str], Multiplier]) -> list[str]:
+    """Lines of the page."""
+    if not found:
+        return []
+    said = [f"- `{one}` against `{other}`: {of.flop}, {of.verdict}" for (one, other), of in found.items()]
+    return ["Against a variant all of whose changes they have, so what the rest of them is worth:", "", *said, ""]
+
+
 def page(
-    name: str, variants: dict[str, Any], out: str, found: dict[str, Multiplier], baseline: Mapping[str, Any]
+    name: str,
+    variants: dict[str, Any],
+    out: str,
+    found: dict[str, Multiplier],
+    baseline: Mapping[str, Any],
+    against: Mapping[tuple[str, str], Multiplier],
+    more: Sequence[str] = (),
 ) -> str:
-    """README.md of the folder; `baseline`: the manifest of its ladder."""
+    """README.md of the folder; `baseline`: the manifest of its ladder, `against`: of `beyond`, `more`: lines about runs
+    of one size."""
     told = any(each in LITERATURE for each in found)
     head = ["variant", "multiplier M", "verdict", "M per tenfold compute", "in parameters", "what changes"]
     rows = [head + ["others found"] * told, ["---"] * (len(head) + told)]
@@ -105,8 +130,10 @@ def page(
         "",
         *(f"| {' | '.join(row)} |" for row in rows),
         "",
+        *_beyond(against),
         *(["Noted of these runs:", "", *notes, ""] if notes else []),
         *([f"Still to be trained: {', '.join(f'`{each}`' for each in left)}.", ""] if left else []),
+        *more,
         "## How",
         "",
         *_command(baseline["command"], name, out),
@@ -158,12 +185,14 @@ def main() -> None:
     )
     options = arguments.parse_args()
     variants = load(options.config)["variants"]
-    found = worth(finished(options.out, variants))
+    ladders = finished(options.out, variants)
+    found, against = worth(ladders), beyond(ladders, variants)
     if not found:
         raise ConfigError(f"--out: {options.out} has no variant that finished; accepted: the baseline and one more")
     drawn = plotting.encoded(multiplier_page.draw(found)["forest"], "svg", bbox_inches="tight")
-    text = page(options.config, variants, options.out.name, found, manifest(options.out))
-    for path in write(options.out, {"forest": drawn}, text):
+    more = loss_by_place_page.section(options.out)
+    text = page(options.config, variants, options.out.name, found, manifest(options.out), against, more)
+    for path in write(options.out, {"forest": drawn} | loss_by_place_page.draw(options.out), text):
         print(path)
 
 

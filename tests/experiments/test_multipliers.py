@@ -4,13 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from experiments import multipliers
+from experiments import loss_by_place_page, multipliers
 from jaxformer.config import load
 from jaxformer.errors import ConfigError
 
 RESULTS = Path(__file__).parents[2] / "experiments" / "results"
 # config -> its folder in `RESULTS`
-COMPARISONS = {"compare_ablations": "ablations", "compare_tiny:seeds": "same"}
+COMPARISONS = {
+    "compare_ablations": "ablations",
+    "compare_mechanisms": "mechanisms",
+    "compare_tiny:seeds": "same",
+}
 
 
 def variants_of(config):
@@ -30,9 +34,12 @@ def test_a_folder_without_a_baseline(tmp_path):
 @pytest.mark.parametrize("config", COMPARISONS)
 def test_the_page_is_what_the_records_say(config):
     folder, variants = RESULTS / COMPARISONS[config], variants_of(config)
-    found = multipliers.worth(multipliers.finished(folder, variants))
+    ladders = multipliers.finished(folder, variants)
+    found, against = multipliers.worth(ladders), multipliers.beyond(ladders, variants)
     text = (folder / "README.md").read_text(encoding="utf-8")
-    assert text == multipliers.page(config, variants, folder.name, found, multipliers.manifest(folder))
+    more = loss_by_place_page.section(folder)
+    manifest = multipliers.manifest(folder)
+    assert text == multipliers.page(config, variants, folder.name, found, manifest, against, more)
     assert all(of.paired for of in found.values()) and (folder / "forest.svg").exists()
 
 
