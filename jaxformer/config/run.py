@@ -89,11 +89,6 @@ class Config(Section, name="", accepts={"seed": between(0, 2**31 - 1)}, paths=PA
                 "config.train.noise_scale: True; it is measured between micro-batches; accepted with "
                 "execution.gradient_accumulation_steps of at least 2"
             )
-        if self.execution.pipeline_repeats > 1 and self.mesh.stage == 1:
-            raise ConfigError(
-                f"config.execution.pipeline_repeats: {self.execution.pipeline_repeats}; mesh.stage is 1, so there are "
-                "no stages to go round; accepted: 1, or mesh.stage of 2 or more"
-            )
         chunks, lengths = self.execution.feed_forward_chunks, {"model.context_length": self.model.context_length}
         if self.source_length is not None:
             lengths["model.memory" if self.model.encoder is None else "model.encoder.source_length"] = (

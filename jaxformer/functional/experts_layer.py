@@ -20,10 +20,10 @@ from jaxformer.config import Execution, ModelConfig
 from jaxformer.errors import ConfigError
 from jaxformer.functional import experts, router
 from jaxformer.functional.expert_sharding import over_mesh
-from jaxformer.functional.grouped_choice import ANY, GROUPED
+from jaxformer.functional.grouped_choice import ANY, GROUPED, part_of
 from jaxformer.functional.layer import Context, Cost, Sublayer, shard_residual, weight_init
 from jaxformer.functional.layers import mlp
-from jaxformer.parallel.constraints import constrain
+from jaxformer.parallel.constraints import constrain, mesh_axes
 from jaxformer.specs import ParamSpec, normal, zeros
 from jaxformer.types import Array, Params
 
@@ -121,7 +121,8 @@ def _layer(cfg: ModelConfig, x: Array, context: Context) -> Any:
 
         return bounded
     name = context.execution.experts
-    why = GROUPED[name].unsupported(cfg.width, kind.hidden_width(cfg.width), cfg.dtype) if name in GROUPED else None
+    hidden = part_of(kind.hidden_width(cfg.width), mesh_axes().get("tensor", 1))
+    why = GROUPED[name].unsupported(cfg.width, hidden, cfg.dtype) if name in GROUPED else None
     if why is not None:
         raise ConfigError(f"config.execution.experts: {name} cannot do {why}; accepted: {ANY}")
     how = functools.partial(experts.expert_mlp, activation=kind.activation, implementation=name)

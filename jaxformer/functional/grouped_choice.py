@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from jaxformer.functional.attention_choice import this_platform
+from jaxformer.functional.attention_choice import GPU, this_platform
 from jaxformer.kernels.grouped import blocks_gpu, expert_blocks, megablox, ragged_products
 from jaxformer.types import Array
 
@@ -36,7 +36,7 @@ class Grouped(NamedTuple):
 GROUPED = {
     "blocks": Grouped(expert_blocks.product_of, expert_blocks.alignment),
     "ragged": Grouped(ragged_products.product_of, ragged_products.alignment),
-    "blocks_gpu": Grouped(blocks_gpu.product_of, blocks_gpu.alignment, "cuda", "an NVIDIA GPU", blocks_gpu.unsupported),
+    "blocks_gpu": Grouped(blocks_gpu.product_of, blocks_gpu.alignment, "cuda", GPU, blocks_gpu.unsupported),
     "megablox": Grouped(megablox.product_of, megablox.alignment, "tpu", "a TPU", megablox.unsupported),
 }
 ANY = ", ".join(("auto", *(name for name, one in GROUPED.items() if one.platform is None)))
@@ -55,6 +55,15 @@ def choose(width: int, out: int, dtype: str, platform: str | None = None) -> str
         if one.platform == platform and one.unsupported(width, out, dtype) is None:
             return name
     return "blocks" if platform == "cpu" else "ragged"
+
+
+def part_of(hidden: int, devices: int) -> int:
+    """Width of what each of the devices of a tensor axis has of an expert's hidden layer.
+
+    >>> part_of(1408, 4), part_of(6, 4)
+    (352, 6)
+    """
+    return hidden // devices if hidden % devices == 0 else hidden
 
 
 def unavailable(name: str) -> str | None:

@@ -79,7 +79,8 @@ def stack(
         return out, terms
 
     numbered = (jnp.arange(cfg.num_blocks), params)
-    own_data = data_shards() > 1 and not _draws(apply, numbered, common, rows, lie)
+    own_data = data_shards() > 1 and len(x) // lie.count % data_shards() == 0
+    own_data = own_data and not _draws(apply, numbered, common, rows, lie)
     run = blocks.rematerialized(apply, execution, in_loop=True)
     return pipeline.run(run, numbered, common, rows, lie, own_data)
 

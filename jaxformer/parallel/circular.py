@@ -1,9 +1,9 @@
 """The circular schedule of a pipeline: every stage has R parts of the layers, and micro-batches go round R times.
 
-Part c of the R S parts belongs to stage c mod S. Micro-batches come in groups of S, each of which goes through all
-parts before the next one starts: what leaves the last stage is back at the first one in the very tick in which it has
-work for it. So of R M + S - 1 ticks R M are useful, each a part of a stage's work, and only the idle share shrinks.
-With R = 1 this is GPipe.
+Part c of the R S parts belongs to stage c mod S. Micro-batches come in groups of S, and the first stage takes the next
+group when it has given all of its parts to the last one: what leaves the last stage is back at the first one in the
+very tick in which that has work for it. So of R M + S - 1 ticks R M are useful, each a part of a stage's work, and only
+the idle share shrinks. With R = 1 this is GPipe.
 
 Parameters keep the order of the layers, of which stage s holds the s-th run, so that checkpoints and other meshes know
 nothing of the schedule. `exchange` sends the parts to where they are needed, once an update, and its derivative sends

@@ -5,13 +5,15 @@ times the bytes. Here the devices along the axis run the loop apart, each over i
 added up is summed. The other axes of the mesh stay XLA's.
 
 The numbers are the same only if rows share nothing. Dropout does share: one key draws for all rows of a micro-batch,
-and devices apart would draw the same for each of theirs. So what draws stays with XLA.
+and devices apart would draw the same for each of theirs. So a loss that draws random numbers, whatever for, stays with
+XLA.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from jaxformer.parallel.constraints import mesh_axes
@@ -53,15 +55,22 @@ def sum_over_data(tree: Any) -> Any:
     return jax.lax.psum(tree, DATA)
 
 
+def axes_alone(*axes: str) -> set[str]:
+    """These mesh axes and those of one device, for `shard_map`'s `axis_names`: where no axis is XLA's to shard, a
+    kernel for TPUs may stand by itself, but not beside an axis of one device that is."""
+    mesh = jax.sharding.get_abstract_mesh()
+    kinds = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
+    return {*axes, *(name for name, size, kind in kinds if size == 1 and kind == AxisType.Auto)}
+
+
 def apart(function: Callable[..., Any], rows: Any, *args: Any) -> Any:
     """function(its rows, *args) on every device of the data axis; every output has to be the same on all of them.
 
     Args:
       function: sees a mesh without the axis.
       rows: a tree of arrays [B, ...], which the devices share out.
-      *args: trees of arrays that all have.
+      *args: trees of arrays that are the same on all devices.
     """
-    # Leaves that are no arrays, as None, stay outside.
     into = (P(DATA), *[P()] * len(args))
-    run = jax.shard_map(function, in_specs=into, out_specs=P(), axis_names={DATA}, check_vma=False)
+    run = jax.shard_map(function, in_specs=into, out_specs=P(), axis_names=axes_alone(DATA), check_vma=False)
     return run(rows, *args)

@@ -161,6 +161,12 @@ def check_context(model: ModelConfig, mesh: Mesh) -> None:
 
 def check_stages(config: Config, mesh: Mesh) -> None:
     """Raises ConfigError: layers or micro-batches do not divide over the stages, or the model cannot be split."""
+    repeats = config.execution.pipeline_repeats
+    if STAGE not in mesh.shape and repeats > 1:
+        raise ConfigError(
+            f"config.execution.pipeline_repeats: {repeats}; mesh.stage is 1, so there are no stages to go round; "
+            "accepted: 1, or mesh.stage of 2 or more"
+        )
     why = cannot_split(config, mesh.shape[STAGE], mesh.shape["context"]) if STAGE in mesh.shape else None
     if why is not None:
         raise ConfigError(why)

@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 from jaxformer.parallel.circular import Schedule, exchange
 from jaxformer.parallel.constraints import constrain, mesh_axes
 from jaxformer.parallel.context import SequenceSharding
-from jaxformer.parallel.data_axis import DATA, data_shards
+from jaxformer.parallel.data_axis import DATA, axes_alone, data_shards
 from jaxformer.types import Array
 
 STAGE = "stage"  # the mesh axis
@@ -194,7 +194,7 @@ def run(
         local,
         in_specs=(P(STAGE), P(STAGE), P(), P(apart)),
         out_specs=(P(apart), P(apart)),
-        axis_names=set(apart),
+        axis_names=axes_alone(*apart),
         check_vma=False,
     )(jnp.arange(stages), params, common, rows)
     return out, jax.tree.map(lambda x: jnp.sum(x, axis=0), terms)

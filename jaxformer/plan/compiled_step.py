@@ -78,7 +78,7 @@ def target_config(config: Config, topology: Topology, mesh: Mesh) -> Config:
         )
         execution = replace(execution, attention=implementation)
     if execution.experts == "auto" and model.feed_forward.has_experts:
-        hidden = model.feed_forward.hidden_width(model.width)
+        hidden = grouped_choice.part_of(model.feed_forward.hidden_width(model.width), mesh.shape["tensor"])
         grouped: Any = grouped_choice.choose(model.width, hidden, model.dtype, topology.chip.platform)
         execution = replace(execution, experts=grouped)
     loss = config.loss

@@ -63,10 +63,10 @@ def _work(plan: Plan) -> list[str]:
     if useful > 1:  # kernels leave blocks of masked scores out
         share = f"{1 / useful:.1%} of the model's, which counts masked scores too"
     stages = plan.get("stages")
-    times = "" if not stages or stages["repeats"] == 1 else f" that go round {stages['repeats']} times"
+    times = "" if not stages or stages["repeats"] == 1 else f", {stages['repeats']} times round,"
     schedule = [] if not stages else [
-        f"  {'ticks of the pipeline':34} {stages['ticks']:>12} for {stages['micro_batches']} micro-batches in "
-        f"{stages['stages']} stages{times}: {stages['useful']:.1%} of them useful"
+        f"  {'ticks of the pipeline':34} {stages['ticks']:>12} for {stages['micro_batches']} micro-batches{times} in "
+        f"{stages['stages']} stages: {stages['useful']:.1%} of them useful"
     ]  # fmt: skip
     return [
         "work of one update",

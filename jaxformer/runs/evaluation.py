@@ -63,6 +63,7 @@ def evaluate(
         CheckpointError: no valid checkpoint.
     """
     config: Config = manifest.read_config(workdir)
+    config = replace(config, execution=replace(config.execution, pipeline_repeats=1))  # its schedule, not its numbers
     if mesh is not None:
         cluster.initialize(config.distributed)
     if config.compilation_cache:

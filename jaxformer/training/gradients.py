@@ -30,7 +30,8 @@ def gradients(
     Exact even if micro-batches have unequal weights: each one's sums are divided by the weight of the whole batch. They
     are added in float32 (or wider, where the parameters are). What the loss needs of the whole batch, the parameters of
     role "statistic", is summed over all micro-batches before the first of them has its gradient computed. On a mesh
-    with a data axis the gradients are summed over it once, see `parallel.data_axis`; with dropout, once a micro-batch.
+    with a data axis the gradients are summed over it once, see `parallel.data_axis`; once a micro-batch where the loss
+    draws random numbers.
 
     Args:
       params: the parameters.

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -54,6 +55,16 @@ def test_as_on_one_device(run, mesh):
     assert one.keys() == spread.keys() and one["step"] == spread["step"] == 4
     for name in one:
         np.testing.assert_allclose(spread[name], one[name], rtol=1e-5, err_msg=name)
+
+
+def test_a_schedule_of_stages_is_the_run_s_alone(run, monkeypatch):
+    """Two stages of a layer each evaluate what would have been trained in two parts of each stage."""
+    config = pretrain.manifest.read_config(run)
+    how = replace(config.execution, pipeline_repeats=2, remat="full", gradient_accumulation_steps=2)
+    staged = replace(config, execution=how)
+    monkeypatch.setattr(evaluation.manifest, "read_config", lambda workdir: staged)
+    one = evaluate(run, None)
+    np.testing.assert_allclose(evaluate(run, "stage=2,data=4")["loss"], one["loss"], rtol=1e-5)
 
 
 def test_no_device_holds_all_parameters(run):

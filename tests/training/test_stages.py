@@ -133,6 +133,20 @@ def test_dropout_is_drawn_for_all_rows_together(mesh):
 
 
 @pytest.mark.slow
+def test_rows_that_do_not_divide_over_the_data_axis_are_evaluated():
+    """Micro-batches of 2 rows on 4 groups of devices, as an evaluation may have them."""
+    cfg, of = config("gpt", data=8), batch("gpt")
+    model, params = make_model(cfg.model, LossConfig(), cfg.execution), filled(backbone.specs(cfg.model))
+    run = jax.jit(lambda *args: model.loss(*args, None, None)[0])
+    expected = run(params, of)
+    cut = config("gpt", data=4, stage=2)
+    cut = make_model(cut.model, LossConfig(), replace(cut.execution, gradient_accumulation_steps=8))
+    with jax.set_mesh(mesh_of(config("gpt", data=4, stage=2))):
+        found = jax.jit(lambda *args: cut.loss(*args, None, None)[0])(params, of)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6), found, expected)
+
+
+@pytest.mark.slow
 def test_so_they_are_with_dropout_and_biases():
     """The same elements are dropped: those of each micro-batch by itself."""
     cfg, of = config("bert", data=1, stage=2), batch("bert")

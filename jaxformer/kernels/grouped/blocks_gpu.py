@@ -85,11 +85,13 @@ def _step(dtype: Any) -> int:
     return STEP * 2 // max(2, jnp.dtype(dtype).itemsize)
 
 
-def _launch(name: str) -> dict[str, Any]:
+def _launch(name: str, rows: int, columns: int) -> dict[str, Any]:
+    """What `pallas_call` is told of a kernel whose programs compute so many numbers each."""
+    warps = min(8, max(1, rows * columns // 1024))  # no more than a tile has work for
     return {
         "name": name,
         "interpret": INTERPRET,
-        "compiler_params": triton.CompilerParams(num_warps=8, num_stages=3),
+        "compiler_params": triton.CompilerParams(num_warps=warps, num_stages=3),
     }
 
 
@@ -111,7 +113,7 @@ def _times(block: int, x: Array, weights: Array, sizes: Array, turned: bool) -> 
         ],
         out_specs=pl.BlockSpec((block, tile), lambda i, j: (i, j)),
         out_shape=jax.ShapeDtypeStruct((rows, out), x.dtype),
-        **_launch("grouped_gpu_product"),
+        **_launch("grouped_gpu_product", block, tile),
     )(owners, x, weights)
 
 
@@ -147,7 +149,7 @@ def _summed(block: int, x: Array, g: Array, sizes: Array, dtype: Any) -> Array:
         ],
         out_specs=pl.BlockSpec((None, *tiles), lambda e, i, j: (e, i, j)),
         out_shape=jax.ShapeDtypeStruct((len(sizes), width, out), dtype),
-        **_launch("grouped_gpu_weights"),
+        **_launch("grouped_gpu_weights", *tiles),
     )(ends, x, g)
 
 

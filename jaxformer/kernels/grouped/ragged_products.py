@@ -1,4 +1,5 @@
-"""Products of groups of rows, each group with its own weight, by `jax.lax.ragged_dot`: for GPUs, and anywhere."""
+"""Products of groups of rows, each group with its own weight, by `jax.lax.ragged_dot`: anywhere, for
+what no other implementation can do."""
 
 from collections.abc import Callable
 
