@@ -71,6 +71,6 @@ def draw(out: Path) -> dict[str, bytes]:
             style = plotting.line_style(i, len(others)) | {"marker": plotting.marker(i), "markersize": 4}
             axes.plot(at, lost, label=each["variant"], **style)
         axes.set(xscale="log", xlabel="place of the token in its document, from 1", ylabel="loss above dense, nats")
-        plotting.log_ticks(axes.xaxis)
+        plotting.log_ticks(axes.xaxis, lambda value: f"{value:g}")
         figure.legend(loc="outside right upper")
         return {FIGURE: plotting.encoded(figure, "svg", bbox_inches="tight")}
