@@ -4,7 +4,8 @@
 
 For every ladder in the folder that has ended, the run of one width that its largest budget allows is trained again by
 itself, with the rate that was best there, and measured on the whole held-out text. Then all of them make updates in
-turns. What is in places.jsonl and speed.jsonl is not done again; `experiments.multipliers` shows both on its page.
+turns. What is in places.jsonl is not done again, nor are the turns while speed.jsonl has all ladders.
+`experiments.multipliers` shows both on its page.
 """
 
 import argparse
@@ -119,8 +120,9 @@ def main() -> None:
     done = {each["variant"] for each in lines_of(places)}
     for name, folder in found.items():
         if name not in done:
+            record = trained(name, folder, options.runs, options.width)
             with open(places, "a", encoding="utf-8") as file:
-                file.write(json.dumps(trained(name, folder, options.runs, options.width)) + "\n")
+                file.write(json.dumps(record) + "\n")
     if {each["variant"] for each in lines_of(options.out / SPEED)} != found.keys():
         text = "".join(json.dumps(each) + "\n" for each in speeds(found, options.width))
         (options.out / SPEED).write_text(text, encoding="utf-8")

@@ -48,7 +48,7 @@ LITERATURE = {
     "longformer": "as good as dense on long rows (Beltagy et al. 2020)",
     "bigbird": "as good as dense in encoders of long rows (Zaheer et al. 2020)",
     "lsh": "close to dense with 8 rounds of hashing, worse with fewer (Kitaev et al. 2020)",
-    "linear": "worse than softmax on text (Katharopoulos et al. 2020 on other data: close; Schlag et al. 2021)",
+    "linear": "worse than softmax on text (Schlag et al. 2021), close to it on images (Katharopoulos et al. 2020)",
     "performer": "close to softmax on proteins (Choromanski et al. 2021), worse on text (Schlag et al. 2021)",
     "lstm": "as good on early tokens of a row, worse on later ones (Kaplan et al. 2020, section 3.2)",
     "gru": "about as good as the LSTM (Chung et al. 2014; Jozefowicz et al. 2015)",

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import jax
-
 from jaxformer.kernels.attention import chunked, cudnn, flash_gpu, splash, xla
 from jaxformer.kernels.attention.distance_bias import DistanceBias
+from jaxformer.kernels.platforms import GPU, this_platform
 from jaxformer.masks import Mask
 from jaxformer.parallel import constraints
 from jaxformer.patterns import Local
@@ -42,7 +41,6 @@ class Kernel(NamedTuple):
     extra: Callable[[Array, Array, Mask], int] = lambda query, key, mask: 0
 
 
-GPU = "an NVIDIA GPU of compute capability 8 or more"
 KERNELS = {
     "splash": Kernel(splash, "tpu", "a TPU", 1024),
     "cudnn": Kernel(cudnn, "cuda", GPU, 512, extra=cudnn.extra),
@@ -156,13 +154,6 @@ def unavailable(name: str) -> str | None:
     """
     kernel = KERNELS.get(name)
     return None if kernel is None or kernel.platform == this_platform() else kernel.what
-
-
-def this_platform() -> str:
-    """Of the first device; "cuda" only for GPUs that cuDNN's flash attention supports (compute capability >= 8)."""
-    platform = jax.default_backend()
-    capability = str(getattr(jax.devices()[0], "compute_capability", "")).split(".")[0]
-    return "cuda" if platform == "gpu" and capability.isdigit() and int(capability) >= 8 else platform
 
 
 def takes_distances(name: str, mask: Mask) -> bool:

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from jaxformer.functional.attention_choice import GPU, this_platform
 from jaxformer.kernels.grouped import blocks_gpu, expert_blocks, megablox, ragged_products
+from jaxformer.kernels.platforms import GPU, this_platform
 from jaxformer.types import Array
 
 

@@ -1,11 +1,9 @@
 """A plan's numbers agree with the specs, with the devices' links, and with a run that is really done."""
 
 import ast
-import importlib.util
 import json
 import math
 import re
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from on_tpus import needs_libtpu, plans_on, printed
 
 from jaxformer.config import from_mapping, load
 from jaxformer.errors import ConfigError
@@ -246,16 +245,8 @@ def test_predicted_memory_is_within_a_tenth_of_a_real_runs_peak():
         "train": {"batch_rows": 8, "steps_per_dispatch": 1, "steps": 10},
         "optimizer": {"warmup_steps": 0},
     }  # fmt: skip
-    command = [sys.executable, str(Path(__file__).parent / "peak.py"), json.dumps(config)]
-    done = subprocess.run(command, cwd=ROOT, env=own_environment(), capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(printed(str(Path(__file__).parent / "peak.py"), json.dumps(config)))
     assert found["predicted"] == pytest.approx(found["measured"], rel=0.1)
-
-
-def own_environment():
-    import os
-
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 ON_TPUS = {
@@ -268,11 +259,6 @@ ON_TPUS = {
 @pytest.fixture(scope="module")
 def tpu_plans():
     """The plans of ON_TPUS, all of one process."""
-    program = (
-        "import json, sys; from jaxformer.config import from_mapping; from jaxformer.plan import measures, topology; "
-        "topology.prepare('v5e:4x4'); target = topology.make('v5e:4x4'); "
-        "print(json.dumps([measures.make_plan(from_mapping(c), target) for c in json.loads(sys.argv[1])]))"
-    )
     configs = [
         {
             **SMALL,
@@ -281,13 +267,11 @@ def tpu_plans():
         }
         for model, mesh, _ in ON_TPUS.values()
     ]
-    command = [sys.executable, "-c", program, json.dumps(configs)]
-    done = subprocess.run(command, cwd=ROOT, env=own_environment(), capture_output=True, text=True, check=True)
-    return dict(zip(ON_TPUS, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    return dict(zip(ON_TPUS, plans_on("v5e:4x4", configs), strict=True))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra `plan` (libtpu)")
+@needs_libtpu
 @pytest.mark.parametrize("name", ON_TPUS)
 def test_on_tpus_collectives_stay_near_the_least(tpu_plans, name):
     """FSDP and tensor parallelism send at most 1.15 times the least, in the program that a v5e slice would run."""
@@ -300,7 +284,7 @@ def test_on_tpus_collectives_stay_near_the_least(tpu_plans, name):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra `plan` (libtpu)")
+@needs_libtpu
 def test_a_mesh_axis_may_split_an_axis_of_the_torus():
     """8 is no product of axes of a 4 x 4 x 4 torus; neighbours in the mesh are still neighbours in the torus."""
     program = (
@@ -309,11 +293,7 @@ def test_a_mesh_axis_may_split_an_axis_of_the_torus():
         "target = topology.make('v5p:4x4x4'); mesh = make_mesh(MeshConfig(data=8, fsdp=8), list(target.devices)); "
         "print(dict(mesh.shape), [d.coords for d in mesh.devices[0, :, 0, 0]])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, env=own_environment(), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    shape, places = re.fullmatch(r"({.*}) (\[.*\])", done.stdout.splitlines()[-1]).groups()
+    shape, places = re.fullmatch(r"({.*}) (\[.*\])", printed("-c", program)).groups()
     assert ast.literal_eval(shape) == {"data": 8, "fsdp": 8, "context": 1, "tensor": 1}
     coordinates = np.array(ast.literal_eval(places))
     assert len({tuple(c) for c in coordinates}) == 8

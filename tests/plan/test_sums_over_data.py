@@ -1,14 +1,8 @@
 """Gradients are summed over the data axis once an update, however many micro-batches it has; read from the program."""
 
-import importlib.util
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import jax
 import pytest
+from on_tpus import needs_libtpu, plans_on
 
 from jaxformer.config import from_mapping
 from jaxformer.parallel.data_axis import draws
@@ -37,26 +31,15 @@ def test_once_an_update(mesh):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra `plan` (libtpu)")
+@needs_libtpu
 def test_on_tpus_whose_kernels_nothing_may_shard():
     """Also where no axis but those that are apart has several devices."""
-    program = (
-        "import json, sys; from jaxformer.config import from_mapping; from jaxformer.plan import measures, topology; "
-        "topology.prepare('v5e:2x2'); target = topology.make('v5e:2x2'); "
-        "print(json.dumps([measures.make_plan(from_mapping(c), target) for c in json.loads(sys.argv[1])]))"
-    )
     common = {
         "model": {**MODEL, "num_layers": 2, "width": 128, "num_heads": 1, "context_length": 1024},
         "train": {"global_batch_size": 8}, "execution": {"gradient_accumulation_steps": 2, "layers": "scan"},
     }  # fmt: skip
     configs = [common | {"mesh": mesh} for mesh in ({"data": 4}, {"data": 2, "stage": 2})]
-    root = str(Path(__file__).parents[2])
-    done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(configs)],
-        env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    for plan in json.loads(done.stdout.splitlines()[-1]):
+    for plan in plans_on("v5e:2x2", configs):
         assert plan["minimum"]["data"] <= by_axes(plan)["data"] <= 1.02 * plan["minimum"]["data"]
 
 

@@ -16,34 +16,14 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from jaxformer.kernels.grouped import row_blocks
 from jaxformer.kernels.grouped.expert_blocks import owners_of
 from jaxformer.types import Array
 
 INTERPRET = False  # True in tests: Pallas's interpreter
-SMALLEST, LARGEST = 16, 128  # rows of a block; the tensor cores want 16
 STEP = 64  # of widths: they are multiples of it
-
-
-def alignment(rows: int, groups: int) -> int:
-    """Rows of a block for so many rows in all: a power of two, so small that few are empty.
-
-    >>> alignment(32768, 64), alignment(2, 8)
-    (128, 16)
-    """
-    share = max(rows // (4 * groups), 1)
-    return min(max(1 << (share.bit_length() - 1), SMALLEST), LARGEST)
-
-
-def unsupported(width: int, out: int, dtype: str) -> str | None:
-    """Why the kernels cannot multiply [rows, width] with [width, out]; None: they can.
-
-    >>> unsupported(1024, 4096, "bfloat16") is None, unsupported(1024, 4096, "float64")
-    (True, 'float64')
-    """
-    if dtype == "float64":
-        return "float64"
-    wrong = next((size for size in (width, out) if size % STEP), None)
-    return None if wrong is None else f"weights {wrong} wide (multiples of {STEP})"
+alignment = functools.partial(row_blocks.block_rows, smallest=16)  # the tensor cores want 16
+unsupported = functools.partial(row_blocks.unsupported, STEP)
 
 
 def product_of(

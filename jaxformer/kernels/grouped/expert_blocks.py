@@ -12,20 +12,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer.kernels import derivatives
+from jaxformer.kernels.grouped import row_blocks
 from jaxformer.kernels.matmul import rounded_einsum, times_transpose, transposed_product
 from jaxformer.types import Array
 
-SMALLEST, LARGEST = 8, 128  # rows of a block
-
-
-def alignment(rows: int, groups: int) -> int:
-    """Rows of a block for so many rows in all: a power of two, so small that few are empty.
-
-    >>> alignment(4096, 8), alignment(2, 8)
-    (128, 8)
-    """
-    share = max(rows // (4 * groups), 1)
-    return min(max(1 << (share.bit_length() - 1), SMALLEST), LARGEST)
+alignment = functools.partial(row_blocks.block_rows, smallest=8)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 4))

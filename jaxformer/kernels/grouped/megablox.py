@@ -3,11 +3,13 @@
 `lax.ragged_dot` is such a kernel there too, but its weight gradient is a dense product, E times the work.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
+from jaxformer.kernels.grouped import row_blocks
 from jaxformer.types import Array
 
 INTERPRET = False  # True in tests: Pallas's interpreter
@@ -19,16 +21,7 @@ def alignment(rows: int, groups: int) -> int:
     return 1
 
 
-def unsupported(width: int, out: int, dtype: str) -> str | None:
-    """Why the kernel cannot multiply [rows, width] with [width, out]; None: it can.
-
-    >>> unsupported(1024, 4096, "bfloat16") is None, unsupported(1024, 4096, "float64")
-    (True, 'float64')
-    """
-    if dtype == "float64":
-        return "float64"
-    wrong = next((size for size in (width, out) if size % TILE), None)
-    return None if wrong is None else f"weights {wrong} wide (multiples of {TILE})"
+unsupported = functools.partial(row_blocks.unsupported, TILE)
 
 
 def product_of(
