@@ -175,9 +175,8 @@ def test_capacity_takes_the_earliest_tokens_of_a_row():
     assert kept[0].tolist() == [[0, 1], [0, 2], [1, 3], [3, 3]]
     assert kept[1].tolist() == [[3, 3], [0, 2], [1, 0], [3, 1]]
     which = np.random.default_rng(1).integers(0, E + 1, 300).astype(np.int32)
-    rank, counts = quickly(router.ranks, static_argnums=1)(which, E)
+    rank = quickly(router.ranks, static_argnums=1)(which, E)
     assert rank.tolist() == [(which[:i] == which[i]).sum() for i in range(300)]
-    assert counts.tolist() == np.bincount(which, minlength=E)[:E].tolist()
     # No later token takes a place from an earlier one.
     chosen = np.random.default_rng(0).integers(0, E, (2, 4, K)).astype(np.int32)
     kept, _ = within(chosen, 3, 2)
@@ -185,6 +184,18 @@ def test_capacity_takes_the_earliest_tokens_of_a_row():
         other = chosen.copy()
         other[:, t:] = 0
         np.testing.assert_array_equal(within(other, 3, 2)[0][:, :t], kept[:, :t])
+
+
+@pytest.mark.parametrize("align", (1, 8))
+def test_choices_stand_sorted_by_expert_each_beginning_at_a_multiple(align):
+    which = np.random.default_rng(2).integers(0, E + 1, 300).astype(np.int32)
+    place, sizes, rows = jax.jit(router.places, static_argnums=(1, 2))(which, E, align)
+    counts = np.bincount(which, minlength=E)[:E]
+    assert sizes.tolist() == [-(-count // align) * align for count in counts]
+    assert rows % align == 0 and rows >= sum(sizes)
+    for expert, begin in enumerate(np.cumsum(sizes) - sizes):
+        assert place[which == expert].tolist() == list(range(begin, begin + counts[expert]))
+    assert set(place[which == E].tolist()) == {int(rows)}
 
 
 def test_experts_that_choose_take_the_same_number_of_tokens():

@@ -1,8 +1,10 @@
-"""Experts in stages: a run of four parts of experts goes on in two stages, and computes what one device computes."""
+"""Models with experts on ten meshes of eight devices: an update is that of one device, if no router is near a tie."""
 
+import functools
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -17,6 +19,7 @@ from jaxformer.config import (
     Softmax,
     TrainConfig,
 )
+from jaxformer.functional import router
 from jaxformer.models import gpt
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import ORDER, make_mesh
@@ -26,20 +29,33 @@ from jaxformer.training.optim import make_optimizer
 from jaxformer.training.step import compile_steps
 from jaxformer.types import Batch
 
-ROWS, LENGTH, VOCAB = 16, 8, 32
-KIND = Experts(count=4, top_k=2, width=8, balance=0.5, z_loss=0.1, bias_rate=0.01)
+ROWS, LENGTH, VOCAB = 32, 8, 32
+MARGIN = 1e-3  # of logits of up to 20; rounding moves them by less
+KIND = Experts(count=8, top_k=2, shared=1, width=8, activation="swiglu", balance=0.5, z_loss=0.1, bias_rate=0.01)
 CONFIG = Config(
     model=ModelConfig(
-        num_layers=2, width=16, context_length=LENGTH, vocab_size=VOCAB, attention=Softmax(2), feed_forward=KIND
+        num_layers=4, width=16, context_length=LENGTH, vocab_size=VOCAB, attention=Softmax(2), feed_forward=KIND
     ),
     execution=Execution(
-        gradient_accumulation_steps=2, layers="scan", attention="xla", experts="ragged", steps_per_dispatch=1
+        gradient_accumulation_steps=4, layers="scan", attention="xla", experts="ragged", steps_per_dispatch=1
     ),
     train=TrainConfig(global_batch_size=ROWS),
 )
-BEFORE = MeshConfig(data=2, expert=4)
-AFTER = MeshConfig(data=2, stage=2, expert=2)
 ALONE = MeshConfig(data=1)
+ROUTE = router.route
+BEFORE, AFTER = MeshConfig(data=2, expert=4), MeshConfig(data=2, stage=2, expert=2)
+MESHES = [
+    ("dropless", BEFORE),
+    ("dropless", AFTER),
+    ("dropless", MeshConfig(data=1, expert=8)),
+    ("dropless", MeshConfig(data=1, fsdp=2, expert=2, tensor=2)),
+    ("dropless", MeshConfig(data=1, stage=4, expert=2)),
+    ("dropless", MeshConfig(data=1, stage=2, expert=2, tensor=2)),
+    ("capacity", MeshConfig(data=1, expert=4, tensor=2)),
+    ("capacity", MeshConfig(data=1, fsdp=2, stage=2, expert=2)),
+    ("capacity", MeshConfig(data=1, stage=2, expert=4)),
+    ("capacity", MeshConfig(data=1, fsdp=2, stage=4)),
+]
 
 
 def batch_of():
@@ -55,9 +71,10 @@ def batch_of():
 class OnMesh:
     """The steps of a run on a mesh, compiled quickly."""
 
-    def __init__(self, mesh):
+    def __init__(self, mesh, dispatch="dropless"):
         self.mesh = make_mesh(mesh, jax.devices()[: int(np.prod([getattr(mesh, name) for name in ORDER]))])
-        cfg = replace(CONFIG, mesh=mesh)
+        kind = replace(KIND, dispatch=dispatch)
+        cfg = replace(CONFIG, mesh=mesh, model=replace(CONFIG.model, feed_forward=kind))
         model = make_model(cfg.model, LossConfig(), cfg.execution)
         self.steps = compile_steps(model, make_optimizer(cfg.optimizer, 10, model.specs), self.mesh, cfg)
         self.like = self.steps.abstract_state
@@ -74,7 +91,7 @@ class OnMesh:
 
 def first_state(like):
     """A router so sure that rounding changes no choice, and moments of zero."""
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(13)  # no router comes near a tie
     specs = gpt.specs(CONFIG.model)
     params = jax.tree.map(lambda s: rng.normal(float(s.role == "norm"), 0.3, s.shape), specs, is_leaf=is_spec)
     params["blocks"]["mlp"] |= {name: 0 * params["blocks"]["mlp"][name] for name in ("load", "bias")}
@@ -95,15 +112,38 @@ def agree(found, expected):
     assert np.abs(biases[1]).max() > 0
 
 
+@functools.cache
+def updated_alone(dispatch):
+    """The update of one device, if no choice is so close that rounding turns it over, which would be another model."""
+    margins = []
+
+    def watched(logits, per_token, *rest):
+        ordered = jnp.sort(logits, axis=-1)  # the biases are 0
+        jax.debug.callback(margins.append, jnp.min(ordered[..., -per_token] - ordered[..., -per_token - 1]))
+        return ROUTE(logits, per_token, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(router, "route", watched)
+        run = OnMesh(ALONE, dispatch)
+        out = jax.device_get(run.update(run.put(first_state(run.like))))
+        jax.effects_barrier()
+    assert len(margins) >= 4 * 4
+    assert min(margins) > MARGIN
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dispatch, mesh", MESHES, ids=str)
+def test_an_update_is_that_of_one_device(dispatch, mesh):
+    run = OnMesh(mesh, dispatch)
+    agree(jax.device_get(run.update(run.put(first_state(run.like)))), updated_alone(dispatch))
+
+
 @pytest.mark.slow
 def test_a_run_with_four_parts_of_experts_goes_on_in_two_stages(tmp_path):
-    """As it does on one device; that the parts are one device themselves, `test_expert_meshes.py` says."""
-    before, after, alone = (OnMesh(mesh) for mesh in (BEFORE, AFTER, ALONE))
+    before, after = OnMesh(BEFORE), OnMesh(AFTER)
     store = Checkpoints(tmp_path, CheckpointConfig())
     store.save(1, before.put(first_state(before.like)))
     store.close()
-    updated = [
-        jax.device_get(each.update(Checkpoints(tmp_path, CheckpointConfig()).restore(each.like)[0]))
-        for each in (after, alone)
-    ]
-    agree(*updated)
+    restored = Checkpoints(tmp_path, CheckpointConfig()).restore(after.like)[0]
+    agree(jax.device_get(after.update(restored)), updated_alone("dropless"))
