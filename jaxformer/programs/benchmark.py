@@ -8,6 +8,7 @@
     jaxformer benchmark --suite=attention --tokens=1024
     jaxformer benchmark --suite=long --tokens=16384    (rows of 1024 tokens and more; --mechanisms for some of them)
     jaxformer benchmark --suite=recurrent --tokens=256
+    jaxformer benchmark --suite=mixture --shape=tiny --tokens=4096
     jaxformer benchmark --suite=seq2seq --shape=t5_small --task=beam    (needs `peers` too)
     jaxformer benchmark --suite=data
     jaxformer benchmark --suite=import
@@ -41,6 +42,7 @@ SUITES = (
     "import",
     "long",
     "memory",
+    "mixture",
     "pretrain",
     "recurrent",
     "seq2seq",
@@ -60,17 +62,20 @@ def main() -> None:
     )
     every = (*SHAPES, *(name for name in seq2seq.SHAPES if name not in SHAPES))
     arguments.add_argument(
-        "--shape", default="tiny", choices=every, help="train, pretrain, memory, decode, seq2seq: the model"
+        "--shape", default="tiny", choices=every, help="train, pretrain, memory, decode, mixture, seq2seq: the model"
     )
     arguments.add_argument("--task", choices=seq2seq.TASKS, default="train", help="seq2seq: what is measured")
     arguments.add_argument(
         "--dtype",
         default="float32",
         choices=("float32", "bfloat16"),
-        help="train, pretrain, memory, attention, long, recurrent, decode, seq2seq",
+        help="train, pretrain, memory, attention, long, recurrent, decode, mixture, seq2seq",
     )
     arguments.add_argument(
-        "--tokens", type=integer(1), default=1024, help="attention, recurrent: length of a row; long: of the longest"
+        "--tokens",
+        type=integer(1),
+        default=1024,
+        help="attention, recurrent: length of a row; long: of the longest; mixture: at once",
     )
     arguments.add_argument("--shortest", type=integer(1), default=1024, help="long: length of the shortest row")
     arguments.add_argument("--only", metavar="TEXT", help="train: the contestants whose names contain it (default all)")

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxformer.benchmarks import attention, decode_lengths, memory, pretrain, seq2seq, suite, train
+from jaxformer.benchmarks import attention, decode_lengths, memory, mixture, pretrain, seq2seq, suite, train
 from jaxformer.benchmarks.suite import RULER, Suite, in_process, process
 from jaxformer.benchmarks.train import SHAPES, model_config
 from jaxformer.config import from_mapping
@@ -45,6 +45,13 @@ def test_a_whole_process_that_fails_is_a_line_with_what_it_said():
     assert process("-c", "print('done')") == "done\n"
     with pytest.raises(ProgramError, match="ended with exit code 3: no such shape"):
         process("-c", "import sys; sys.stderr.write('no such shape'); sys.exit(3)")
+
+
+@pytest.mark.slow
+def test_a_mixture_runs_beside_the_dense_layer_of_its_work():
+    found = mixture.contestants(SimpleNamespace(shape="tiny", tokens=64, dtype="float32"))
+    assert list(found.contestants) == ["dense layer", "8 experts, 2 for a token"]
+    assert [run() for run in found.contestants.values()] == [None, None] and found.work == 64
 
 
 def test_lines_say_rates_the_share_of_a_product_and_the_ratio_to_the_first():

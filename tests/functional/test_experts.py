@@ -21,7 +21,7 @@ from jaxformer.specs import param_axes, stack_specs
 from jaxformer.training.optim import make_optimizer, muon_dimensions
 
 B, T, D, F, E, K = 2, 24, 6, 8, 4, 2
-SIZES = np.array([24, 0, 40, 8])
+SIZES = np.array([24, 0, 88, 8])  # parts of every number of blocks
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def test_products_of_groups_are_those_of_a_loop(name, monkeypatch):
     monkeypatch.setattr(blocks_gpu, "INTERPRET", True)
     single = name in SLOW
     width, out, dtype, tolerance = (128, 128, np.float32, 2e-4) if single else (5, 6, np.float64, 1e-12)
-    a, b, w, g = drawn((96, width), (96, width), (4, width, out), (96, out), dtype=dtype)
+    a, b, w, g = drawn((136, width), (136, width), (4, width, out), (136, out), dtype=dtype)
     live = SIZES.sum()
     g[live:] = 0  # what stands behind the last group is not defined
 
