@@ -18,23 +18,33 @@ from jaxformer.runs.command_line import file_path, parser
 from jaxformer.runtime.hardware import GIB
 from jaxformer.runtime.program import program
 
+
+def _rows(number: int) -> tuple[str, ...]:
+    return f"train.global_batch_size={number}", f"train.eval_rows={number}"
+
+
+MICRO, CAPACITY = "execution.gradient_accumulation_steps=8", "model.feed_forward.dispatch=capacity"
 # name -> config, topology, flags
 CASES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "olmoe_1b_7b-v5p": ("olmoe_1b_7b", "v5p:4x4x8", ("execution.gradient_accumulation_steps=4",)),
-    "olmoe_1b_7b-h100": ("olmoe_1b_7b", "h100:16x8", ("execution.gradient_accumulation_steps=8",)),
-    "olmoe_1b_7b-h100-capacity": (
-        "olmoe_1b_7b",
-        "h100:16x8",
-        ("execution.gradient_accumulation_steps=8", "model.feed_forward.dispatch=capacity"),
-    ),
+    "olmoe_1b_7b-h100": ("olmoe_1b_7b", "h100:16x8", (MICRO,)),
+    "olmoe_1b_7b-h100-capacity": ("olmoe_1b_7b", "h100:16x8", (MICRO, CAPACITY)),
     "mixtral_8x7b-v5p": ("mixtral_8x7b", "v5p:4x4x8", ("execution.feed_forward_chunks=8",)),
-    "mixtral_8x7b-h100-capacity": ("mixtral_8x7b", "h100:16x8", ("model.feed_forward.dispatch=capacity",)),
+    "mixtral_8x7b-h100-capacity": ("mixtral_8x7b", "h100:16x8", (CAPACITY,)),
     "glam_64b_64e-v5p": ("glam_64b_64e", "v5p:8x8x8", ()),
     "glam_64b_64e-v5p-gather": ("glam_64b_64e", "v5p:8x8x8", ("execution.expert_exchange=gather",)),
     "glam_64b_64e-h100": ("glam_64b_64e", "h100:64x8", ()),
     "llama_70b_stages-v5p": ("llama_70b_stages", "v5p:8x8x8", ()),
     "llama_70b_stages-h100": ("llama_70b_stages", "h100:64x8", ()),
     "llama_70b_stages-h100-repeats": ("llama_70b_stages", "h100:64x8", ("execution.pipeline_repeats=2",)),
+    # Weak scaling: as many rows for each device as above.
+    "olmoe_1b_7b-h100-8x8": ("olmoe_1b_7b", "h100:8x8", (MICRO, *_rows(512))),
+    "olmoe_1b_7b-h100-64x8": ("olmoe_1b_7b", "h100:64x8", (MICRO, "mesh.data=4", *_rows(4096))),
+    "mixtral_8x7b-h100-capacity-8x8": ("mixtral_8x7b", "h100:8x8", (CAPACITY, *_rows(64))),
+    "mixtral_8x7b-h100-capacity-64x8": ("mixtral_8x7b", "h100:64x8", (CAPACITY, "mesh.data=4", *_rows(512))),
+    "glam_64b_64e-h100-512x8": ("glam_64b_64e", "h100:512x8", ("mesh.data=8", *_rows(8192))),
+    "llama_70b_stages-h100-16x8": ("llama_70b_stages", "h100:16x8", _rows(256)),
+    "llama_70b_stages-h100-128x8": ("llama_70b_stages", "h100:128x8", _rows(2048)),
 }
 
 
