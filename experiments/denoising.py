@@ -141,7 +141,7 @@ def figure(found: Sequence[dict[str, Any]]) -> Any:
         axes.axhline(1.0, color="0.5", linewidth=1, linestyle=":")
         axes.set(yscale="log", xlabel="million target tokens", ylabel="above the floor, %")
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.legend(loc="upper right")
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return drawn
 
 
