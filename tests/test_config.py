@@ -522,11 +522,12 @@ WRONG = [
     ),
     (
         {"mesh": {"fsdp": None}},
-        "config.mesh: at most one of data, fsdp, tensor, context, stage, expert may be none (what is left)",
+        "config.mesh: data and fsdp are none (what is left); accepted: one of them at most",
     ),
     (
         {"train": {"batch_rows": 16, "micro_batches": 3}},
-        "config.execution.gradient_accumulation_steps: 3 does not divide train.global_batch_size 16",
+        "config.execution.gradient_accumulation_steps: 3 does not divide train.global_batch_size 16; "
+        "accepted: a divisor of 16",
     ),
     ({"train": {"steps": 50}}, "config.optimizer.warmup_steps: 100 is more than train.steps 50; accepted: at most 50"),
 ]

@@ -36,8 +36,8 @@ class Execution(
         so many times, which leaves them idle so many times less (the circular, or interleaved, schedule).
       feed_forward_chunks: parts of a row that feed-forward layers are computed in, one after the other, in the
         backward pass too: less memory, a little slower.
-      experts: how the products of experts are computed, where there are experts; megablox needs TPUs,
-        blocks_gpu an NVIDIA GPU.
+      experts: how the products of experts are computed with dispatch=dropless, and in decoding; the others have one
+        batched product. megablox needs TPUs, blocks_gpu an NVIDIA GPU.
       expert_exchange: how the devices of mesh.expert exchange tokens. gather: all get all; all_to_all: each gets
         those of its experts, which needs a dispatch that says how many those are; auto: what sends less.
     """

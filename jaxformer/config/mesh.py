@@ -33,5 +33,8 @@ class MeshConfig(Section, name="mesh", accepts=dict.fromkeys(AXES, at_least(1)),
     sequence_parallel: bool = False
 
     def _check(self):
-        if [getattr(self, name) for name in AXES].count(None) > 1:
-            raise ConfigError(f"config.mesh: at most one of {', '.join(AXES)} may be none (what is left)")
+        rest = [name for name in AXES if getattr(self, name) is None]
+        if len(rest) > 1:
+            raise ConfigError(
+                f"config.mesh: {' and '.join(rest)} are none (what is left); accepted: one of them at most"
+            )

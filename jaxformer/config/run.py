@@ -82,7 +82,8 @@ class Config(Section, name="", accepts={"seed": between(0, 2**31 - 1)}, paths=PA
         rows, parts = self.train.global_batch_size, self.execution.gradient_accumulation_steps
         if rows % parts:
             raise ConfigError(
-                f"config.execution.gradient_accumulation_steps: {parts} does not divide train.global_batch_size {rows}"
+                f"config.execution.gradient_accumulation_steps: {parts} does not divide train.global_batch_size "
+                f"{rows}; accepted: a divisor of {rows}"
             )
         if self.train.noise_scale and parts == 1:
             raise ConfigError(

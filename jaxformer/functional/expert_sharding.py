@@ -1,4 +1,4 @@
-"""A layer of experts on a mesh: every device sends the tokens that it has to the experts that it has.
+"""A layer of experts on a mesh: the tokens of all devices meet the experts of all devices.
 
 Written with explicit collectives, because sorting is local: left to itself, XLA would gather all tokens to sort them.
 """
@@ -13,7 +13,7 @@ from jaxformer.parallel.constraints import ACTIVATION_RULES, RULES, entries, mes
 from jaxformer.types import Array
 
 # (x [B, T, D], two more arrays [B, T, ...], weights of some experts, number of the first of them, mesh axes over which
-# it sends tokens to the others) -> [B, T, D]
+# the layer itself sends tokens) -> [B, T, D]
 Layer = Callable[..., Array]
 
 
@@ -29,10 +29,10 @@ def over_mesh(
 ) -> Array:
     """`layer` of the arrays, each device computing its own part.
 
-    A device has some rows, and of the weights those that `constraints.RULES` say. Mesh axes that shard an expert's
-    width have it gathered first, and its gradients summed and scattered. Those that shard its hidden layer give a part
-    of every token's output each, which are summed. Between the n devices that share out the experts, one of two goes
-    over the links, forward and backward:
+    A device has some rows, and of the weights those that `constraints.RULES` say. Weights that are sharded along the
+    model's width are gathered first, and their gradients summed and scattered. Where the hidden layer is sharded, each
+    device has a part of every token's output, and the parts are summed. Between the n devices that share out the
+    experts, one of two goes over the links, forward and backward:
 
       gather      the rows of all of them, and the sums of the outputs, scattered: 4 (n - 1) times the bytes of a
                   device's rows, however many experts a token has

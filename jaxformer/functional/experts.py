@@ -40,8 +40,8 @@ def expert_mlp(
 ) -> Array:
     """The outputs of each token's experts, multiplied by its gates and summed. No token is dropped.
 
-    Tokens are sorted by expert, so the work is that of k feed-forward layers, whatever the number of experts, and does
-    not depend on how many tokens an expert has.
+    Tokens are sorted by expert, so the work is about that of k feed-forward layers, whatever the number of experts and
+    however many tokens each has; but where "ragged" is one product of all tokens with all experts, E times as much.
 
     Args:
       x: [N, D].
@@ -50,17 +50,23 @@ def expert_mlp(
       w_up: [E, D, F]; w_down: [E, F, D]; w_gate: [E, D, F], for the gated activations only.
       activation: as of `layers.mlp`.
       implementation: of the products, "auto" or one of `grouped_choice.GROUPED`. JAX has no `vmap` of "ragged" over
-        tokens whose weights are the same: pass such tokens as one [N, D], or take "blocks".
+        tokens whose weights are the same: pass such tokens as one [N, D], or take "blocks", of which there is no
+        `grad` of a `grad` (a `jvp` of one there is).
 
     Returns:
       [N, D] in the dtype of x.
 
     Raises:
-      ValueError: unknown activation or implementation, or a gate weight where none belongs.
+      ValueError: other shapes, unknown activation or implementation, or a gate weight where none belongs.
 
     Source: Shazeer et al. 2017, section 2; Gale et al. 2022 (no dropped tokens).
     """
     experts, width, hidden = w_up.shape
+    if x.ndim != 2 or x.shape[1] != width or chosen.shape != gates.shape or chosen.shape[:-1] != x.shape[:1]:
+        raise ValueError(
+            f"expert_mlp: x {x.shape}, gates {gates.shape}, chosen {chosen.shape}; accepted for w_up {w_up.shape}: "
+            f"[N, {width}], and [N, k] of both"
+        )
     (tokens, per_token), dtype = chosen.shape, str(x.dtype)
     name = choose(width, hidden, dtype) if implementation == "auto" else implementation
     if name not in GROUPED:
@@ -106,6 +112,8 @@ def capacity_mlp(
       [B, T, D] in the dtype of x.
     """
     experts, (batch, length, _) = len(w_up) * (jax.lax.axis_size(over) if over else 1), x.shape
+    if not batch * length:
+        return x
     chosen, rank = within_capacity(chosen, experts, capacity)
     rows = experts * batch * capacity
     row = jnp.arange(batch, dtype=jnp.int32)[:, None, None]
@@ -134,7 +142,7 @@ def expert_choice_mlp(
 
     Args:
       x: [B, T, D].
-      logits: [B, T, E] of the router, float32; the probabilities, which are the gates, sum to 1 over the experts.
+      logits: [B, T, E] of the router, float32. The gates are their softmax over the experts.
       capacity: tokens of a row that one expert takes, at most T.
       w_up, w_down, w_gate, activation: as of `expert_mlp`.
       there: [B, T] bool, False for padding, which nobody takes; None: there is none.
@@ -208,7 +216,7 @@ def _applied(function: Callable[[Array], Array], first: Array, hidden: Array | N
 def _through(x: Array, gates: Array, place: Array, rows: int, mlp: Callable[[Array], Array]) -> Array:
     """[N, D] -> [N, D]: tokens to the rows of their choices (`place` [N, k], `rows`: nowhere), experts, and back."""
     number = math.prod(place.shape)
-    # Fused with what finds the places, libtpu compiles this scatter for 12 s, alone for one.
+    # libtpu takes 12 s to compile this scatter where it is fused with what finds the places, 1 s alone.
     each = jax.lax.optimization_barrier(place.reshape(-1))
     source = jnp.full((rows,), number, jnp.int32).at[each].set(jnp.arange(number, dtype=jnp.int32), mode="drop")
     return _combine(mlp(_dispatch(x, place, source)), gates, place, source)

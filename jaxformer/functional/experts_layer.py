@@ -85,7 +85,7 @@ def apply(params: Params, x: Array, cfg: ModelConfig, context: Context) -> tuple
 
 
 def _router_logits(x: Array, w: Array) -> Array:
-    """[B, T, E] in float32 or wider, whatever the compute dtype: near-equal experts would be told apart by rounding."""
+    """[B, T, E] in float32 or wider, whatever the compute dtype: rounding must not choose between near-equal ones."""
     wide = jnp.promote_types(x.dtype, jnp.float32)
     precision = jax.lax.Precision.HIGHEST
     return constrain(jnp.einsum("BTD,DE->BTE", x.astype(wide), w.astype(wide), precision=precision), "rows", None, None)

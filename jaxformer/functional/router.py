@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxformer.types import Array
 
 _LEAST_TOTAL = 1e-15  # probability of a token's experts, below which its gates are not divided by it
+_FEW = 8  # choices that are found one by one on CPU
 _CHUNK = 64  # choices whose ranks are counted by comparing them with each other
 
 
@@ -47,7 +48,7 @@ def route(
         raise ValueError("route: renormalize with per_token 1 makes every gate 1; accepted: False")
     probabilities = jax.nn.softmax(logits, axis=-1)
     scores = probabilities if bias is None else probabilities + jnp.broadcast_to(bias, logits.shape)
-    chosen = jax.lax.top_k(jax.lax.stop_gradient(scores), per_token)[1].astype(jnp.int32)
+    chosen = _highest(jax.lax.stop_gradient(scores), per_token)
     hot = jax.nn.one_hot(chosen, logits.shape[-1], dtype=bool)
     gates = jnp.sum(jnp.where(hot, probabilities[..., None, :], 0), axis=-1)
     if renormalize or (renormalize is None and per_token > 1):
@@ -55,6 +56,27 @@ def route(
         # Without a bias it is at least k / E; with one it may be 0, and its square, in the gradient, before that.
         gates = gates / (total if bias is None else jnp.where(total > _LEAST_TOTAL, total, 1))
     return gates, chosen
+
+
+def _highest(scores: Array, number: int) -> Array:
+    """Where the highest of [..., E] are, [..., k] int32, the highest first; of equal ones the earlier first.
+
+    On CPU `top_k` is a call that XLA does not split over devices, for which all scores would be gathered, and slow.
+    """
+
+    def one_by_one(scores: Array) -> Array:
+        found = []
+        for _ in range(number):
+            found.append(jnp.argmax(scores, axis=-1).astype(jnp.int32))
+            scores = jnp.where(jax.nn.one_hot(found[-1], scores.shape[-1], dtype=bool), -jnp.inf, scores)
+        return jnp.stack(found, axis=-1)
+
+    def sorted_all(scores: Array) -> Array:
+        return jax.lax.top_k(scores, number)[1].astype(jnp.int32)
+
+    if number > _FEW:
+        return sorted_all(scores)
+    return jax.lax.platform_dependent(scores, cpu=one_by_one, default=sorted_all)
 
 
 def count_choices(chosen: Array, experts: int) -> Array:
@@ -74,7 +96,8 @@ def among(chosen: Array, first: Array | int, number: int) -> Array:
 
 
 def balance_loss(logits: Array, counts: Array, there: Array | None = None) -> Array:
-    """E * sum over experts of (share of the choices) * (probability), summed over tokens: their number if balanced.
+    """E * sum over experts of (share of the choices) * (probability), summed over tokens: if
+    all experts are equally busy, the number of tokens.
 
     The shares are constants, so over parts of a batch these sums add up to that of the whole batch, if `counts` are
     those of the whole batch.
@@ -144,8 +167,8 @@ def places(chosen: Array, experts: int, align: int = 1) -> tuple[Array, Array, i
       align: rows.
 
     Returns:
-      [M] int32, the rows: different ones, but those of nobody are all the number of rows; [E] int32, the rows of each
-      expert, multiples of `align`; the number of rows.
+      [M] int32, the row of each choice: all different, but choices of nobody have the number of rows; [E] int32, the
+      rows of each expert, multiples of `align`; the number of rows.
 
     >>> [each.tolist() for each in places(jnp.array([1, 0, 2, 1, 1]), 2)[:2]]
     [[1, 0, 5, 2, 3], [1, 3]]

@@ -80,7 +80,7 @@ def type_for(cfg: ModelConfig, preferred: str | None = None) -> str:
         kinds = f"{cfg.family} with {cfg.attention.kind} attention and {cfg.positions.kind} positions"
         kinds += "" if cfg.head is None else f" and a head for {cfg.head.task}"
         raise ConfigError(f"config.model: a {kinds} like this; accepted: what one of {', '.join(ARCHITECTURES)} can be")
-    name = min(told, key=lambda each: len(told[each]))
+    name = min(told, key=lambda each: (any(".kind: " in line for line in told[each]), len(told[each])))
     raise ConfigError(
         f"config.model.{'; '.join(told[name])}: {name}, the nearest architecture of transformers, would be like that; "
         f"accepted: what one of {', '.join(ARCHITECTURES)} can be"

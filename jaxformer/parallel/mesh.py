@@ -141,12 +141,13 @@ def check_context(model: ModelConfig, mesh: Mesh) -> None:
     """Raises ConfigError: rows, or sources, do not divide into two pieces per device of the context axis, or the model
     needs whole rows."""
     parts, lengths = mesh.shape["context"], {"model.context_length": model.context_length}
+    feed_forward = "dispatch" if model.feed_forward.has_experts else "kind"
     if model.encoder is not None:
         lengths["model.encoder.source_length"] = model.encoder.source_length
     for what, part in (
         (f"model.attention.kind={model.attention.kind}", model.attention),
         (f"model.positions.kind={model.positions.kind}", model.positions),
-        (f"model.feed_forward.kind={model.feed_forward.kind}", model.feed_forward),
+        (f"model.feed_forward.{feed_forward}={getattr(model.feed_forward, feed_forward)}", model.feed_forward),
         (f"model.family={model.family}", FAMILIES[model.family]),
     ):
         if parts > 1 and part.whole_rows:

@@ -38,8 +38,8 @@ def print_overview(
     active = f", {_short(counts.active)} used by a token" if counts.active < counts.total else ""
     log(
         f"{model.family}: {layers} layers, width {model.width}, {model.attention.summary()}, {kinds}"
-        f"context {model.context_length}{source}, vocabulary {model.vocab_size}: {_short(counts.total)} parameters "
-        f"({_short(counts.non_embedding)} without embeddings{active}), {model.dtype}"
+        f"context {model.context_length}{source}, vocabulary {model.vocab_size}: {_short(counts.total)} parameters"
+        f"{active} ({_short(counts.non_embedding)} without embeddings), {model.dtype}"
     )
     log(
         f"data: {_short(sum(each.num_tokens for each in train))} training tokens "

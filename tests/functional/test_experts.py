@@ -167,6 +167,26 @@ def test_no_tokens():
     assert out.shape == (0, D)
 
 
+def test_no_tokens_in_rows_and_tokens_in_rows():
+    w = weights()
+    nothing = np.zeros((2, 0, K))
+    assert capacity_mlp(jnp.zeros((2, 0, D)), nothing, nothing.astype(np.int32), 1, **w, activation="swiglu").shape == (
+        2,
+        0,
+        D,
+    )
+    gates = np.zeros((2, 3, K), np.float32)
+    with pytest.raises(ValueError, match=rf"^expert_mlp: x \(2, 3, {D}\), .* accepted for w_up .*: \[N, {D}\], and"):
+        expert_mlp(jnp.zeros((2, 3, D)), gates, gates.astype(np.int32), **w, activation="swiglu")
+
+
+@pytest.mark.parametrize("number", (1, 2, 5))
+def test_the_highest_are_those_of_top_k(number):
+    scores = np.round(np.random.default_rng(0).normal(size=(7, 40, 5)), 1) + 0.0  # many are equal
+    found = jax.jit(router._highest, static_argnums=1)(scores, number)
+    np.testing.assert_array_equal(found, jax.lax.top_k(scores, number)[1])
+
+
 def test_capacity_takes_the_earliest_tokens_of_a_row():
     chosen = np.array([[[0, 1], [0, 2], [1, 0], [0, 1]]] * 2, np.int32)
     chosen[1, 0] = 3  # padding

@@ -273,6 +273,10 @@ def test_what_others_cannot_be_is_one_line(tmp_path):
             {**LLAMA, "positions": "alibi"},
             r"^config.model: a gpt with softmax attention and alibi positions like this; accepted",
         ),
+        (
+            {**LLAMA, "feed_forward": {"kind": "experts", "activation": "swiglu", "width": 48, "shared": 1}},
+            r"^config.model.feed_forward.shared: 1 -> 0: \w+, the nearest architecture of transformers",
+        ),
     ):
         cfg = from_mapping({"model": {**SIZES, **more}}).model
         with pytest.raises(ConfigError, match=line):

@@ -80,5 +80,5 @@ def test_what_a_mesh_cannot_split():
         "config.mesh.expert: 2 has no experts to split; accepted: 1, or model.feed_forward.kind=experts"
     )
     assert refused(check_context, cases.config_of(dispatch="capacity"), context=2) == (
-        "config.mesh.context: 2; model.feed_forward.kind=experts needs whole rows; accepted: 1"
+        "config.mesh.context: 2; model.feed_forward.dispatch=capacity needs whole rows; accepted: 1"
     )

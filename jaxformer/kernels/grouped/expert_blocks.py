@@ -1,9 +1,9 @@
 """Products of groups of rows, each group with its own weight, in blocks of rows: for CPUs.
 
-`lax.ragged_dot` multiplies every row with every weight there, E times the work. Here every group begins a new block, so
-that one weight belongs to each block, and loops take one part of a group after another; blocks beyond the last group
-are never visited. A part is several blocks, while the group has so many left: a product of few rows keeps one core busy
-and not all. The backward pass has loops of its own, because those that JAX derives would keep the weight of every part.
+`lax.ragged_dot` multiplies every row with every weight on CPUs, E times the work. Here every group begins a new block,
+so that one weight belongs to each block, and loops take one part of a group after another; blocks beyond the last group
+are never visited. A part is up to eight blocks of one group, because a product of few rows keeps only one core busy.
+The backward pass has loops of its own, because those that JAX derives would keep the weight of every part.
 """
 
 import functools

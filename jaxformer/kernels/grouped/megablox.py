@@ -17,7 +17,7 @@ TILE = 128
 
 
 def alignment(rows: int, groups: int) -> int:
-    """1: groups may begin anywhere; only all rows together fill whole tiles, see `product_of`."""
+    """1: groups may begin anywhere; `product_of` fills all rows together up to whole tiles."""
     return 1
 
 
