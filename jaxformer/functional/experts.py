@@ -50,8 +50,8 @@ def expert_mlp(
       w_up: [E, D, F]; w_down: [E, F, D]; w_gate: [E, D, F], for the gated activations only.
       activation: as of `layers.mlp`.
       implementation: of the products, "auto" or one of `grouped_choice.GROUPED`. JAX has no `vmap` of "ragged" over
-        tokens whose weights are the same: pass such tokens as one [N, D], or take "blocks", of which there is no
-        `grad` of a `grad` (a `jvp` of one there is).
+        tokens whose weights are the same: pass such tokens as one [N, D], or take "blocks", which has no
+        `grad` of a `grad` but a `jvp` of one.
 
     Returns:
       [N, D] in the dtype of x.

@@ -17,7 +17,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from jaxformer.kernels.grouped import row_blocks
-from jaxformer.kernels.grouped.expert_blocks import owners_of
 from jaxformer.types import Array
 
 INTERPRET = False  # True in tests: Pallas's interpreter
@@ -80,8 +79,7 @@ def _times(block: int, x: Array, weights: Array, sizes: Array, turned: bool) -> 
     rows, (groups, width, out) = x.shape[0], weights.shape
     width, out = (out, width) if turned else (width, out)
     tile = _tile(out)
-    owners, count = owners_of(sizes, rows, block)
-    owners = jnp.where(jnp.arange(rows // block) < count, owners, groups)
+    owners = _owners_of(sizes, rows, block)
     of_tile = (groups, tile, width) if turned else (groups, width, tile)
     return pl.pallas_call(
         functools.partial(_product_kernel, groups, turned),
@@ -95,6 +93,12 @@ def _times(block: int, x: Array, weights: Array, sizes: Array, turned: bool) -> 
         out_shape=jax.ShapeDtypeStruct((rows, out), x.dtype),
         **_launch("grouped_gpu_product", block, tile),
     )(owners, x, weights)
+
+
+def _owners_of(sizes: Array, rows: int, block: int) -> Array:
+    """The group of each block, [rows / block] int32; after the last group the number of groups."""
+    begins = jnp.arange(0, rows, block, dtype=jnp.int32)
+    return jnp.sum(begins[:, None] >= jnp.cumsum(sizes, dtype=jnp.int32)[None, :], axis=1, dtype=jnp.int32)
 
 
 def _product_kernel(groups: int, turned: bool, owners: Any, x: Any, weights: Any, out: Any) -> None:

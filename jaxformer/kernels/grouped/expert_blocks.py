@@ -68,14 +68,6 @@ def _same(x: Array) -> Array:
     return x
 
 
-def owners_of(sizes: Array, rows: int, block: int) -> tuple[Array, Array]:
-    """The group of each block, [rows / block] int32, and how many blocks have one."""
-    ends = jnp.cumsum(sizes, dtype=jnp.int32)
-    begins = jnp.arange(0, rows, block, dtype=jnp.int32)
-    owners = jnp.sum(begins[:, None] >= ends[None, :], axis=1, dtype=jnp.int32)
-    return jnp.minimum(owners, len(sizes) - 1), ends[-1] // block
-
-
 def _visit_parts(add: Callable[..., Any], out: Any, sizes: Array, rows: int, block: int) -> Any:
     """`out` after ``out = add(out, first row, group, number of rows)`` for parts that together are all groups."""
     begins, left = jnp.cumsum(sizes, dtype=jnp.int32) - sizes, sizes
