@@ -264,4 +264,5 @@ def make_model(
         return found
 
     more = {} if family.predict is None else {"predict": predict}
-    return Model(specs, init, loss, lambda batch: family.weights(batch, config), frozen, **more)
+    measured = blocks.measured_terms(config)
+    return Model(specs, init, loss, lambda batch: family.weights(batch, config), frozen, measured=measured, **more)

@@ -73,6 +73,7 @@ class Model(NamedTuple):
       frozen: tree of ``ParamSpec`` of arrays that the loss sees and nobody updates, or None.
       predict: ``(params, batch, frozen) -> (metrics, predictions)``, without dropout: arrays with the rows first, by
         name, of which metrics are made that are no means over tokens; None: there are no such metrics.
+      measured: names in ``objective`` that are not minimised: training records them among its metrics.
     """
 
     specs: Any
@@ -81,3 +82,4 @@ class Model(NamedTuple):
     weights: Callable[[Batch], dict[str, Array]]
     frozen: Any = None
     predict: Callable[[Params, Batch, Any], tuple[Sums, dict[str, Array]]] | None = None
+    measured: tuple[str, ...] = ()

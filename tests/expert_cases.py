@@ -73,6 +73,6 @@ def weights(batch):
 
 def step_of(cfg, micro_batches, noise_scale=False):
     """(params, batch, rng) -> what `training.gradients.gradients` returns, compiled quickly."""
-    model = Model(specs_of(cfg), None, functools.partial(loss, cfg), weights)
+    model = Model(specs_of(cfg), None, functools.partial(loss, cfg), weights, measured=experts_layer.MEASURED)
     run = functools.partial(gradients, model=model, micro_batches=micro_batches, noise_scale=noise_scale)
     return jax.jit(run, compiler_options={"xla_backend_optimization_level": 0})

@@ -256,6 +256,11 @@ def term_weights(cfg: ModelConfig, segments: Array) -> Terms:
     return weights
 
 
+def measured_terms(cfg: ModelConfig) -> tuple[str, ...]:
+    """The names of those terms of the blocks that are recorded and not minimised."""
+    return tuple(dict.fromkeys(name for sublayer in sublayers_of(cfg).values() for name in sublayer.measured))
+
+
 def init_cache(cfg: ModelConfig, rows: int, length: int, dtype: Any) -> list[dict[str, Any]]:
     """The empty cache of all blocks, for `rows` sequences of at most `length` tokens; see `layer.Sublayer`."""
     layers = [

@@ -67,4 +67,6 @@ def checked(where: str, sublayer: Sublayer) -> Sublayer:
         return found
 
     expect("loss" not in sublayer.terms, f"{where}: terms", sublayer.terms, "names other than loss")
+    known = {*sublayer.terms} - {"accuracy"}
+    expect({*sublayer.measured} <= known, f"{where}: measured", sublayer.measured, "some of terms, other than accuracy")
     return sublayer._replace(specs=specs, apply=apply, cost=cost)

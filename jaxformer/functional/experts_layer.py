@@ -8,9 +8,17 @@ The terms are sums over tokens, of all layers and micro-batches and devices, so 
                    gives the counts as its value
   router_z         `router.z_loss`
   expert_bias      `router.bias_term`, for the optimizer's update of the bias
+
+Two more are recorded and not minimised:
+
+  expert_load      the choices of the busiest expert, as a multiple of their mean over experts: 1 if all are equally
+                   busy. Of the whole batch with a balance loss, as above; else the mean over micro-batches, and over
+                   the devices of the data axis where these work apart
+  expert_dropped   the share of the choices that found their expert full
 """
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -28,7 +36,8 @@ from jaxformer.specs import ParamSpec, normal, zeros
 from jaxformer.types import Array, Params
 
 WEIGHTS = ("w_up", "w_gate", "w_down")
-TERMS = ("expert_balance", "router_z", "expert_bias")
+MEASURED = ("expert_load", "expert_dropped")
+TERMS = ("expert_balance", "router_z", "expert_bias", *MEASURED)
 
 
 def specs(cfg: ModelConfig) -> dict[str, ParamSpec]:
@@ -71,17 +80,16 @@ def apply(params: Params, x: Array, cfg: ModelConfig, context: Context) -> tuple
     if kind.expert_choice:
         taken = jnp.ones(x.shape[:2], bool) if there is None else there
         out = over_mesh(_expert_choice(cfg, x), x, logits, taken[..., None], weights, axes, exchange, places)
-        counts = jnp.zeros((kind.count,), jnp.float32)
+        chosen = None
     else:
         gates, chosen = router.route(logits, kind.top_k, params.get("bias"), kind.normalized)
         chosen = chosen if there is None else jnp.where(there[..., None], chosen, kind.count)
-        counts = router.count_choices(chosen, kind.count)
         places = None if context.progress is not None else places
         out = over_mesh(_layer(cfg, x, context), x, gates, chosen, weights, axes, exchange, places)
     if kind.shared:
         shared = {name.removeprefix("shared_"): w for name, w in params.items() if name.startswith("shared_")}
         out = out + mlp(x, **shared, activation=kind.activation)
-    return shard_residual(out), None, _terms(params, logits, counts, there, cfg)
+    return shard_residual(out), None, _terms(params, logits, chosen, there, cfg)
 
 
 def _router_logits(x: Array, w: Array) -> Array:
@@ -135,12 +143,17 @@ def _layer(cfg: ModelConfig, x: Array, context: Context) -> Any:
     return dropless
 
 
-def _terms(params: Params, logits: Array, counts: Array, there: Array | None, cfg: ModelConfig) -> dict[str, Array]:
-    """Terms of the objective; see the top of the file."""
-    kind, zero = cfg.feed_forward, jnp.zeros((), jnp.float32)
-    terms = dict.fromkeys(TERMS, zero)
+def _terms(
+    params: Params, logits: Array, chosen: Array | None, there: Array | None, cfg: ModelConfig
+) -> dict[str, Array]:
+    """Terms of the objective, and what is measured; see the top of the file. `chosen`: None where experts choose."""
+    kind, terms = cfg.feed_forward, dict.fromkeys(TERMS, jnp.zeros((), jnp.float32))
     if kind.z_loss:
         terms["router_z"] = kind.z_loss * router.z_loss(logits, there).astype(jnp.float32)
+    if chosen is None:  # all experts are as busy
+        tokens = math.prod(logits.shape[:2]) if there is None else jnp.sum(there)
+        return terms | {"expert_load": jnp.asarray(tokens, jnp.float32)}
+    counts = of_batch = router.count_choices(chosen, kind.count)
     if kind.bias_rate:
         terms["expert_bias"] = router.bias_term(counts, params["bias"])
     if kind.balance_weight:
@@ -148,6 +161,12 @@ def _terms(params: Params, logits: Array, counts: Array, there: Array | None, cf
         of_batch = jnp.where(jnp.sum(load) > 0, load, counts)
         loss = kind.balance_weight * router.balance_loss(logits, of_batch, there).astype(jnp.float32)
         terms["expert_balance"] = loss + jnp.sum(counts * (params["load"] - load))
+    busiest = jnp.max(of_batch) / jnp.maximum(jnp.sum(of_batch), 1) * kind.count
+    terms["expert_load"] = busiest * jnp.sum(counts) / kind.top_k
+    if kind.dispatch == "capacity":
+        of_rows = jax.vmap(functools.partial(router.count_choices, experts=kind.count))(chosen)
+        over = jnp.maximum(of_rows - kind.capacity(logits.shape[1]), 0)
+        terms["expert_dropped"] = jnp.sum(over) / kind.top_k
     return terms
 
 
@@ -165,4 +184,4 @@ def cost(cfg: ModelConfig, length: int, execution: Execution) -> Cost:
     )
 
 
-EXPERTS = Sublayer(specs, apply, cost, terms=TERMS, terms_of_padding=False)
+EXPERTS = Sublayer(specs, apply, cost, terms=TERMS, terms_of_padding=False, measured=MEASURED)

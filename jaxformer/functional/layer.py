@@ -128,6 +128,7 @@ class Sublayer(NamedTuple):
         at most `length` tokens: any tree of arrays whose first axis is a multiple of `rows`. None: a mixer cannot
         decode; a feed-forward layer keeps nothing.
       terms: the names of the terms; none is called "loss".
+      measured: those of the terms that are only recorded, as means over tokens and layers, and not minimised.
       terms_of_padding: False if padding (segment 0) is left out of the terms; they are then means over other tokens.
       per_source: True if what it keeps in decoding is the same for all continuations of a row, as the keys and values
         of a source are: its cache then has the rows of the sources, while `x` may have several rows for each.
@@ -146,6 +147,7 @@ class Sublayer(NamedTuple):
     model_specs: Callable[[ModelConfig], dict[str, ParamSpec]] | None = None
     low_rank: tuple[str, ...] = ()
     terms_of_padding: bool = True
+    measured: tuple[str, ...] = ()
 
 
 def weight_init(

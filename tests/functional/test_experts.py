@@ -246,7 +246,8 @@ def program(micro_batches):
 def test_losses_are_exact_over_micro_batches():
     params, batch = cases.params_of(cases.config_of()), cases.batch_of()
     whole, parts = (program(number)(params, batch, jax.random.key(1)) for number in (1, 4))
-    close(parts[:2], whole[:2], 1e-6)
+    close(parts[:3], whole[:3], 1e-6)
+    assert whole[2].keys() == {"loss", *experts_layer.MEASURED}
     bias = np.asarray(whole[1]["mlp"]["bias"])
     assert np.abs(bias).max() > 0 and abs(bias.sum()) < 1e-6 and whole[1]["mlp"]["load"] is None
     measured = cases.step_of(cases.config_of(), 4, noise_scale=True)(params, batch, jax.random.key(1))
@@ -275,6 +276,23 @@ def test_balance_is_what_the_paper_says():
     parts = logits[:6], logits[6:]
     close(sum(balance(part, logits) for part in parts), whole, 1e-6)
     assert abs(sum(balance(part, part) for part in parts) / whole - 1) > 0.005
+
+
+@pytest.mark.parametrize("dispatch", ["dropless", "capacity"])
+def test_how_busy_experts_are_and_what_finds_no_place(dispatch):
+    cfg, documents = cases.config_of(dispatch=dispatch), cases.batch_of().segments
+    params, x = cases.params_of(cfg)["mlp"], drawn((*documents.shape, cases.D))[0] + 1
+    terms = quickly(lambda x: experts_layer.apply(params, x, cfg, Context(segments(documents)))[2])(x)
+    best = np.argsort(-(x @ params["w_router"]), axis=-1)[..., : cfg.feed_forward.top_k]
+    count, tokens, lost = cfg.feed_forward.count, (documents != 0).sum(), 0
+    found = np.bincount(best[documents != 0].ravel(), minlength=count)
+    for row, there in zip(best, documents != 0, strict=True):
+        free = np.full(count, cfg.feed_forward.capacity(cases.T))
+        for expert in row[there].ravel():
+            lost, free[expert] = lost + (free[expert] == 0), max(free[expert] - 1, 0)
+    close(terms["expert_load"] / tokens, found.max() / found.mean(), 1e-6)
+    assert found.max() / found.mean() > 1.1 and lost > 5
+    close(terms["expert_dropped"], lost / cfg.feed_forward.top_k if dispatch == "capacity" else 0, 1e-6)
 
 
 def test_no_token_sees_another_document():

@@ -19,7 +19,7 @@ from jaxformer.config import (
     Softmax,
     TrainConfig,
 )
-from jaxformer.functional import router
+from jaxformer.functional import experts_layer, router
 from jaxformer.models import gpt
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import ORDER, make_mesh
@@ -104,6 +104,8 @@ def agree(found, expected):
     """Loss and norm of an update, and the moments and the moved biases that it leaves."""
     np.testing.assert_allclose(found[1].loss, expected[1].loss, rtol=1e-6)
     np.testing.assert_allclose(found[1].grad_norm, expected[1].grad_norm, rtol=2e-6)
+    for name in experts_layer.MEASURED:
+        np.testing.assert_allclose(found[1].sums[name], expected[1].sums[name], rtol=1e-6)
     moments, wanted = found[0].opt_state[0].mu, expected[0].opt_state[0].mu
     largest = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(wanted))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=5e-7 * largest), moments, wanted)
