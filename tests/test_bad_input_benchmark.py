@@ -8,3 +8,8 @@ __all__ = ["place"]
 def test_a_shape_of_another_suite(place):
     found = place.run("benchmark", "--suite=seq2seq", "--shape=gpt2")
     assert found == (2, expected()["shape of another suite"])
+
+
+def test_a_shape_of_another_family(place):
+    found = place.run("benchmark", "--suite=disentangled", "--shape=gpt2")
+    assert found == (2, expected()["shape of another family"])

@@ -7,6 +7,8 @@
     jaxformer benchmark --suite=pretrain --shape=gpt2 --pairs=1
     jaxformer benchmark --suite=attention --tokens=1024
     jaxformer benchmark --suite=long --tokens=16384    (rows of 1024 tokens and more; --mechanisms for some of them)
+    jaxformer benchmark --suite=sparse --tokens=16384    (needs `peers` too)
+    jaxformer benchmark --suite=disentangled --shape=bert_512
     jaxformer benchmark --suite=recurrent --tokens=256
     jaxformer benchmark --suite=mixture --shape=tiny --tokens=4096
     jaxformer benchmark --suite=seq2seq --shape=t5_small --task=beam    (needs `peers` too)
@@ -39,6 +41,7 @@ SUITES = (
     "data",
     "decode",
     "decode_lengths",
+    "disentangled",
     "import",
     "long",
     "memory",
@@ -47,6 +50,7 @@ SUITES = (
     "recurrent",
     "seq2seq",
     "shakespeare",
+    "sparse",
     "sweep",
     "tokenize",
     "train",
@@ -62,20 +66,23 @@ def main() -> None:
     )
     every = (*SHAPES, *(name for name in seq2seq.SHAPES if name not in SHAPES))
     arguments.add_argument(
-        "--shape", default="tiny", choices=every, help="train, pretrain, memory, decode, mixture, seq2seq: the model"
+        "--shape",
+        default="tiny",
+        choices=every,
+        help="train, pretrain, memory, decode, mixture, disentangled, seq2seq: the model",
     )
     arguments.add_argument("--task", choices=seq2seq.TASKS, default="train", help="seq2seq: what is measured")
     arguments.add_argument(
         "--dtype",
         default="float32",
         choices=("float32", "bfloat16"),
-        help="train, pretrain, memory, attention, long, recurrent, decode, mixture, seq2seq",
+        help="train, pretrain, memory, attention, long, sparse, recurrent, decode, mixture, disentangled, seq2seq",
     )
     arguments.add_argument(
         "--tokens",
         type=integer(1),
         default=1024,
-        help="attention, recurrent: length of a row; long: of the longest; mixture: at once",
+        help="attention, sparse, recurrent: length of a row; long: of the longest; mixture: at once",
     )
     arguments.add_argument("--shortest", type=integer(1), default=1024, help="long: length of the shortest row")
     arguments.add_argument("--only", metavar="TEXT", help="train: the contestants whose names contain it (default all)")
@@ -84,7 +91,7 @@ def main() -> None:
         "--rows",
         type=integer(1),
         metavar="N",
-        help="decode: prompts at once (default 1); train, seq2seq: of a step",
+        help="decode: prompts at once (default 1); train, disentangled, seq2seq: of a step",
     )
     arguments.add_argument("--size", type=float, default=0.1, choices=(0.1, 0.5, 2.0), help="sweep: million parameters")
     arguments.add_argument("--text", type=file_path, metavar="FILE", help="shakespeare, tokenize: the text")
