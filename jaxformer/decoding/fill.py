@@ -1,4 +1,4 @@
-"""Filling in masked tokens with a BERT."""
+"""Filling in masked tokens, with a BERT or a funnel."""
 
 import functools
 from collections.abc import Sequence
@@ -12,7 +12,8 @@ from jaxformer.config import ModelConfig
 from jaxformer.decoding.request import Prompts, check_task, round_up, rows_of, token_ids
 from jaxformer.errors import ConfigError
 from jaxformer.functional.layers import unembed
-from jaxformer.models import bert, gpt
+from jaxformer.models import gpt
+from jaxformer.models.families import family_of
 from jaxformer.types import Params
 
 
@@ -45,7 +46,7 @@ def fill_mask(
     """The most probable tokens for each mask, all masks predicted at once and each by itself.
 
     Args:
-      params: as in `bert.specs(cfg)`.
+      params: as in the `specs(cfg)` of the family.
       tokens: lists of token ids, one for each row, or [B, T] int padded on the right.
       cfg: the model.
       mask_id: the id of the masks.
@@ -58,11 +59,11 @@ def fill_mask(
       Filled, NumPy arrays.
 
     Raises:
-      ConfigError: no mask; a row longer than the context of learned positions; a model that is no BERT.
+      ConfigError: no mask; a row longer than the context of learned positions; a model that restores no masks.
 
     >>> from jaxformer.specs import init_params
     >>> cfg = ModelConfig(family="bert", num_layers=1, width=32, context_length=16, vocab_size=64)
-    >>> params = init_params(bert.specs(cfg), jax.random.key(0))
+    >>> params = init_params(family_of(cfg).specs(cfg), jax.random.key(0))
     >>> out = fill_mask(params, [[1, 9, 3], [9]], cfg, mask_id=9)
     >>> out.rows.tolist(), out.positions.tolist(), out.tokens.shape
     ([0, 1], [1, 0], (2, 5))
@@ -90,8 +91,9 @@ def fill_mask(
 
 @functools.partial(jax.jit, static_argnames=("cfg", "top_k"))
 def _fill(params, ids, meant, token_types, rows, positions, allowed, *, cfg: ModelConfig, top_k: int):
-    x, sharding, _ = bert.decoded(params, ids, cfg, segments=meant.astype(jnp.int32), token_types=token_types)
-    x_MD = bert.transform(params, sharding.unshard(x)[rows, positions], cfg)
+    states = family_of(cfg).masked_states
+    assert states is not None
+    x_MD = states(params, ids, cfg, rows, positions, segments=meant.astype(jnp.int32), token_types=token_types)
     logits_MV = unembed(x_MD, gpt.output_table(params), params["head"]["bias"])
     probabilities = jax.nn.softmax(jnp.where(allowed[None, :], logits_MV, -jnp.inf), axis=-1)
     best, tokens = jax.lax.top_k(probabilities, top_k)

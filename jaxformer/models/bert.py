@@ -85,6 +85,17 @@ def transform(params: Params, x: Array, cfg: ModelConfig) -> Array:
     return norm(params["head"]["norm"], layers.gelu(layers.linear(x, params["head"]["w"], params["head"]["b"])), cfg)
 
 
+def masked_states(
+    params: Params, tokens: Array, cfg: ModelConfig, rows: Array, positions: Array, **fields: Array | None
+) -> Array:
+    """[M, D]: what the vocabulary projection reads at some positions; `rows`, `positions`: [M] each.
+
+    `fields`: segments and token_types, as of `decoded`.
+    """
+    x, sharding, _ = decoded(params, tokens, cfg, **fields)  # type: ignore[arg-type]
+    return transform(params, sharding.unshard(x)[rows, positions], cfg)
+
+
 def apply(params: Params, tokens: Array, cfg: ModelConfig, **fields) -> Array:
     """Logits of the original token at every position, [B, T, V] float32. Arguments as in `decoded`.
 

@@ -95,12 +95,13 @@ class Family(NamedTuple):
       head_flops: ``cfg -> float``: operations of the head at a position whose logits are needed, forward.
       layer_flops: as `layer_flops.layer_flops`.
       tasks: which programs can use it: "generate" (through `decode`, with the head of `gpt.output_table`), "fill_mask"
-        (with BERT's heads).
+        (through `masked_states`, with that head and its bias).
       decode: as `backbone.decode`.
       encode: ``(params, tokens [B, S], lengths [B], cfg) -> backbone.EncodedSource``: what decoding reads of sources
         padded on the right; None: the family reads none.
       frozen: ``cfg -> tree of ParamSpec`` of arrays that the loss reads and nobody updates, or None.
       predict: as `loss`; returns the metrics, and predictions: arrays with the rows first, by name; None: none.
+      masked_states: as `bert.masked_states`; None: the family restores no masked tokens.
       projection: ``(params, batch, cfg, rng, execution) -> (VocabularyProjection, RowSharding, terms)``: what the
         logits of the objective are made of, for teachers and students; None: the family can be neither.
     """
@@ -118,6 +119,7 @@ class Family(NamedTuple):
     frozen: Callable[[ModelConfig], Any] = no_frozen
     encode: Callable[..., backbone.EncodedSource] | None = None
     predict: Callable[..., tuple[Sums, dict[str, Array]]] | None = None
+    masked_states: Callable[..., Array] | None = None
     projection: Callable[..., tuple[VocabularyProjection, RowSharding, Terms]] | None = None
 
 
@@ -136,7 +138,7 @@ FAMILIES: Registry[Family] = Registry("model.family", registry.FAMILIES, {
     ),
     "bert": Family(
         registry.FAMILIES["bert"], bert.specs, bert.apply, bert.loss, bert.weights, bert_batch_spec, bert.head_flops,
-        tasks=("fill_mask",), projection=bert.projection,
+        tasks=("fill_mask",), masked_states=bert.masked_states, projection=bert.projection,
     ),
     "xlnet": Family(
         registry.FAMILIES["xlnet"], xlnet.specs, xlnet.apply, xlnet.loss, xlnet.weights, permutation_batch_spec,
@@ -147,7 +149,8 @@ FAMILIES: Registry[Family] = Registry("model.family", registry.FAMILIES, {
         transformer_xl.weights, recurrence_batch_spec, tasks=("generate",), layer_flops=transformer_xl.layer_flops,
     ),
     "funnel": Family(
-        registry.FAMILIES["funnel"], funnel.specs, funnel.apply, funnel.loss, gpt.weights, bert_batch_spec
+        registry.FAMILIES["funnel"], funnel.specs, funnel.apply, funnel.loss, gpt.weights, bert_batch_spec,
+        tasks=("fill_mask",), masked_states=funnel.masked_states,
     ),
     "encoder_decoder": Family(
         registry.FAMILIES["encoder_decoder"], encoder_decoder.specs, encoder_decoder.apply, encoder_decoder.loss,

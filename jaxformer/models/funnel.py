@@ -118,6 +118,20 @@ def _split(tree: Params, sizes: list[int]) -> list[Params]:
     return [jax.tree.unflatten(structure, [parts[i] for parts in split]) for i in range(len(sizes))]
 
 
+def masked_states(
+    params: Params, tokens: Array, cfg: ModelConfig, rows: Array, positions: Array, **fields: Array | None
+) -> Array:
+    """[M, D]: what the vocabulary projection reads at some positions, as `bert.masked_states`; of rows of any length.
+
+    They are padded to the context length, as in training: with a separate first token a full row's last tokens are left
+    out, so a row's result would depend on how much it is padded.
+    """
+    length, pooled = tokens.shape[1], len(cfg.funnel.layers(cfg.num_layers)) - 1
+    more = max(cfg.context_length, length + -length % 2**pooled) - length
+    padded = {name: each if each is None else jnp.pad(each, ((0, 0), (0, more))) for name, each in fields.items()}
+    return hidden(params, jnp.pad(tokens, ((0, 0), (0, more))), cfg, **padded)[0][rows, positions]
+
+
 def apply(params: Params, tokens: Array, cfg: ModelConfig, **fields) -> Array:
     """Logits of the original token at every position, [B, T, V] float32. Arguments as of `hidden`."""
     return layers.unembed(hidden(params, tokens, cfg, **fields)[0], gpt.output_table(params), params["head"]["bias"])

@@ -1,4 +1,4 @@
-"""Fill in each [MASK] of a text with a trained BERT.
+"""Fill in each [MASK] of a text with a trained BERT or Funnel-Transformer.
 
     jaxformer fill-mask --workdir=runs/bert_tiny --text='for i in [MASK](10):'
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from small_models import bert_apply, config, params_of
 
-from jaxformer.config import HeadConfig
+from jaxformer.config import Funnel, FunnelAttention, HeadConfig, ModelConfig, NoPositions
 from jaxformer.decoding import fill_mask
 from jaxformer.errors import ConfigError
+from jaxformer.models import funnel
 
 MASK = 23
 
@@ -60,6 +61,30 @@ def test_token_types_and_padded_arrays():
     assert not np.allclose(plain.probabilities, out.probabilities, rtol=1e-3)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("separate", [True, False])
+def test_a_funnel_fills_rows_of_any_length_each_as_alone(separate):
+    cfg = ModelConfig(
+        family="funnel", block="post_norm", num_layers=4, width=16, context_length=20, vocab_size=24,
+        attention=FunnelAttention(2), positions=NoPositions(),
+        funnel=Funnel(blocks=(1, 1, 1), separate_cls=separate, decoder_layers=1),
+    )  # fmt: skip
+    params, rows = params_of(cfg), rows_of()
+    out = fill_mask(params, rows, cfg, MASK, top_k=4)
+    for row, position, tokens, found in zip(*out, strict=True):
+        size = len(rows[row])
+        padded = np.zeros((1, cfg.context_length), int)
+        padded[0, :size] = rows[row]
+        there = jnp.asarray(np.arange(cfg.context_length)[None] < size, jnp.int32)
+        alone = np.asarray(funnel.apply(params, jnp.asarray(padded), cfg, segments=there)[0, position], np.float64)
+        probabilities = np.exp(alone) / np.exp(alone).sum()
+        assert tokens.tolist() == np.argsort(-probabilities)[:4].tolist()
+        np.testing.assert_allclose(found, probabilities[tokens], rtol=1e-4)
+    np.testing.assert_array_equal(out.positions, [2, 7, 3, 15])
+    longer = fill_mask(params, [*rows, [MASK] * 21], cfg, MASK, top_k=4)
+    assert len(longer.rows) == 4 + 21 and np.isfinite(longer.probabilities).all()
+
+
 def test_suppressed_tokens_are_not_proposed_and_the_rest_adds_up_to_one():
     cfg, params = make()
     out = fill_mask(params, rows_of(), cfg, MASK, top_k=4, suppress=range(4, 24))
@@ -74,7 +99,7 @@ def test_suppressed_tokens_are_not_proposed_and_the_rest_adds_up_to_one():
         ({"tokens": [[MASK] * 17]}, "text: 17 tokens are more than config.model.context_length 16"),
         ({"top_k": 0}, "top_k: 0; accepted: 1 to 24"),
         ({"top_k": 5, "suppress": range(20)}, "top_k: 5; accepted: at most 4"),
-        ({"cfg": config()}, "config.model.family: gpt; filling in masks needs bert"),
+        ({"cfg": config()}, "config.model.family: gpt; filling in masks needs bert or funnel"),
         (
             {"cfg": replace(make()[0], head=HeadConfig(task="regression", outputs=1))},
             "config.model.head: that of regression; filling in masks needs the family's own head; accepted: a model",

@@ -196,7 +196,7 @@ def test_several_texts_are_filled_in_as_each_alone(play):
         (["--text=[MASK]" + "a" * 60], {}, "text: 62 tokens are more than config.model.context_length 48"),
         (["--text=[MASK]X"], {}, "text: 'X' not in the vocabulary"),
         (["--text=[MASK]", "--top-k=0"], {}, "--top-k: 0; accepted: at least 1"),
-        (["--text=[MASK]"], {"family": "gpt"}, "--workdir: runs/x holds a gpt; fill_mask needs a bert"),
+        (["--text=[MASK]"], {"family": "gpt"}, "--workdir: runs/x holds a gpt; fill_mask needs a bert or funnel"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
