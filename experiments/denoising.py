@@ -180,6 +180,8 @@ def page(found: Sequence[dict[str, Any]]) -> str:
         "The last column is about what a model loses that does not look at its source: it draws the first symbol of a "
         "span anew, and knows from the target alone how much is left to restore. Between it and the floor lies all "
         "that cross attention can gain.",
+        "",
+        "What they are worth to a model of novels, at equal FLOP: [objectives](../objectives/README.md).",
         *(rest if missing else []),
         "",
     ])  # fmt: skip

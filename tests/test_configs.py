@@ -61,6 +61,7 @@ LARGE = {
     "compare_mechanisms",
     "compare_tiny",
     "denoising_entropy",
+    "pretraining_objectives",
     "scaling_bert",
     "scaling_entropy",
     "transduction",

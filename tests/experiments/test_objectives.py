@@ -1,0 +1,69 @@
+"""Objectives compared on one task: what is read, what is trained, and what the page says."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments import objectives, objectives_page
+from experiments.transfer_runs import read
+from jaxformer.config import from_mapping, load
+from jaxformer.errors import ConfigError
+from jaxformer.models.flops import training_flops
+
+RESULT = Path(__file__).parents[2] / "experiments" / "results" / "objectives"
+
+
+def options(folder, **changes):
+    given = {"files": str(folder / "books*.txt"), "validation": str(folder / "held.txt"), "separator": "\f",
+             "workdir": folder / "runs", "flop": 1e12, "seeds": 1}  # fmt: skip
+    return argparse.Namespace(**given | changes)
+
+
+@pytest.fixture
+def texts(tmp_path):
+    words = [f"word{number % 97}" for number in range(4000)]
+    (tmp_path / "books0.txt").write_text("\f".join([" ".join(words), " ".join(words[::-1])]))
+    (tmp_path / "held.txt").write_text(" ".join(words[::2]))
+    return tmp_path
+
+
+def test_pairs_follow_each_other_and_fit_a_row(texts):
+    book = (texts / "held.txt").read_text()
+    pairs = list(objectives.cut(book))
+    assert "".join(source + target for source, target in pairs) == book[: sum(map(len, sum(pairs, ())))]
+    paths = objectives.prepare(options(texts))
+    lines = [json.loads(line) for line in paths["pairs"].read_text().splitlines()]
+    assert len(lines) > 50 and all(line.keys() == {"source", "target"} for line in lines)
+    assert not any("\f" in line["source"] + line["target"] for line in lines)  # no pair of two books
+    before = paths["pairs"].stat().st_mtime_ns
+    objectives.prepare(options(texts, files=None, validation=None))
+    assert paths["pairs"].stat().st_mtime_ns == before
+
+
+def test_without_files_nothing_is_trained(tmp_path):
+    with pytest.raises(ConfigError, match="--files: none; accepted: --files and --validation"):
+        objectives.prepare(options(tmp_path, files=None))
+
+
+@pytest.mark.parametrize("arm", objectives_page.ARMS)
+def test_every_arm_has_the_same_compute_and_the_same_task(arm, texts):
+    given = options(texts)
+    paths = objectives.prepare(given)
+    for part, flop in ((objectives.pretraining, 1e12), (objectives.tuning, 0.2e12)):
+        planned = part(arm, 0, given, paths)
+        config = from_mapping(load(planned.config), planned.changes)
+        tokens = config.model.context_length * config.train.global_batch_size * config.train.steps
+        assert tokens * training_flops(config.model, config.data) == pytest.approx(flop, rel=0.1)
+    assert config.data.files == (str(paths["pairs"]),)
+    assert config.init_from == str(texts / "runs" / f"{arm},seed=0")
+
+
+def test_the_page_is_what_the_records_say():
+    found = read(RESULT)
+    assert (RESULT / "README.md").read_text(encoding="utf-8") == objectives_page.page(found)
+    ends = [each for each in found if each["part"] == "tuning"]
+    assert {each["arm"] for each in ends} == set(objectives_page.ARMS)
+    for end in ends:
+        assert end["flops"] == pytest.approx(objectives.FLOP * objectives.TUNING, rel=0.02)
