@@ -68,7 +68,8 @@ def linear_attention(
       chunk: tokens that are read at once.
 
     Returns:
-      [B, T, H, K'] in the dtype of `value`; 0 where nothing is seen. Features and sums are float32 or wider.
+      [B, T, H, K'] in the dtype of `value`; 0 where nothing is seen, or where all weights are below 1e-36 of the
+      query's largest feature. Features and sums are float32 or wider.
 
     Raises:
       ValueError: shapes that do not fit; a mask that is not one of these.
@@ -79,7 +80,14 @@ def linear_attention(
 
 
 def _plain(feature_map: Callable[[Array], Array]) -> FeatureMaps:
-    return FeatureMaps(*2 * (lambda x: (feature_map(x), None),))
+    """Those of queries relative to their largest, which cancels: products of two small ones would be too small."""
+
+    def of_query(query: Array) -> tuple[Array, None]:
+        features = feature_map(query)
+        largest = jax.lax.stop_gradient(jnp.max(features, axis=-1, keepdims=True))
+        return features / jnp.where(largest > 0, largest, 1), None
+
+    return FeatureMaps(of_query, lambda key: (feature_map(key), None))
 
 
 ELU = _plain(elu_plus_one)
@@ -105,7 +113,8 @@ def favor_attention(
       scale: multiplies query . key; None: K ** -0.5.
 
     Returns:
-      [B, T, H, K'] in the dtype of `value`; 0 where nothing is seen.
+      [B, T, H, K'] in the dtype of `value`; 0 where nothing is seen, or where no feature that is large in the query is
+      so in a key: the scores are then below about -80.
 
     Raises:
       ValueError: as of `linear_attention` and `favor_features`.

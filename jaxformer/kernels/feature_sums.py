@@ -80,8 +80,8 @@ def attend(
       chunk: tokens that are read at once.
 
     Returns:
-      [B, T, H, K'] in the dtype of `value`, 0 where nothing is seen; and the sums over the keys of the last document,
-      those of `state` among them.
+      [B, T, H, K'] in the dtype of `value`, 0 where nothing is seen or all weights are below 1e-36; and the sums over
+      the keys of the last document, those of `state` among them.
     """
     wide = jnp.promote_types(query.dtype, jnp.float32)
     scaled = jax.eval_shape(lambda x: of_key(x.astype(wide))[1], key) is not None
@@ -269,7 +269,13 @@ def _read(
 
 
 def _mean(total: Array, bad: Array) -> Array:
-    """Weighted values over weights, from [..., T, K' + 1]; NaN where something bad was seen, [B, T]."""
-    weight = total[..., -1:]
-    out = total[..., :-1] / jnp.where(weight == 0, 1, weight)
+    """Weighted values over weights, from [..., T, K' + 1]; NaN where something bad was seen, [B, T].
+
+    The derivative of a division has the square of its divisor, which may be too small for a float where the weight is
+    not; so both sides are divided by the weight as a constant first. Weights at the end of the range are none.
+    """
+    least = 64 * jnp.finfo(total.dtype).tiny  # so that its inverse, times a gradient, is finite
+    weight = jnp.where(total[..., -1:] > least, total[..., -1:], 1)
+    constant = jax.lax.stop_gradient(weight)
+    out = jnp.where(total[..., -1:] > least, total[..., :-1] / constant / (weight / constant), 0)
     return jnp.where(bad[:, None, None, :, None], jnp.nan, out)

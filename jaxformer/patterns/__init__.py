@@ -86,12 +86,12 @@ def neighbours(block: int, reach: int = 1) -> Neighbours:
     """The token's own block of `block` tokens and `reach` blocks on each side.
 
     Raises:
-      ValueError: `block` is below 1, or `reach` below 0.
+      ValueError: `block` is below 1, or `reach` no integer of at least 0.
 
     Source: Zaheer et al. 2020, section 2 (window of blocks).
     """
-    if reach < 0:
-        raise ValueError(f"neighbours: reach {reach}; accepted: at least 0")
+    if not isinstance(reach, int | np.integer) or reach < 0:
+        raise ValueError(f"neighbours: reach {reach}; accepted: an integer of at least 0")
     return Neighbours(_count("neighbours", "block", block), reach)
 
 
@@ -111,7 +111,7 @@ def global_tokens(
 
     Source: Beltagy et al. 2020, section 3.1 (global attention); Zaheer et al. 2020, section 2.
     """
-    if isinstance(of, int | np.integer):
+    if isinstance(of, int | np.integer) and not isinstance(of, bool):
         if of < 0 or last < 0 or (last and (length is None or length < last)):
             raise ValueError(f"global_tokens: {of}, last {last}, length {length}; accepted: counts, last with length")
         return GlobalPositions(int(of), length - last if last and length is not None else None, see, seen)

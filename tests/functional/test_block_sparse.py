@@ -116,6 +116,16 @@ def test_chunked_is_xla(name, rest):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), reference, found)
 
 
+@pytest.mark.parametrize("queries, keys", [(1, 1), (1, 7), (7, 1)])
+def test_rows_of_one_token(queries, keys):
+    """An axis of size 1 is a row's only token, and not one that broadcasts."""
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.array(rng.normal(size=(2, n, 1, 4)), jnp.float32) for n in (queries, keys, keys))
+    mask = masks.either(patterns.dilated(2, 3)) & masks.padding(jnp.ones((2, keys), bool))
+    found, expected = (attention(q, k, v, mask, implementation=name) for name in ("chunked", "xla"))
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
 def test_a_window_of_the_whole_row_is_dense_bit_by_bit():
     q, k, v = cases.inputs(T, 2, jnp.float32)
 
@@ -199,7 +209,9 @@ LONG = (jnp.ones((1, 1024, 1, 64), jnp.bfloat16),) * 3
 REFUSED = [
     (lambda: patterns.local(0), "local: size 0; accepted: an integer of at least 1"),
     (lambda: patterns.fixed(4, 5), "fixed: last 5; accepted: 1 to block 4"),
-    (lambda: patterns.neighbours(4, -1), "neighbours: reach -1; accepted: at least 0"),
+    (lambda: patterns.neighbours(4, -1), "neighbours: reach -1; accepted: an integer of at least 0"),
+    (lambda: patterns.neighbours(4, 1.5), "neighbours: reach 1.5; accepted: an integer of at least 0"),
+    (lambda: patterns.global_tokens(True), "global_tokens: bool[], last 0; accepted: a number, or "),
     (lambda: patterns.global_tokens(1, last=1), "global_tokens: 1, last 1, length None; accepted: counts, last with "),
     (lambda: patterns.global_tokens(np.ones((2, 3))), "global_tokens: float32[2, 3], last 0; accepted: a number, or "),
     (lambda: patterns.random_blocks(4, [[0], [2]]), "random_blocks: table (1, 2, 1); accepted: [blocks, r] or "),

@@ -195,6 +195,44 @@ def test_what_is_hidden_changes_no_bit(kind, name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("size", [-24.0, -45.0, -80.0])
+def test_features_that_are_tiny_lose_neither_output_nor_gradient(size):
+    """Of a token that sees itself alone: exp(-80) twice is no float32, and the square of exp(-48) is none either."""
+    q, k, v = (jax.random.normal(jax.random.key(n), (2, 5, 1, 8), jnp.float32) for n in range(3))
+    q, k = (x.at[0, 0].set(size) for x in (q, k))
+
+    def total(q, k, v):
+        return jnp.sum(linear_attention(q, k, v, masks.causal()) * v[:, ::-1])
+
+    def quadratic(q, k, v):
+        weights = jnp.einsum("bthk,bshk->bhts", elu_plus_one(q), elu_plus_one(k)) * jnp.tril(jnp.ones((1, 1, 5, 5)))
+        return jnp.sum(jnp.einsum("bhts,bshk->bthk", weights / weights.sum(-1, keepdims=True), v) * v[:, ::-1])
+
+    found = jax.jit(jax.value_and_grad(total, (0, 1)))(q, k, v)
+    with jax.enable_x64(True):
+        exact = (jnp.asarray(np.asarray(x), jnp.float64) for x in (q, k, v))
+        expected = jax.device_get(jax.jit(jax.value_and_grad(quadratic, (0, 1)))(*exact))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected)
+
+
+def test_opposite_vectors_give_no_nan():
+    """Weights that are small, and that are none in float32: the gradients are finite, the output right or 0."""
+    directions = orthogonal_directions(jax.random.key(0), 256, 64)
+    along, v = (
+        jax.random.normal(jax.random.key(n), shape, jnp.float32) for n, shape in ((3, (64,)), (4, (1, 3, 1, 64)))
+    )
+    for norm, right in ((30.0, True), (300.0, False)):
+        q = jnp.broadcast_to(along * norm / jnp.linalg.norm(along), (1, 3, 1, 64))
+
+        def total(q, k):
+            out = favor_attention(q, k, v, directions, masks.causal())
+            return jnp.sum(out * v[:, ::-1]), out
+
+        grads, out = jax.jit(jax.grad(total, (0, 1), has_aux=True))(q, -q)
+        np.testing.assert_allclose(out[0, 0], v[0, 0] if right else 0, atol=1e-5)
+        assert all(bool(jnp.isfinite(grad).all()) for grad in grads)
+
+
 def test_a_state_goes_on():
     """The second half from the sums over the first is the whole, and one token at a time; FAVOR's scales go along."""
     for maps in (ELU, favor_maps(jnp.asarray(DIRECTIONS), "positive", K)):

@@ -60,9 +60,10 @@ class Order(NamedTuple):
         return BlockRange(np.where(at < 0, 2**30, at).min(1), at.max(1), self.step)
 
     def regroup(self, x: Array, axis: int) -> Array:
-        """`x` with the tokens along an axis in this order; an axis of size 1 broadcasts and stays."""
+        """`x` with the tokens along an axis in this order; an axis of size 1 broadcasts and stays, unless it is the
+        row's only token."""
         axis %= x.ndim
-        if self.step == 1 or x.shape[axis] == 1:
+        if self.step == 1 or x.shape[axis] != self.length:
             return x
         before, after = x.shape[:axis], x.shape[axis + 1 :]
         short = math.ceil(self.length / self.step)
