@@ -11,6 +11,7 @@ records.jsonl.
 """
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,12 @@ from jaxformer.models.flops import training_flops
 from jaxformer.runtime.program import program
 from jaxformer.storage import files
 
+LEAST_FLOP = 1e12  # a fifth of it is tens of updates
 FLOP, TUNING = 1e13, 0.2  # of the first part of a run, and of tuning as a part of it
 SEEDS = 3
 SOURCE, TARGET = 440, 220  # characters of a stretch, up to the end of a word
 MOST = 191, 95  # tokens of a source and of a target that a row holds
-PAIRS, HELD_OUT, HELD_OUT_TEXTS = 30_000, 2000, 500
+PAIRS, HELD_OUT, HELD_OUT_TEXTS, LEAST = 30_000, 2000, 500, 50
 TRAIN_BYTES = 24_000_000
 
 
@@ -53,15 +55,21 @@ def cut(text: str) -> Iterator[tuple[str, str]]:
         begin = end
 
 
-def pairs_of(pattern: str, separator: str, count: int) -> list[tuple[str, str]]:
-    """About so many pairs of the documents of some files, spread over them evenly."""
+def pairs_of(flag: str, pattern: str, separator: str, count: int) -> list[tuple[str, str]]:
+    """About so many pairs of the documents of the files that a flag names, spread over them evenly.
+
+    Raises:
+      ConfigError: there are no such files, or not one pair in them.
+    """
     found = [
         pair
-        for path in text_files.find((pattern,), "data.files")
-        for book in text_files.documents(path, separator=separator, text_field="text", field="data.files")
+        for path in text_files.find((pattern,), flag)
+        for book in text_files.documents(path, separator=separator, text_field="text", field=flag)
         for pair in cut(book)
         if len(pair[0]) < SOURCE + 40 and len(pair[1]) < TARGET + 40  # a table of figures may have no spaces
     ]
+    if len(found) < LEAST:
+        raise ConfigError(f"--{flag}: {pattern!r} holds {len(found)} pairs; accepted: texts of at least {LEAST}")
     return found[:: max(len(found) // count, 1)]
 
 
@@ -75,11 +83,12 @@ def prepare(options: Any) -> dict[str, Path]:
     paths = {name: options.workdir / file for name, file in names.items()}
     if all(path.exists() for path in paths.values()):
         return paths
-    if not (options.files and options.validation):
-        raise ConfigError("--files: none; accepted: --files and --validation, globs of text files, or --stage=report")
+    for flag in ("files", "validation"):
+        if not getattr(options, flag):
+            raise ConfigError(f"--{flag}: none; accepted: a glob of text files, or --stage=report")
+    training = pairs_of("files", options.files, options.separator, PAIRS)
+    held_out = pairs_of("validation", options.validation, options.separator, HELD_OUT)
     options.workdir.mkdir(parents=True, exist_ok=True)
-    training = pairs_of(options.files, options.separator, PAIRS)
-    held_out = pairs_of(options.validation, options.separator, HELD_OUT)
     tokenizer = tokenizers.train("bpe", ("".join(pair) for pair in training), 1024)
     tokenizer.save(options.workdir)
     for name, pairs in (("pairs", training), ("held_out", held_out)):
@@ -156,7 +165,15 @@ def main() -> None:
     flags.add_argument("--validation", help="other texts, held out: a glob")
     flags.add_argument("--separator", default="\f", help="between documents (default: a form feed)")
     flags.add_argument("--flop", type=float, default=FLOP, help="of the first part of a run (default: 1e13)")
-    study(flags.parse_args(), run, lambda found: {"loss": figure(found)}, lambda found: page(found))
+    options = flags.parse_args()
+    if not LEAST_FLOP <= options.flop < math.inf:
+        raise ConfigError(f"--flop: {options.flop:g}; accepted: a finite number, at least {LEAST_FLOP:g}")
+    if not options.separator:
+        raise ConfigError("--separator: ''; accepted: the text between two documents")
+    for flag in ("out", "workdir"):
+        if getattr(options, flag).is_file():
+            raise ConfigError(f"--{flag}: {getattr(options, flag)} is a file; accepted: a folder")
+    study(options, run, lambda found: {"loss": figure(found)}, page)
 
 
 if __name__ == "__main__":

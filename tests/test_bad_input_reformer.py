@@ -23,6 +23,7 @@ LAYERS = ["--config.model.num_layers=5"]
         ([*LSH, "--config.data.objective=prefix_lm"], "hashed attention with prefixes"),
         ([*LSH, "--config.mesh.context=2"], "hashed attention of rows in parts"),
         ([*FUNNEL, "--config.model.funnel.blocks=4,4,4"], "blocks that are not the layers"),
+        ([*FUNNEL, *LAYERS, "--config.model.funnel.decoder_layers=10000"], "too many layers of a funnel's decoder"),
         ([*FUNNEL, *LAYERS, "--config.model.context_length=18"], "rows that cannot be pooled"),
         ([*FUNNEL, *LAYERS], "packed rows with a separate CLS"),
         ([*FUNNEL, *LAYERS, "--config.model.positions=learned"], "funnel with positions"),

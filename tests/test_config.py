@@ -274,6 +274,7 @@ WRONG = [
     ({"model": {"token_types": -1}}, "config.model.bert.token_types: -1; accepted: at least 0"),
     ({"model": {"dropout": 1.0}}, "config.model.dropout: 1.0; accepted: 0.0 to 0.999"),
     ({"model": {"attention_dropout": -0.1}}, "config.model.attention.dropout: -0.1; accepted: 0.0 to 0.999"),
+    ({"model": {"norm_epsilon": 1e-320}}, "config.model.norm_epsilon: 1e-320; accepted: a finite number above 0"),
     ({"model": {"norm_epsilon": 0}}, "config.model.norm_epsilon: 0.0; accepted: a finite number above 0"),
     (
         {"model": {"positions": "rotary", "rotary_base": 1}},

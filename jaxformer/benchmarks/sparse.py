@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxformer.benchmarks.suite import Suite, in_process, need_peers, take_turns
+from jaxformer.errors import ConfigError
 from jaxformer.runtime.host_memory import keep_freed_memory
 
 HEADS, WIDTH, WINDOW, BLOCK = 4, 64, 512, 64  # heads, their width; tokens of a window, of a block
@@ -19,8 +20,10 @@ def contestants(options: Any) -> Suite:
     """One row of `--tokens` tokens, in both directions, with its projections; gradients of the row and all weights.
 
     Raises:
-      ConfigError: torch or transformers is not installed.
+      ConfigError: torch or transformers is not installed, or a row of another length than theirs take.
     """
+    if options.tokens % WINDOW:
+        raise ConfigError(f"--tokens: {options.tokens}; --suite=sparse accepts multiples of {WINDOW}")
     need_peers("sparse")
     keep_freed_memory()
     found: dict[str, Callable[[], None]] = {}

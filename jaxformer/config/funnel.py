@@ -72,6 +72,12 @@ class Funnel(Section, name="model.funnel", accepts={"decoder_layers": at_least(1
     def check_model(self, model: Any) -> None:
         """Raises ConfigError: these blocks do not make up the `ModelConfig` around them."""
         blocks, layers = self.layers(model.num_layers), model.num_layers
+        if not self.blocks and min(blocks) < 1:
+            raise ConfigError(
+                f"config.model.num_layers: {layers}; {BLOCKS} blocks and model.funnel.decoder_layers "
+                f"{self.decoder_layers} need more; accepted: at least {BLOCKS + self.decoder_layers}, or other "
+                "model.funnel.blocks"
+            )
         if min(blocks) < 1 or sum(blocks) + self.decoder_layers != layers:
             raise ConfigError(
                 f"config.model.funnel.blocks: {blocks} and model.funnel.decoder_layers {self.decoder_layers} do not "

@@ -151,7 +151,7 @@ class Strided(SparseAttention, kind="strided", accepts={"stride": at_least(1)}, 
 
     def patterns(self, length: int, causal: bool) -> tuple[MaskPattern, ...]:
         """The window and the columns."""
-        return patterns.strided(self.stride)
+        return patterns.strided(min(self.stride, length))
 
 
 @dataclass(frozen=True)
@@ -204,4 +204,4 @@ class Dilated(
 
     def patterns(self, length: int, causal: bool) -> tuple[MaskPattern, ...]:
         """The window with gaps."""
-        return (patterns.dilated(self.size, self.step),)
+        return (patterns.dilated(self.size, min(self.step, length)),)

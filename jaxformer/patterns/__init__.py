@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array
 
 from jaxformer.patterns.kinds import (
+    LONGEST,
     Comb,
     GlobalPositions,
     GlobalTokens,
@@ -171,4 +172,4 @@ def random_table(
 def _count(function: str, name: str, value: int) -> int:
     if not isinstance(value, int | np.integer) or value < 1:
         raise ValueError(f"{function}: {name} {value}; accepted: an integer of at least 1")
-    return int(value)
+    return min(int(value), LONGEST)

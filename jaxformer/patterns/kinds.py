@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+LONGEST = 2**30  # tokens: more than a row has, and sums of two are int32
+
 
 class BlockRange(NamedTuple):
     """The positions of blocks of tokens: `least`, `least + step`, ..., `most` of each, as NumPy arrays."""
@@ -104,13 +106,16 @@ class Comb(MaskPattern):
 
     def allows(self, query, key, heads=None):
         same = (query - key) % self.step == 0
-        return same if self.size is None else same & Local(self.size * self.step).allows(query, key)
+        return same if self.size is None else same & self._window().allows(query, key)
+
+    def _window(self):
+        return Local(min((self.size or 0) * self.step, LONGEST))
 
     def tables(self, query, key):
         near = np.ones(np.broadcast_shapes(query.least.shape, key.least.shape), bool)
         inside = near
         if self.size is not None:
-            (near,), (inside,) = Local(self.size * self.step).tables(query, key)
+            (near,), (inside,) = self._window().tables(query, key)
         if (query.step, key.step) != self.steps:
             return near[None], np.zeros_like(near)[None]
         same = query.least % self.step == key.least % self.step

@@ -23,7 +23,7 @@ def options(folder, **changes):
 
 @pytest.fixture
 def texts(tmp_path):
-    words = [f"word{number % 97}" for number in range(4000)]
+    words = [f"word{number % 97}" for number in range(12_000)]
     (tmp_path / "books0.txt").write_text("\f".join([" ".join(words), " ".join(words[::-1])]))
     (tmp_path / "held.txt").write_text(" ".join(words[::2]))
     return tmp_path
@@ -43,8 +43,33 @@ def test_pairs_follow_each_other_and_fit_a_row(texts):
 
 
 def test_without_files_nothing_is_trained(tmp_path):
-    with pytest.raises(ConfigError, match="--files: none; accepted: --files and --validation"):
+    with pytest.raises(ConfigError, match="--files: none; accepted: a glob of text files, or --stage=report"):
         objectives.prepare(options(tmp_path, files=None))
+    assert not any(tmp_path.iterdir())
+
+
+def test_texts_without_pairs_leave_nothing_behind(texts):
+    (texts / "word.txt").write_text("word")
+    with pytest.raises(ConfigError, match=r"--validation: '.*word.txt' holds 0 pairs; accepted: texts of at least 50"):
+        objectives.prepare(options(texts, validation=str(texts / "word.txt")))
+    assert not (texts / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "flag, line",
+    [
+        ("--flop=nan", "--flop: nan; accepted: a finite number, at least 1e+12"),
+        ("--flop=0", "--flop: 0; accepted: a finite number, at least 1e+12"),
+        ("--separator=", "--separator: ''; accepted: the text between two documents"),
+        ("--workdir=held.txt", "--workdir: held.txt is a file; accepted: a folder"),
+    ],
+)
+def test_bad_flags_are_one_line(flag, line, texts, monkeypatch):
+    monkeypatch.chdir(texts)
+    monkeypatch.setattr("sys.argv", ["objectives", "--out=out", "--files=books*.txt", "--validation=held.txt", flag])
+    with pytest.raises(ConfigError) as error:
+        objectives.main()
+    assert str(error.value) == line and not (texts / "out").exists()
 
 
 @pytest.mark.parametrize("arm", objectives_page.ARMS)

@@ -116,6 +116,17 @@ def test_chunked_is_xla(name, rest):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), reference, found)
 
 
+def test_windows_longer_than_any_row_are_the_whole_row():
+    q = jnp.array(np.random.default_rng(0).normal(size=(1, 9, 1, 4)), jnp.float32)
+    for huge, whole in (
+        (patterns.dilated(2**30, 2**30), patterns.dilated(1, 9)),
+        (patterns.dilated(2**40, 2), patterns.dilated(9, 2)),
+        (patterns.local(2**31), patterns.local(9)),
+    ):
+        found, expected = (attention(q, q, q, masks.either(of), implementation="xla") for of in (huge, whole))
+        np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("queries, keys", [(1, 1), (1, 7), (7, 1)])
 def test_rows_of_one_token(queries, keys):
     """An axis of size 1 is a row's only token, and not one that broadcasts."""
