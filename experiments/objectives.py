@@ -43,7 +43,7 @@ def cut(text: str) -> Iterator[tuple[str, str]]:
 
     >>> source, target = next(cut("word " * 200))
     >>> len(source), len(target), target[:5]
-    (444, 225, ' word')
+    (444, 220, ' word')
     """
     begin = 0
     while True:

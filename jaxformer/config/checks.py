@@ -7,7 +7,7 @@ from typing import Any
 from jaxformer.config.fields import did_you_mean, shown
 from jaxformer.errors import ConfigError
 
-_SMALLEST, _LARGEST = 2.0**-126, 2.0**128  # of float32
+_SMALLEST = 2.0**-126  # of float32
 Rule = Callable[[str, Any], None]  # (field, value) -> None; raises ConfigError
 
 
@@ -18,8 +18,8 @@ def at_least(low: float) -> Rule:
 
 
 def above(low: float) -> Rule:
-    """Finite numbers larger than `low`, and neither 0 nor infinite in float32."""
-    return _rule(lambda value: max(low, _SMALLEST) < value < _LARGEST, f"a finite number above {low}")
+    """Finite numbers larger than `low`; those that are 0 in float32 are not above 0."""
+    return _rule(lambda value: max(low, _SMALLEST) < value < math.inf, f"a finite number above {low}")
 
 
 def between(low: float, high: float) -> Rule:

@@ -73,16 +73,16 @@ def test_bad_flags_are_one_line(flag, line, texts, monkeypatch):
 
 
 @pytest.mark.parametrize("arm", objectives_page.ARMS)
-def test_every_arm_has_the_same_compute_and_the_same_task(arm, texts):
-    given = options(texts)
-    paths = objectives.prepare(given)
+def test_every_arm_has_the_same_compute_and_the_same_task(arm, tmp_path):
+    given = options(tmp_path)
+    paths = {name: tmp_path / name for name in ("tokenizer", "pairs", "held_out", "texts")}
     for part, flop in ((objectives.pretraining, 1e12), (objectives.tuning, 0.2e12)):
         planned = part(arm, 0, given, paths)
         config = from_mapping(load(planned.config), planned.changes)
         tokens = config.model.context_length * config.train.global_batch_size * config.train.steps
         assert tokens * training_flops(config.model, config.data) == pytest.approx(flop, rel=0.1)
     assert config.data.files == (str(paths["pairs"]),)
-    assert config.init_from == str(texts / "runs" / f"{arm},seed=0")
+    assert config.init_from == str(tmp_path / "runs" / f"{arm},seed=0")
 
 
 def test_the_page_is_what_the_records_say():
