@@ -31,6 +31,10 @@ SOURCE, TARGET = 440, 220  # characters of a stretch, up to the end of a word
 MOST = 191, 95  # tokens of a source and of a target that a row holds
 PAIRS, HELD_OUT, HELD_OUT_TEXTS, LEAST = 30_000, 2000, 500, 50
 TRAIN_BYTES = 24_000_000
+FIELDS = {  # of the task: where its texts are in a line
+    "pairs": {"data.source_field": "source", "data.target_field": "target"},
+    "instructions": {"data.text_field": "source", "data.labelled.label_field": "target"},
+}
 
 
 def config_of(kind: str) -> str:
@@ -59,7 +63,7 @@ def pairs_of(flag: str, pattern: str, separator: str, count: int) -> list[tuple[
     """About so many pairs of the documents of the files that a flag names, spread over them evenly.
 
     Raises:
-      ConfigError: there are no such files, or not one pair in them.
+      ConfigError: there are no such files, or fewer than LEAST pairs in them.
     """
     found = [
         pair
@@ -107,12 +111,6 @@ def steps(kind: str, flop: float, workdir: Path) -> int:
     config = parsed_of(Planned(kind, config_of(kind), tuned_on, {}), workdir).config
     tokens = config.model.context_length * config.train.global_batch_size
     return round(flop / (tokens * training_flops(config.model, config.data)))
-
-
-FIELDS = {  # of the task: where its texts are in a line
-    "pairs": {"data.source_field": "source", "data.target_field": "target"},
-    "instructions": {"data.text_field": "source", "data.labelled.label_field": "target"},
-}
 
 
 def task_fields(kind: str, paths: dict[str, Path]) -> dict[str, str]:

@@ -114,7 +114,7 @@ def favor_attention(
 
     Returns:
       [B, T, H, K'] in the dtype of `value`; 0 where nothing is seen, or where no feature that is large in the query is
-      so in a key: the scores are then below about -80.
+      so in a key: the scores are then some hundreds below 0.
 
     Raises:
       ValueError: as of `linear_attention` and `favor_features`.

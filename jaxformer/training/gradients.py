@@ -76,9 +76,10 @@ def _share(model: Model, params: Params, frozen: Any, weights: dict[str, Array])
         objective, metrics = model.loss(whole, part, rng, frozen)
         if objective.keys() != weights.keys():
             raise ValueError(f"Model.weights names {sorted(weights)}, Model.loss {sorted(objective)}")
-        measured = {name: objective.pop(name) for name in model.measured}
+        measured = {name: objective[name] for name in model.measured}
+        minimised = {name: total for name, (total, _) in objective.items() if name not in measured}
         # A batch without any weight (no token was selected) has sum 0, and so loss and gradient 0.
-        terms = [total / jnp.where(weights[k] > 0, weights[k], 1) for k, (total, _) in objective.items()]
+        terms = [total / jnp.where(weights[k] > 0, weights[k], 1) for k, total in minimised.items()]
         return functools.reduce(jnp.add, terms), jax.tree.map(jnp.sum, metrics | measured)
 
     return share

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxformer import masks, patterns
+from jaxformer.config.sparse import Dilated, Strided
 from jaxformer.functional.attention import attention
 from jaxformer.functional.attention_choice import unsupported, with_window
 from jaxformer.kernels.attention import block_tables
@@ -114,6 +115,12 @@ def test_chunked_is_xla(name, rest):
         reference = value_and_gradients(*arrays, masks.dense(jnp.asarray(allowed)), "xla")
         found = value_and_gradients(*arrays, mask, "chunked")
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), reference, found)
+
+
+def test_a_comb_of_a_model_is_no_wider_than_its_row():
+    """A table for `chunked` has a place for every remainder."""
+    assert Dilated(size=4, step=2**30).patterns(64, causal=True) == (patterns.dilated(4, 64),)
+    assert Strided(stride=2**30).patterns(64, causal=True) == patterns.strided(64)
 
 
 def test_windows_longer_than_any_row_are_the_whole_row():

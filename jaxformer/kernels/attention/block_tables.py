@@ -63,7 +63,7 @@ class Order(NamedTuple):
         """`x` with the tokens along an axis in this order; an axis of size 1 broadcasts and stays, unless it is the
         row's only token."""
         axis %= x.ndim
-        if self.step == 1 or x.shape[axis] != self.length:
+        if self.step == 1 or x.shape[axis] == 1 != self.length:
             return x
         before, after = x.shape[:axis], x.shape[axis + 1 :]
         short = math.ceil(self.length / self.step)
