@@ -16,7 +16,7 @@ def get_config():
             "width": 128,
             "attention": {"num_heads": 4},
             "context_length": 128,
-            "positions": "rotary",
+            "positions": "rotary or sinusoidal or none",  # the first that model.attention can have
             "initializer": "scaled",
             "dtype": "bfloat16",
         },

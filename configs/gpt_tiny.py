@@ -17,7 +17,7 @@ def get_config():
             "context_length": 256,
             "norm": "rms_norm",
             "feed_forward": {"activation": "swiglu"},
-            "positions": "rotary",
+            "positions": "rotary or sinusoidal or none",  # the first that model.attention can have
             "use_bias": False,
             "initializer": "scaled",
             "dtype": "bfloat16",

@@ -14,7 +14,7 @@ def get_config():
             "context_length": 64,
             "norm": "rms_norm",
             "feed_forward": {"activation": "gelu_tanh"},  # 4 * width wide at every size; the gated ones are rounded up
-            "positions": "t5",
+            "positions": "t5 or sinusoidal or none",  # the first that model.attention can have
             "use_bias": False,
             "initializer": "scaled",
         },

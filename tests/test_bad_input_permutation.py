@@ -33,6 +33,9 @@ CONFIGS = {
         "--config.model.family=bert", "--config.data.objective=masked", "--config.model.attention=longformer",
         "--config.model.positions=disentangled",
     ],
+    "several positions, none for the attention": [
+        "--config.model.positions=t5 or alibi", "--config.model.attention=linear",
+    ],
     "relative positions of an odd width": ["--config.model.positions=relative", "--config.model.width=15",
                                            "--config.model.num_heads=3"],
 }  # fmt: skip

@@ -25,6 +25,7 @@ class AttentionConfig(Choice, group="model.attention", default="softmax", reserv
     # True if there are queries, keys and scores for each of num_heads heads, as rotary, ALiBi and T5 positions need.
     has_heads: ClassVar[bool] = False
     has_scores: ClassVar[bool] = True  # False if there are heads, but no scores that ALiBi or T5 could be added to
+    reads_in_order: ClassVar[bool] = False  # True if the order of tokens is what its state follows, without positions
     has_implementations: ClassVar[bool] = False  # True if execution.attention chooses how it is computed
     whole_rows: ClassVar[bool] = False  # True if rows cannot be sharded over the mesh's context axis
     any_width: ClassVar[bool] = False  # True if roles and shapes of its parameters say all that muP has to know
@@ -37,6 +38,10 @@ class AttentionConfig(Choice, group="model.attention", default="softmax", reserv
 
     def sized(self, width: int, head_width: int) -> "AttentionConfig":
         """This kind in a model of `width` on a ladder of sizes, with heads of `head_width` if it has any."""
+        return self
+
+    def fitted(self, length: int) -> "AttentionConfig":
+        """This kind in a model whose rows have `length` tokens: sizes that follow from it, if they are not given."""
         return self
 
     def period(self) -> tuple["AttentionConfig", ...]:

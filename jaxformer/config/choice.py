@@ -32,6 +32,8 @@ from jaxformer.config.checks import is_name, one_of
 from jaxformer.config.fields import Section, field_types, shown
 from jaxformer.errors import ConfigError
 
+OR = " or "  # between several kinds, of which one is chosen before the section is made, see `settle_positions`
+
 
 class Choice(Section):
     """Base of a group of kinds.

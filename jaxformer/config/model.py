@@ -158,6 +158,7 @@ class ModelConfig(
         return self.num_blocks + self.enhanced_mask_decoder
 
     def _check(self):
+        object.__setattr__(self, "attention", self.attention.fitted(self.context_length))
         self.attention.check_model(self)
         self.positions.check_model(self)
         self.feed_forward.check_model(self)

@@ -3,8 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+from jaxformer.config.attention import AttentionConfig
 from jaxformer.config.checks import above, at_least, between
-from jaxformer.config.choice import Choice
+from jaxformer.config.choice import OR, Choice
+from jaxformer.config.fields import field_types
 from jaxformer.errors import ConfigError
 
 
@@ -17,6 +19,14 @@ class PositionsConfig(Choice, group="model.positions", default="learned"):
     needs_scores: ClassVar[bool] = False  # adds to the scores
     any_width: ClassVar[bool] = False  # True if roles and shapes of its parameters say all that muP has to know
     needs_softmax: ClassVar[bool] = False  # adds what depends on a layer's queries and keys, which only softmax gives
+
+    @classmethod
+    def suits(cls, attention: type[AttentionConfig]) -> bool:
+        """True if layers with this kind of attention can have these positions, and need them."""
+        if attention.reads_in_order:
+            return cls is NoPositions
+        lacks = (cls.needs_heads and not attention.has_heads) or (cls.needs_scores and not attention.has_scores)
+        return not lacks and (not cls.needs_softmax or attention.kind == "softmax")
 
     def of_layer(self, attention: Any) -> "PositionsConfig":
         """The positions of the layers with this attention, where layers differ."""
@@ -213,3 +223,27 @@ class NoPositions(PositionsConfig, kind="none"):
     """None: a causal model can tell positions from what it sees (Kazemnejad et al. 2023)."""
 
     any_width: ClassVar[bool] = True
+
+
+def settle_positions(model: Any) -> None:
+    """Of several kinds of positions, as in "rotary or sinusoidal or none", chooses the first that suits the attention.
+
+    Args:
+      model: the section; changed in place, if it is one.
+
+    Raises:
+      ConfigError: none of them suits it, or one of them is no kind.
+    """
+    fields = PositionsConfig.spread(model.get("positions")) if isinstance(model, dict) else {}
+    if not isinstance(fields.get("kind"), str) or len(kinds := fields["kind"].split(OR)) < 2:
+        return
+    attention = AttentionConfig.find(AttentionConfig.spread(model.get("attention"))["kind"])
+    suitable = [each for each in map(PositionsConfig.find, kinds) if each.suits(attention)]
+    if not suitable:
+        accepted = [name for name, each in PositionsConfig.registered.items() if each.suits(attention)]
+        raise ConfigError(
+            f"config.model.positions.kind: {fields['kind']}; none of them suits model.attention.kind={attention.kind}; "
+            f"accepted there: {', '.join(accepted)}"
+        )
+    known = field_types(suitable[0])
+    model["positions"] = {name: value for name, value in fields.items() if name in known} | {"kind": suitable[0].kind}

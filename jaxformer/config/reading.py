@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxformer.config import aliases
-from jaxformer.config.choice import Choice
+from jaxformer.config.choice import OR, Choice
 from jaxformer.config.data import settle_sources
 from jaxformer.config.fields import Section, field_types, from_text, is_section, options, shown
 from jaxformer.config.named import Named
 from jaxformer.config.optimizer import settle_schedule
+from jaxformer.config.positions import settle_positions
 from jaxformer.config.run import Config
 from jaxformer.config.train import TrainConfig
 from jaxformer.errors import ConfigError
@@ -40,7 +41,10 @@ def from_mapping(
     aliases.modernize(tree)
     kinds, steps = set(_kinds(cls)), _steps(tree)
     named = aliases.renamed(overrides or {}, kinds, tree)
-    for dotted in sorted(named, key=lambda each: each not in kinds):
+    for dotted in [each for each in named if each in kinds]:
+        _place(tree, dotted, named[dotted], cls)
+    settle_positions(tree.get("model"))
+    for dotted in [each for each in named if each not in kinds]:
         _place(tree, dotted, named[dotted], cls)
     settle_sources(tree.get("data"), [dotted.removeprefix("data.") for dotted in named if dotted.startswith("data.")])
     if "train.steps" in named:
@@ -140,7 +144,7 @@ def _place(tree: dict[str, Any], dotted: str, text: str, cls: Any) -> None:
         if issubclass(inside, Choice):
             fields = inside.spread(tree[section])
             if name == "kind" and section == sections[-1]:
-                known = field_types(inside.find(text))
+                known = {field for each in text.split(OR) for field in field_types(inside.find(each))}
                 tree[section] = {"kind": text} | {each: value for each, value in fields.items() if each in known}
                 return
             tree[section], cls = fields, inside.find(fields["kind"])

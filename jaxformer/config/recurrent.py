@@ -18,6 +18,7 @@ class RecurrentMixer(AttentionConfig):
 
     units: int | None = None
     gates: ClassVar[int]
+    reads_in_order: ClassVar[bool] = True
     whole_rows: ClassVar[bool] = True
 
     def hidden_units(self, width: int) -> int:

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from jaxformer import patterns
@@ -49,6 +49,11 @@ class SparseAttention(AttentionConfigWithHeads):
             )
 
 
+def _root(length: int) -> int:
+    """The largest divisor of a row's length that is at most its square root."""
+    return next(each for each in range(math.isqrt(length), 0, -1) if length % each == 0)
+
+
 def _divides_rows(kind: Any, model: Any) -> None:
     if model.context_length % kind.block:
         raise ConfigError(
@@ -68,15 +73,23 @@ class Longformer(
 
     Attributes:
       attention_window: half of it is what a token sees on each side of itself, as in the library transformers; even.
+        None: an eighth of model.context_length, 512 at the published 4096.
       global_tokens: the first so many of each document see all of it, and all of it sees them.
     """
 
-    attention_window: int = 512
+    attention_window: int | None = None
     global_tokens: int = 1
+
+    def fitted(self, length: int) -> "Longformer":
+        """With an eighth of the row as its window, if it is not given."""
+        return replace(self, attention_window=self._window(length))
+
+    def _window(self, length: int) -> int:
+        return self.attention_window or max(2, length // 16 * 2)
 
     def patterns(self, length: int, causal: bool) -> tuple[MaskPattern, ...]:
         """The window."""
-        return (patterns.local(self.attention_window // 2 + 1),)
+        return (patterns.local(self._window(length) // 2 + 1),)
 
     def global_ends(self, causal: bool) -> tuple[int, int]:
         """The first tokens."""
@@ -84,7 +97,7 @@ class Longformer(
 
     def _check(self):
         super()._check()
-        if self.attention_window % 2:
+        if self.attention_window is not None and self.attention_window % 2:
             raise ConfigError(
                 f"config.model.attention.attention_window: {self.attention_window}; accepted: even numbers"
             )
@@ -106,29 +119,35 @@ class BigBird(
     """Blocks of tokens: neighbours, random ones and global ones (Zaheer et al. 2020).
 
     Attributes:
-      block: tokens of a block, a divisor of model.context_length; each sees its own and one on each side.
+      block: tokens of a block, a divisor of model.context_length; each sees its own and one on each side. None: the
+        largest divisor up to the square root, 64 at the published 4096.
       random_blocks: that each block sees besides, of each head, the same in all layers.
       global_blocks: the first and the last so many blocks' tokens of each document see all of it, and all of it sees
         them; in a causal model the first alone, as it does not know the end.
       seed: of the random blocks.
     """
 
-    block: int = 64
+    block: int | None = None
     random_blocks: int = 3
     global_blocks: int = 1
     seed: int = 0
 
+    def fitted(self, length: int) -> "BigBird":
+        """With blocks of about the square root of the row, if their size is not given."""
+        return replace(self, block=self.block or _root(length))
+
     def patterns(self, length: int, causal: bool) -> tuple[MaskPattern, ...]:
         """Neighbours and random blocks."""
-        found: tuple[MaskPattern, ...] = (patterns.neighbours(self.block),)
+        block = self.block or _root(length)
+        found: tuple[MaskPattern, ...] = (patterns.neighbours(block),)
         if self.random_blocks:
-            blocks = math.ceil(length / self.block)
-            of = blocks, self.random_blocks, self.seed, self.num_heads, causal, self.global_blocks
-            found += (_random_blocks(self.block, *of),)
+            of = math.ceil(length / block), self.random_blocks, self.seed, self.num_heads, causal, self.global_blocks
+            found += (_random_blocks(block, *of),)
         return found
 
     def global_ends(self, causal: bool) -> tuple[int, int]:
         """The tokens of the first and of the last blocks."""
+        assert self.block is not None  # as in every model, see `fitted`
         count = self.global_blocks * self.block
         return count, 0 if causal else count
 
@@ -143,15 +162,19 @@ class Strided(SparseAttention, kind="strided", accepts={"stride": at_least(1)}, 
     """The last tokens, and every so many before them (Child et al. 2019, section 4.2).
 
     Attributes:
-      stride: a token sees those fewer than so many away, and those a multiple of it away; about the square root of
-        model.context_length.
+      stride: a token sees those fewer than so many away, and those a multiple of it away. None: the square root of
+        model.context_length, rounded down.
     """
 
-    stride: int = 128
+    stride: int | None = None
+
+    def fitted(self, length: int) -> "Strided":
+        """With the square root of the row as its stride, if it is not given."""
+        return replace(self, stride=self.stride or math.isqrt(length))
 
     def patterns(self, length: int, causal: bool) -> tuple[MaskPattern, ...]:
         """The window and the columns."""
-        return patterns.strided(min(self.stride, length))
+        return patterns.strided(min(self.stride or math.isqrt(length), length))
 
 
 @dataclass(frozen=True)
@@ -161,16 +184,26 @@ class Fixed(
     """The token's own block, and the last tokens of every block (Child et al. 2019, section 4.2).
 
     Attributes:
-      block: tokens of a block, a divisor of model.context_length.
-      last: tokens of each block that all see; at most block.
+      block: tokens of a block, a divisor of model.context_length. None: the largest divisor up to the square root, 128
+        at 16384.
+      last: tokens of each block that all see; at most block. None: block / 16, at least 1.
     """
 
-    block: int = 128
-    last: int = 8
+    block: int | None = None
+    last: int | None = None
+
+    def fitted(self, length: int) -> "Fixed":
+        """With blocks of about the square root of the row, and a sixteenth of one that all see, where not given."""
+        block, last = self._sizes(length)
+        return replace(self, block=block, last=last)
+
+    def _sizes(self, length: int) -> tuple[int, int]:
+        block = self.block or _root(length)
+        return block, self.last or max(1, block // 16)
 
     def patterns(self, length: int, causal: bool) -> tuple[MaskPattern, ...]:
         """The block and the columns."""
-        return patterns.fixed(self.block, self.last)
+        return patterns.fixed(*self._sizes(length))
 
     def check_model(self, model: Any) -> None:
         """Raises ConfigError: blocks that do not divide a row."""
@@ -179,7 +212,7 @@ class Fixed(
 
     def _check(self):
         super()._check()
-        if self.last > self.block:
+        if self.block is not None and self.last is not None and self.last > self.block:
             raise ConfigError(
                 f"config.model.attention.last: {self.last}; accepted: 1 to model.attention.block {self.block}"
             )

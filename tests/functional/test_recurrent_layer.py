@@ -115,7 +115,7 @@ def test_what_it_cannot_do_is_one_line():
 def test_a_run(tmp_path):
     """By one override of gpt_tiny; it learns more than how often each token comes."""
     words = [
-        "--config=configs/gpt_tiny.py", "--config.model.attention=lstm", "--config.model.positions=none",
+        "--config=configs/gpt_tiny.py", "--config.model.attention=lstm",
         "--config.model.num_layers=1", "--config.model.width=64", "--config.train.steps=50",
         "--config.data.source=markov",
         "--config.data.language_tokens=40000", "--config.compilation_cache=false", "--config.model.context_length=64",
