@@ -437,10 +437,14 @@ WRONG = [
     ({"seed": -1}, "config.seed: -1; accepted: 0 to 2147483647"),
     ({"seed": 2**31}, "config.seed: 2147483648; accepted: 0 to 2147483647"),
     # combinations
-    ({"model": {"width": 30}}, "config.model.attention.num_heads: 4 does not divide model.width 30"),
+    (
+        {"model": {"width": 30}},
+        "config.model.attention.num_heads: 4 does not divide model.width 30; accepted: a divisor "
+        "of it, or a model.attention.head_width",
+    ),
     (
         {"model": {"num_kv_heads": 3}},
-        "config.model.attention.num_kv_heads: 3 does not divide model.attention.num_heads 4",
+        "config.model.attention.num_kv_heads: 3 does not divide model.attention.num_heads 4; accepted: a divisor of it",
     ),
     (
         {"model": {"head_width": 3, "positions": "rotary"}},
@@ -484,13 +488,14 @@ WRONG = [
     (bert(next_sentence=True), "config.model.bert.token_types: 0; model.bert.next_sentence needs at least 2"),
     (
         {"model": {"family": "bert"}},
-        "config.data.objective: next_token; model.family=bert needs masked or sequence_classification or "
+        "config.data.objective: next_token; model.family=bert; accepted: masked or sequence_classification or "
         "token_classification or regression or extractive_qa",
     ),
     (
         {"data": {"objective": "masked"}},
-        "config.data.objective: masked; model.family=gpt needs next_token or prefix_lm or sequence_classification or "
-        "token_classification or regression or extractive_qa or multiple_choice or instructions",
+        "config.data.objective: masked; model.family=gpt; accepted: next_token or prefix_lm or "
+        "sequence_classification or token_classification or regression or extractive_qa or multiple_choice or "
+        "instructions",
     ),
     (
         bert(next_sentence=True, token_types=2),

@@ -6,21 +6,13 @@ from typing import Any
 from jaxformer.benchmarks.suite import Suite
 from jaxformer.benchmarks.train import SHAPES, model_config, our_steps
 from jaxformer.config.positions import Disentangled
-from jaxformer.errors import ConfigError
 from jaxformer.runtime.host_memory import keep_freed_memory
 
 
 def contestants(options: Any) -> Suite:
-    """v3's layers: projections shared with the tokens', buckets by the logarithm of the distance.
-
-    Raises:
-      ConfigError: a shape that is no BERT's.
-    """
-    shape = SHAPES[options.shape]
-    if shape.family != "bert":
-        known = ", ".join(name for name, each in SHAPES.items() if each.family == "bert")
-        raise ConfigError(f"--shape: {options.shape}; --suite=disentangled accepts {known}")
+    """v3's layers, of a BERT's shape: projections shared with the tokens', buckets by the logarithm of the distance."""
     keep_freed_memory()
+    shape = SHAPES[options.shape]
     shape = shape._replace(rows=options.rows or shape.rows)
     bert = model_config(shape, options.dtype)
     deberta = replace(bert, positions=Disentangled(distance="log", span=256, max_distance=512))

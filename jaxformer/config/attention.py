@@ -106,14 +106,15 @@ class AttentionConfigWithHeads(
         """Raises ConfigError: the heads do not divide the model's width."""
         if self.head_width is None and model.width % self.num_heads:
             raise ConfigError(
-                f"config.model.attention.num_heads: {self.num_heads} does not divide model.width {model.width}"
+                f"config.model.attention.num_heads: {self.num_heads} does not divide model.width {model.width}; "
+                "accepted: a divisor of it, or a model.attention.head_width"
             )
 
     def _check(self):
         if self.num_heads % self.kv_heads:
             raise ConfigError(
                 f"config.model.attention.num_kv_heads: {self.num_kv_heads} does not divide "
-                f"model.attention.num_heads {self.num_heads}"
+                f"model.attention.num_heads {self.num_heads}; accepted: a divisor of it"
             )
 
 

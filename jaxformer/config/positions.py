@@ -37,8 +37,8 @@ class PositionsConfig(Choice, group="model.positions", default="learned"):
         if self.needs_heads and not model.attention.has_heads:
             accepted = [name for name, kind in PositionsConfig.registered.items() if not kind.needs_heads]
             raise ConfigError(
-                f"config.model.positions.kind: {self.kind} needs attention heads, which "
-                f"model.attention.kind={model.attention.kind} has not; accepted there: {', '.join(accepted)}"
+                f"config.model.positions.kind: {self.kind} needs queries and keys of heads, which "
+                f"model.attention.kind={model.attention.kind} does not give; accepted there: {', '.join(accepted)}"
             )
         if self.needs_scores and not model.attention.has_scores:
             accepted = [name for name, kind in PositionsConfig.registered.items() if not kind.needs_scores]

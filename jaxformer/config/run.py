@@ -103,7 +103,7 @@ class Config(Section, name="", accepts={"seed": between(0, 2**31 - 1)}, paths=PA
         accepted = objectives_of(self.model.family)
         if self.data.objective not in accepted:
             raise ConfigError(
-                f"config.data.objective: {self.data.objective}; model.family={self.model.family} needs "
+                f"config.data.objective: {self.data.objective}; model.family={self.model.family}; accepted: "
                 f"{' or '.join(accepted) or 'an objective that names it'}"
             )
         self._settle_task()

@@ -97,7 +97,10 @@ def main() -> None:
     arguments.add_argument("--text", type=file_path, metavar="FILE", help="shakespeare, tokenize: the text")
     arguments.add_argument("--out", type=file_path, help="JSONL file to append every measurement to")
     options = arguments.parse_args()
-    if options.shape not in (known := seq2seq.SHAPES if options.suite == "seq2seq" else SHAPES):
+    known = list(seq2seq.SHAPES if options.suite == "seq2seq" else SHAPES)
+    if options.suite == "disentangled":
+        known = [name for name in known if SHAPES[name].family == "bert"]
+    if options.shape not in known:
         raise ConfigError(f"--shape: {options.shape}; --suite={options.suite} accepts {', '.join(known)}")
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the other contestants need GPU memory too
     # Imports only the chosen suite: the others may need packages that are not installed.

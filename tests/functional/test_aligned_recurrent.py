@@ -267,7 +267,7 @@ def test_what_does_not_fit_is_one_line():
             {"family": "encoder_decoder"},
             r"^config.model.attention.kind: alignment; accepted with model.family",
         ),
-        ({"positions": "rotary"}, r"^config.model.positions.kind: rotary needs attention heads"),
+        ({"positions": "rotary"}, r"^config.model.positions.kind: rotary needs queries and keys of heads"),
         (
             {"attention": "lstm"},
             r"^config.model.attention.kind: lstm reads a row from left to right; accepted",

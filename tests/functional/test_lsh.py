@@ -229,7 +229,11 @@ def test_what_it_cannot_do_is_refused():
         ),
         ({"buckets": (1024, 1026)}, "config.model.attention.buckets: 1050624 in all; accepted: at most 1048576"),
         ({"chunk": 0}, "config.model.attention.chunk: 0; accepted: at least 1"),
-        ({"num_heads": 3}, "config.model.attention.num_heads: 3 does not divide model.width 32"),
+        (
+            {"num_heads": 3},
+            "config.model.attention.num_heads: 3 does not divide model.width 32; accepted: "
+            "a divisor of it, or a model.attention.head_width",
+        ),
     ):
         with pytest.raises(ConfigError, match=line):
             config(**fields)

@@ -97,7 +97,7 @@ def test_what_it_cannot_do_is_one_line():
     with pytest.raises(ConfigError, match=line):
         from_mapping({"model": {"family": "bert", "attention": "lstm"}, "data": {"objective": "masked"}})
     with pytest.raises(
-        ConfigError, match=r"^config.model.positions.kind: rotary needs attention heads, which model.att"
+        ConfigError, match=r"^config.model.positions.kind: rotary needs queries and keys of heads, which model.att"
     ):
         from_mapping({"model": {"attention": "gru", "positions": "rotary"}})
     with pytest.raises(ConfigError, match=r"^config.model.attention.units: 0; accepted: at least 1$"):
