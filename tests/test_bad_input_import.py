@@ -76,7 +76,8 @@ def test_weights_that_are_not_finite(place, there, monkeypatch, number):
     ("import of a model of several types", {"model_type": ["llama"]}),
     ("import of a config nested too deeply", None),
 ])  # fmt: skip
-def test_configs(place, there, case, about):
+def test_configs(place, there, monkeypatch, case, about):
+    monkeypatch.chdir(place.folder)
     text = (
         "[" * 100_000 if about is None else json.dumps(json.loads((there / "theirs/config.json").read_text()) | about)
     )
