@@ -63,7 +63,8 @@ class ModelConfig(
       context_length: tokens a row holds; of the target, where there is a source.
       vocab_size: entries of the embedding table; None: what the tokenizer has, rounded up to a multiple of 64.
       attention: a kind and its fields, see `config.attention`.
-      positions: a kind and its fields, see `config.positions`.
+      positions: a kind and its fields, see `config.positions`; in a config, of several kinds, as "rotary or none", the
+        first that suits the attention.
       feed_forward: a kind and its fields, see `config.feed_forward`.
       bert: what a BERT may have beside its masked-token head; None: nothing, or no BERT.
       encoder: what reads the source; None: there is no source.

@@ -40,11 +40,33 @@ def rounded_einsum(spec: str, a: Array, b: Array, dtype) -> Array:
         batch = [x for x in left if x in right and x in out]
         if a.dtype.itemsize >= 4 or not batch:
             return _ordered(spec, a, b, wide).astype(dtype)
+        left, right, a, b = _with_one_turned(left, right, "".join(batch), a, b)
         return _ordered(f"o{left},{right}->o{out}", a[None], b, wide)[0].astype(dtype)
 
     if a.dtype.itemsize >= 4 and jnp.dtype(dtype).itemsize >= 4:
         return direct(a, b)
     return jax.lax.platform_dependent(a, b, cpu=on_cpu, default=direct)
+
+
+def _with_one_turned(left: str, right: str, batch: str, a: Array, b: Array) -> tuple[str, str, Array, Array]:
+    """Subscripts and operands of a product a^T b of every batch, the narrower operand transposed; others as they are.
+
+    XLA's CPU backend has no bfloat16 in the routine for such products, and fails."""
+    contracted = [x for x in left if x in right and x not in batch]
+    leads = left.startswith(batch) and right.startswith(batch)
+    if not leads or len(contracted) != 1 or left[-1] in contracted or right[-1] in contracted:
+        return left, right, a, b
+
+    def turned(letters: str, x: Array) -> tuple[str, Array]:
+        at = letters.index(contracted[0])
+        last = jax.lax.optimization_barrier(jnp.moveaxis(x, at, -1))
+        return letters[:at] + letters[at + 1 :] + letters[at], last
+
+    if a.size <= b.size:
+        left, a = turned(left, a)
+    else:
+        right, b = turned(right, b)
+    return left, right, a, b
 
 
 def _ordered(spec: str, a: Array, b: Array, dtype) -> Array:

@@ -305,3 +305,28 @@ def test_logits_of_bfloat16_are_float32():
     x, table = jnp.array([[1.0, 2**-10]], jnp.bfloat16), jnp.ones((1, 2))
     logits = layers.unembed(x, table)
     assert logits.dtype == jnp.float32 and logits.item() == 1 + 2**-10
+
+
+@pytest.mark.parametrize(
+    "spec", ["BTS,BSK->BTK", "BTK,BSK->BTS", "BHNTS,BHNSK->BHNTK", "BHTS,BSHK->BTHK", "BTHK,RHK->BHTR"]
+)
+def test_products_of_batches_in_bfloat16(spec):
+    """Compiled on CPU, gradients too, whichever operand is the larger; equal to float64 products of them."""
+    left, right, out = spec.replace("->", ",").split(",")
+    for t, s in ((8, 32), (32, 8)):
+        sizes = {"B": 2, "H": 3, "N": 2, "T": t, "S": s, "K": 16, "R": s}
+        rng = np.random.default_rng(0)
+        a, b, g = (jnp.asarray(rng.normal(size=[sizes[x] for x in each]), jnp.bfloat16) for each in (left, right, out))
+
+        def back(a, b, g):
+            found, gradients = jax.vjp(lambda a, b: product(spec, a, b, jnp.float32), a, b)
+            return found, *gradients(g.astype(jnp.float32))
+
+        x, y, z = (np.asarray(each, np.float64) for each in (a, b, g))
+        wanted = (
+            np.einsum(spec, x, y),
+            np.einsum(f"{out},{right}->{left}", z, y),
+            np.einsum(f"{left},{out}->{right}", x, z),
+        )
+        for got, exact in zip(jax.jit(back)(a, b, g), wanted, strict=True):
+            np.testing.assert_allclose(np.asarray(got, np.float64), exact, rtol=2e-2, atol=2e-2 * np.abs(exact).max())

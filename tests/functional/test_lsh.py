@@ -257,3 +257,20 @@ def test_what_it_cannot_do_is_refused():
         lsh_attention(x, x, (jnp.ones((4, 4, 3, 2)), jnp.ones((4, 4, 2, 2))))
     with pytest.raises(ValueError, match=r"random_rotations: buckets \(4, 5\); accepted: even, at least 2"):
         random_rotations(jax.random.key(0), 4, 4, 3, (4, 5))
+
+
+def test_bfloat16():
+    """Gradients compile on CPU, and are those of the same numbers in float32 within what bfloat16 rounds."""
+    # Of few digits, so that hashes are the same and no token is in another bucket.
+    rotations = random_rotations(jax.random.key(0), H, K, 2, 4).astype(jnp.bfloat16).astype(jnp.float32)
+    x, value = (jnp.asarray(each, jnp.bfloat16) for each in (QUERY_KEY, VALUE))
+
+    def loss(x, value, weight):
+        out = lsh_attention(x, value, rotations, chunk=8, causal=True, segments=jnp.asarray(SEGMENTS))
+        return jnp.sum(out * weight.astype(out.dtype))
+
+    weight = jnp.asarray(np.sign(VALUE[::-1]), jnp.bfloat16)
+    exact = jax.grad(loss, (0, 1))(*(each.astype(jnp.float32) for each in (x, value, weight)))
+    for got, wanted in zip(jax.jit(jax.grad(loss, (0, 1)))(x, value, weight), exact, strict=True):
+        assert got.dtype == jnp.bfloat16
+        np.testing.assert_allclose(np.asarray(got, np.float64), wanted, rtol=5e-2, atol=5e-2)
