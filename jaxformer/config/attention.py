@@ -25,7 +25,7 @@ class AttentionConfig(Choice, group="model.attention", default="softmax", reserv
     # True if there are queries, keys and scores for each of num_heads heads, as rotary, ALiBi and T5 positions need.
     has_heads: ClassVar[bool] = False
     has_scores: ClassVar[bool] = True  # False if there are heads, but no scores that ALiBi or T5 could be added to
-    reads_in_order: ClassVar[bool] = False  # True if the order of tokens is what its state follows, without positions
+    reads_in_order: ClassVar[bool] = False  # True if a state takes tokens in their order: positions add nothing
     has_implementations: ClassVar[bool] = False  # True if execution.attention chooses how it is computed
     whole_rows: ClassVar[bool] = False  # True if rows cannot be sharded over the mesh's context axis
     any_width: ClassVar[bool] = False  # True if roles and shapes of its parameters say all that muP has to know
@@ -41,7 +41,8 @@ class AttentionConfig(Choice, group="model.attention", default="softmax", reserv
         return self
 
     def fitted(self, length: int) -> "AttentionConfig":
-        """This kind in a model whose rows have `length` tokens: sizes that follow from it, if they are not given."""
+        """With the sizes that follow from the `length` of a model's rows, where they are not given. `patterns` and
+        `global_ends` are asked of what this returns."""
         return self
 
     def period(self) -> tuple["AttentionConfig", ...]:

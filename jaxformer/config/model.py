@@ -124,6 +124,11 @@ class ModelConfig(
         return FAMILIES[self.family].causal
 
     @property
+    def fitted_attention(self) -> AttentionConfig:
+        """The attention with the sizes that follow from context_length."""
+        return self.attention.fitted(self.context_length)
+
+    @property
     def layer(self) -> tuple[str, ...]:
         """The sublayers of each layer, in order; see `functional.sublayers`."""
         return FAMILIES[self.family].layer
@@ -159,8 +164,7 @@ class ModelConfig(
         return self.num_blocks + self.enhanced_mask_decoder
 
     def _check(self):
-        object.__setattr__(self, "attention", self.attention.fitted(self.context_length))
-        self.attention.check_model(self)
+        self.fitted_attention.check_model(self)
         self.positions.check_model(self)
         self.feed_forward.check_model(self)
         if self.positions.needs_softmax and self.attention.kind != "softmax":
@@ -226,7 +230,7 @@ class ModelConfig(
         if "mlp" not in self.layer and self.feed_forward != Dense():
             raise ConfigError(
                 f"config.model.feed_forward: {self.feed_forward}; model.family={self.family} has no feed-forward "
-                "layers; accepted: none given"
+                "layers; accepted: the defaults, kind=dense, width=none and activation=gelu"
             )
         reads = FAMILIES[self.family].reads_source
         if self.encoder is not None and not reads:

@@ -7,6 +7,7 @@ from jaxformer.config.attention import AttentionConfig
 from jaxformer.config.checks import above, at_least, between
 from jaxformer.config.choice import OR, Choice
 from jaxformer.config.fields import field_types
+from jaxformer.config.registry import FAMILIES
 from jaxformer.errors import ConfigError
 
 
@@ -226,24 +227,34 @@ class NoPositions(PositionsConfig, kind="none"):
 
 
 def settle_positions(model: Any) -> None:
-    """Of several kinds of positions, as in "rotary or sinusoidal or none", chooses the first that suits the attention.
+    """Of several kinds of positions, as in "rotary or sinusoidal or none", chooses the first that suits the model.
 
     Args:
       model: the section; changed in place, if it is one.
 
     Raises:
-      ConfigError: none of them suits it, or one of them is no kind.
+      ConfigError: none of them suits its attention and family; one is no kind; a field that none of them has; a value
+        that one of them refuses.
     """
     fields = PositionsConfig.spread(model.get("positions")) if isinstance(model, dict) else {}
-    if not isinstance(fields.get("kind"), str) or len(kinds := fields["kind"].split(OR)) < 2:
+    text = fields.pop("kind", None)
+    if not isinstance(text, str) or len(names := [each.strip() for each in text.split(OR)]) < 2:
         return
+    kinds = [PositionsConfig.find(name) for name in names]
+    for name in fields:
+        if not any(name in field_types(kind) for kind in kinds):
+            kinds[0].type_of(name, "config.model.positions")
+    made = [kind.of_fields({name: fields[name] for name in fields if name in field_types(kind)}, "") for kind in kinds]
     attention = AttentionConfig.find(AttentionConfig.spread(model.get("attention"))["kind"])
-    suitable = [each for each in map(PositionsConfig.find, kinds) if each.suits(attention)]
-    if not suitable:
-        accepted = [name for name, each in PositionsConfig.registered.items() if each.suits(attention)]
+    family = FAMILIES.get(model.get("family"))
+
+    def suits(kind: Any) -> bool:
+        return kind.suits(attention) and (family is None or not family.positions or kind.kind in family.positions)
+
+    if (chosen := next((each for each in made if suits(each)), None)) is None:
+        suitable = [name for name, kind in PositionsConfig.registered.items() if suits(kind)]
         raise ConfigError(
-            f"config.model.positions.kind: {fields['kind']}; none of them suits model.attention.kind={attention.kind}; "
-            f"accepted there: {', '.join(accepted)}"
+            f"config.model.positions.kind: {text}; none of them suits model.attention.kind={attention.kind}; "
+            f"accepted: one or more of {', '.join(suitable)} among them"
         )
-    known = field_types(suitable[0])
-    model["positions"] = {name: value for name, value in fields.items() if name in known} | {"kind": suitable[0].kind}
+    model["positions"] = PositionsConfig.spread(chosen)

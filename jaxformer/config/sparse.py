@@ -49,9 +49,19 @@ class SparseAttention(AttentionConfigWithHeads):
             )
 
 
-def _root(length: int) -> int:
-    """The largest divisor of a row's length that is at most its square root."""
-    return next(each for each in range(math.isqrt(length), 0, -1) if length % each == 0)
+def _block(length: int) -> int:
+    """The largest divisor of a row's length that is at most its square root.
+
+    Raises:
+      ConfigError: it is less than half of the root; blocks of 1 would be no pattern at all.
+    """
+    found = next(each for each in range(math.isqrt(length), 0, -1) if length % each == 0)
+    if 4 * found**2 < length:
+        raise ConfigError(
+            f"config.model.context_length: {length} has no divisor near its square root, which model.attention.block "
+            "would be; accepted: another length, or a block that is given"
+        )
+    return found
 
 
 def _divides_rows(kind: Any, model: Any) -> None:
@@ -82,14 +92,12 @@ class Longformer(
 
     def fitted(self, length: int) -> "Longformer":
         """With an eighth of the row as its window, if it is not given."""
-        return replace(self, attention_window=self._window(length))
-
-    def _window(self, length: int) -> int:
-        return self.attention_window or max(2, length // 16 * 2)
+        return replace(self, attention_window=self.attention_window or max(2, length // 16 * 2))
 
     def patterns(self, length: int, causal: bool) -> tuple[MaskPattern, ...]:
         """The window."""
-        return (patterns.local(self._window(length) // 2 + 1),)
+        assert self.attention_window is not None  # as of all that `fitted` returns
+        return (patterns.local(self.attention_window // 2 + 1),)
 
     def global_ends(self, causal: bool) -> tuple[int, int]:
         """The first tokens."""
@@ -134,20 +142,21 @@ class BigBird(
 
     def fitted(self, length: int) -> "BigBird":
         """With blocks of about the square root of the row, if their size is not given."""
-        return replace(self, block=self.block or _root(length))
+        return replace(self, block=self.block or _block(length))
 
     def patterns(self, length: int, causal: bool) -> tuple[MaskPattern, ...]:
         """Neighbours and random blocks."""
-        block = self.block or _root(length)
-        found: tuple[MaskPattern, ...] = (patterns.neighbours(block),)
+        assert self.block is not None
+        found: tuple[MaskPattern, ...] = (patterns.neighbours(self.block),)
         if self.random_blocks:
-            of = math.ceil(length / block), self.random_blocks, self.seed, self.num_heads, causal, self.global_blocks
-            found += (_random_blocks(block, *of),)
+            blocks = math.ceil(length / self.block)
+            of = blocks, self.random_blocks, self.seed, self.num_heads, causal, self.global_blocks
+            found += (_random_blocks(self.block, *of),)
         return found
 
     def global_ends(self, causal: bool) -> tuple[int, int]:
         """The tokens of the first and of the last blocks."""
-        assert self.block is not None  # as in every model, see `fitted`
+        assert self.block is not None
         count = self.global_blocks * self.block
         return count, 0 if causal else count
 
@@ -174,7 +183,8 @@ class Strided(SparseAttention, kind="strided", accepts={"stride": at_least(1)}, 
 
     def patterns(self, length: int, causal: bool) -> tuple[MaskPattern, ...]:
         """The window and the columns."""
-        return patterns.strided(min(self.stride or math.isqrt(length), length))
+        assert self.stride is not None
+        return patterns.strided(min(self.stride, length))
 
 
 @dataclass(frozen=True)
@@ -194,16 +204,13 @@ class Fixed(
 
     def fitted(self, length: int) -> "Fixed":
         """With blocks of about the square root of the row, and a sixteenth of one that all see, where not given."""
-        block, last = self._sizes(length)
-        return replace(self, block=block, last=last)
-
-    def _sizes(self, length: int) -> tuple[int, int]:
-        block = self.block or _root(length)
-        return block, self.last or max(1, block // 16)
+        block = self.block or _block(length)
+        return replace(self, block=block, last=self.last or max(1, block // 16))
 
     def patterns(self, length: int, causal: bool) -> tuple[MaskPattern, ...]:
         """The block and the columns."""
-        return patterns.fixed(*self._sizes(length))
+        assert self.block is not None and self.last is not None
+        return patterns.fixed(self.block, self.last)
 
     def check_model(self, model: Any) -> None:
         """Raises ConfigError: blocks that do not divide a row."""
@@ -228,13 +235,19 @@ class Dilated(
     """A window with gaps (Beltagy et al. 2020, section 3.1).
 
     Attributes:
-      size: keys that a token sees on each side, itself included.
+      size: keys that a token sees on each side, itself included. None: so many that they reach a quarter of
+        model.context_length.
       step: from one to the next.
     """
 
-    size: int = 128
+    size: int | None = None
     step: int = 4
+
+    def fitted(self, length: int) -> "Dilated":
+        """With a window that reaches a quarter of the row to each side, if its size is not given."""
+        return replace(self, size=self.size or max(1, length // (4 * self.step)))
 
     def patterns(self, length: int, causal: bool) -> tuple[MaskPattern, ...]:
         """The window with gaps."""
+        assert self.size is not None
         return (patterns.dilated(self.size, min(self.step, length)),)

@@ -90,7 +90,7 @@ def longformer(
 
 def apply(params: Params, x: Array, cfg: ModelConfig, context: Context) -> tuple[Array, Any, dict[str, Array]]:
     """[B, T, D] -> [B, T, D]; see `layer.Sublayer`."""
-    cache, progress, kind = context.cache, context.progress, cfg.attention
+    cache, progress, kind = context.cache, context.progress, cfg.fitted_attention
     mask = masks.Mask() if context.mask is None else context.mask
     bias = attention_layer.bias_of(params, cfg, context)
     decodes, length = progress is not None and progress.steps is not None, x.shape[1]

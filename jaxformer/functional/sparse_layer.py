@@ -36,7 +36,7 @@ def document_ends(segments: Array, first: int, last: int) -> Array:
 
 def global_of(cfg: ModelConfig, mask: masks.Mask, length: int) -> GlobalPositions | GlobalTokens | None:
     """The global tokens of rows of `length` tokens, those of each document where the mask has segments; or None."""
-    first, last = cfg.attention.global_ends(cfg.causal)
+    first, last = cfg.fitted_attention.global_ends(cfg.causal)
     if not first and not last:
         return None
     if mask.query_segments is None:
@@ -46,7 +46,7 @@ def global_of(cfg: ModelConfig, mask: masks.Mask, length: int) -> GlobalPosition
 
 def patterns_of(cfg: ModelConfig, length: int) -> tuple[MaskPattern, ...]:
     """The patterns of a config without its global tokens."""
-    return cfg.attention.patterns(max(length, cfg.context_length), cfg.causal)
+    return cfg.fitted_attention.patterns(max(length, cfg.context_length), cfg.causal)
 
 
 def apply(params: Params, x: Array, cfg: ModelConfig, context: Context) -> tuple[Array, Any, dict[str, Array]]:
@@ -93,15 +93,15 @@ def attend(
 
 def decoding_patterns(cfg: ModelConfig, cache: attention_layer.LayerCache) -> tuple[MaskPattern, ...]:
     """The patterns of one new token, by its place in its sequence."""
-    first, _ = cfg.attention.global_ends(True)
+    first, _ = cfg.fitted_attention.global_ends(True)
     found = patterns_of(cfg, cache.key.shape[1])
     return (*found, patterns.GlobalPositions(first)) if first else found
 
 
 def keys_seen(cfg: ModelConfig, length: int) -> float:
     """Keys that a token sees, about: the patterns' and the global tokens', half of them in a causal model."""
-    ends = sum(cfg.attention.global_ends(cfg.causal))
-    found = sum(pattern.keys(length) for pattern in cfg.attention.patterns(length, cfg.causal)) + 2 * ends
+    ends = sum(cfg.fitted_attention.global_ends(cfg.causal))
+    found = sum(pattern.keys(length) for pattern in cfg.fitted_attention.patterns(length, cfg.causal)) + 2 * ends
     return min(length, found / 2 if cfg.causal else found)
 
 

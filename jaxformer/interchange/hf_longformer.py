@@ -32,7 +32,7 @@ def read_config(found: Mapping[str, Any], names: Collection[str]) -> dict[str, A
 def write_config(cfg: ModelConfig) -> dict[str, Any]:
     """config.json."""
     return {
-        **hf_roberta.write_config(cfg), "attention_window": [cfg.attention.attention_window] * cfg.num_layers,
+        **hf_roberta.write_config(cfg), "attention_window": [cfg.fitted_attention.attention_window] * cfg.num_layers,
         "sep_token_id": 2,
     }  # fmt: skip
 

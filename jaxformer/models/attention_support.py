@@ -62,9 +62,9 @@ def check_mesh(execution: Execution, mesh: Mesh) -> None:
 
 def mask_of(cfg: ModelConfig, of: masks.Mask, length: int, causal: bool) -> masks.Mask:
     """`of` with a model's causality and patterns."""
-    first, last = cfg.attention.global_ends(causal)
+    first, last = cfg.fitted_attention.global_ends(causal)
     ends = (GlobalPositions(first, length - last),) if first or last else ()
-    return with_window(replace(of, causal=causal, patterns=(*cfg.attention.patterns(length, causal), *ends)))
+    return with_window(replace(of, causal=causal, patterns=(*cfg.fitted_attention.patterns(length, causal), *ends)))
 
 
 def unsupported_by(name: str, cfg: ModelConfig, parts: int = 1) -> str | None:

@@ -72,7 +72,7 @@ def target_config(config: Config, topology: Topology, mesh: Mesh) -> Config:
         tokens = tokens_per_device(config, {k: n for k, n in mesh.shape.items() if n > 1})
         heads = model.attention.num_heads if model.attention.has_implementations else 0
         scores = int(4 * tokens * heads / mesh.shape["tensor"] * length)
-        sparse = bool(model.attention.patterns(length, model.causal))
+        sparse = bool(model.fitted_attention.patterns(length, model.causal))
         implementation: Any = attention_choice.choose(
             length, length, parts, topology.chip.platform, able, scores, sparse
         )

@@ -97,9 +97,8 @@ def main() -> None:
     arguments.add_argument("--text", type=file_path, metavar="FILE", help="shakespeare, tokenize: the text")
     arguments.add_argument("--out", type=file_path, help="JSONL file to append every measurement to")
     options = arguments.parse_args()
-    known = list(seq2seq.SHAPES if options.suite == "seq2seq" else SHAPES)
-    if options.suite == "disentangled":
-        known = [name for name in known if SHAPES[name].family == "bert"]
+    berts = [name for name, shape in SHAPES.items() if shape.family == "bert"]
+    known = {"seq2seq": [*seq2seq.SHAPES], "disentangled": berts}.get(options.suite, [*SHAPES])
     if options.shape not in known:
         raise ConfigError(f"--shape: {options.shape}; --suite={options.suite} accepts {', '.join(known)}")
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the other contestants need GPU memory too

@@ -1,6 +1,7 @@
 """Sparse kinds of attention in a model: who sees whom, decoding, packed rows, meshes, counts, refusals, and a run."""
 
 import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -99,10 +100,11 @@ def test_a_token_reaches_those_of_its_pattern_alone(kind, family):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("given", [True, False], ids=["given", "following"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_decoding_is_the_full_forward_pass(kind):
-    """Prompts of one token, and longer ones than the global tokens."""
-    cfg = config(kind)
+def test_decoding_is_the_full_forward_pass(kind, given):
+    """Prompts of one token, and longer ones than the global tokens; sizes given, or following from the rows' length."""
+    cfg = config(kind) if given else replace(config(kind), attention={"kind": kind, "num_heads": 2})
     params = params_of(gpt.specs(cfg))
     tokens, lengths = np.random.default_rng(0).integers(0, 20, (3, T)), np.array([5, 1, 9])
     full, found, _ = decode(params, tokens, lengths, cfg, steps=7)
