@@ -193,7 +193,7 @@ def group_records(dry: bool) -> Iterator[dict[str, Any]]:
             def product(x: Any, w: Any) -> Any:
                 spread = jnp.zeros((total, width), x.dtype).at[place].set(x)
                 given = jnp.asarray(each, jnp.int32)
-                return GROUPED[name].product_of(jnp.square, (spread,), w, given, align)[place]
+                return GROUPED[name].products_of(jnp.square, (spread,), (w,), given, align)[0][place]
 
             made, back = jax.vjp(product, x, w)
             return [made, *back(g)]

@@ -26,6 +26,8 @@ from jaxformer.kernels import derivatives
 from jaxformer.kernels.matmul import rounded_einsum
 from jaxformer.types import Array
 
+Arrays = tuple[Array, ...]
+
 
 def expert_mlp(
     x: Array,
@@ -79,10 +81,10 @@ def expert_mlp(
     align = GROUPED[name].alignment(tokens * per_token, experts)
     place, sizes, rows = places(chosen.reshape(-1), experts, align)
 
-    def product_of(function: Callable[..., Array], inputs: tuple[Array, ...], weights: Array) -> Array:
-        return GROUPED[name].product_of(function, inputs, weights, sizes, align)
+    def products_of(function: Callable[..., Array], inputs: Arrays, weights: Arrays) -> Arrays:
+        return GROUPED[name].products_of(function, inputs, weights, sizes, align)
 
-    mlp = functools.partial(_mlp_of, product_of, weights=(w_up, w_gate, w_down), name=activation)
+    mlp = functools.partial(_mlp_of, products_of, weights=(w_up, w_gate, w_down), name=activation)
     return _through(x, gates, place.reshape(chosen.shape), rows, mlp)
 
 
@@ -168,15 +170,20 @@ def expert_choice_mlp(
     return jnp.zeros_like(x).at[number, taken].add(out)
 
 
-def _equal_groups(function: Callable[..., Array], inputs: tuple[Array, ...], weights: Array) -> Array:
-    """`Grouped.product_of` for groups of equal size."""
+def _equal_groups(function: Callable[..., Array], inputs: Arrays, weights: Arrays) -> Arrays:
+    """`Grouped.products_of` for groups of equal size."""
 
-    def product(inputs: tuple[Array, ...], weights: Array) -> Array:
-        hidden = function(*inputs).reshape(len(weights), -1, weights.shape[1])
-        found = rounded_einsum("END,EDF->ENF", hidden, weights.astype(hidden.dtype), hidden.dtype)
-        return found.reshape(-1, weights.shape[2])
+    def products(inputs: Arrays, weights: Arrays) -> Arrays:
+        groups, width, _ = weights[0].shape
+        hidden = function(*inputs).reshape(groups, -1, width)
 
-    return jax.checkpoint(product, prevent_cse=False)(inputs, weights)  # only the inputs are kept
+        def product(weight: Array) -> Array:
+            found = rounded_einsum("END,EDF->ENF", hidden, weight.astype(hidden.dtype), hidden.dtype)
+            return found.reshape(-1, weight.shape[2])
+
+        return tuple(map(product, weights))
+
+    return jax.checkpoint(products, prevent_cse=False)(inputs, weights)  # only the inputs are kept
 
 
 def _of_equal_groups(
@@ -193,7 +200,9 @@ def _of_equal_groups(
     return back.reshape(x.shape)
 
 
-def _mlp_of(product_of: Callable[..., Array], x: Array, weights: tuple[Array, Array | None, Array], name: str) -> Array:
+def _mlp_of(
+    products_of: Callable[..., Arrays], x: Array, weights: tuple[Array, Array | None, Array], name: str
+) -> Array:
     """[M, D] -> [M, D], a feed-forward layer of sorted rows."""
     w_up, w_gate, w_down = weights
     if name not in ACTIVATIONS:
@@ -201,8 +210,10 @@ def _mlp_of(product_of: Callable[..., Array], x: Array, weights: tuple[Array, Ar
     function, gated = ACTIVATIONS[name]
     if gated != (w_gate is not None):
         raise ValueError(f"experts: activation {name!r} {'needs' if gated else 'has no use for'} w_gate")
-    inputs = tuple(checkpoint_name(product_of(_same, (x,), w), PRODUCT) for w in (w_gate, w_up) if w is not None)
-    return checkpoint_name(product_of(functools.partial(_applied, function), inputs, w_down), PRODUCT)
+    first = products_of(_same, (x,), (w_up,) if w_gate is None else (w_gate, w_up))
+    inputs = tuple(checkpoint_name(found, PRODUCT) for found in first)
+    (out,) = products_of(functools.partial(_applied, function), inputs, (w_down,))
+    return checkpoint_name(out, PRODUCT)
 
 
 def _same(x: Array) -> Array:

@@ -16,17 +16,17 @@ class Grouped(NamedTuple):
     """One implementation of the products of rows with the weight of their group.
 
     Attributes:
-      product_of: ``(function, inputs, weights, sizes, align) -> [M, F]``: function(*inputs) of each row times the
-        weight of its group. `function`: elementwise; inputs: [M, D] each, the only thing kept for the backward pass;
-        weights: [E, D, F]; sizes: [E] int32, rows of each group, one group after the other, multiples of `align`.
-        What stands in the rows after the last group, and in their gradient, is not defined.
+      products_of: ``(function, inputs, weights, sizes, align) -> ([M, F], ...)``: for each of the weights [E, D, F],
+        function(*inputs) of each row times the weight of its group. `function`: elementwise; inputs: [M, D] each, the
+        only thing kept for the backward pass; sizes: [E] int32, rows of each group, one group after the other,
+        multiples of `align`. What stands in the rows after the last group, and in their gradient, is not defined.
       alignment: ``(rows, groups) -> align``.
       platform: the one that has it; None: all.
       what: that platform in words.
       unsupported: ``(D, F, dtype) -> why it cannot do this``, or None.
     """
 
-    product_of: Callable[..., Array]
+    products_of: Callable[..., tuple[Array, ...]]
     alignment: Callable[[int, int], int]
     platform: str | None = None
     what: str = ""
@@ -34,10 +34,10 @@ class Grouped(NamedTuple):
 
 
 GROUPED = {
-    "blocks": Grouped(expert_blocks.product_of, expert_blocks.alignment),
-    "ragged": Grouped(ragged_products.product_of, ragged_products.alignment),
-    "blocks_gpu": Grouped(blocks_gpu.product_of, blocks_gpu.alignment, "cuda", GPU, blocks_gpu.unsupported),
-    "megablox": Grouped(megablox.product_of, megablox.alignment, "tpu", "a TPU", megablox.unsupported),
+    "blocks": Grouped(expert_blocks.products_of, expert_blocks.alignment),
+    "ragged": Grouped(ragged_products.products_of, ragged_products.alignment),
+    "blocks_gpu": Grouped(blocks_gpu.products_of, blocks_gpu.alignment, "cuda", GPU, blocks_gpu.unsupported),
+    "megablox": Grouped(megablox.products_of, megablox.alignment, "tpu", "a TPU", megablox.unsupported),
 }
 ANY = ", ".join(("auto", *(name for name, one in GROUPED.items() if one.platform is None)))
 

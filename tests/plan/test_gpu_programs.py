@@ -182,7 +182,7 @@ found = {}
 for dtype in ("bfloat16", "float16", "float32"):
     for rows, block in ((8192, 128), (512, 16)):
         def loss(x, w, sizes):
-            return blocks_gpu.product_of(jax.nn.silu, (x,), w, sizes, block).astype(jnp.float32).sum()
+            return blocks_gpu.products_of(jax.nn.silu, (x,), (w,), sizes, block)[0].astype(jnp.float32).sum()
         given = [jax.ShapeDtypeStruct((rows, 1024), dtype), jax.ShapeDtypeStruct((8, 1024, 1088), jnp.float32),
                  jax.ShapeDtypeStruct((8,), jnp.int32)]
         made = jax.jit(jax.value_and_grad(loss, (0, 1)), in_shardings=device).lower(*given).compile()

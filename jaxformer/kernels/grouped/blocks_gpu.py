@@ -25,15 +25,16 @@ alignment = functools.partial(row_blocks.block_rows, smallest=16)  # the tensor 
 unsupported = functools.partial(row_blocks.unsupported, STEP)
 
 
-def product_of(
-    function: Callable[..., Array], inputs: tuple[Array, ...], weights: Array, sizes: Array, align: int
-) -> Array:
-    """See `functional.grouped_choice.Grouped.product_of`. Supports `jax.grad` but not `jax.jvp`."""
+def products_of(
+    function: Callable[..., Array], inputs: tuple[Array, ...], weights: tuple[Array, ...], sizes: Array, align: int
+) -> tuple[Array, ...]:
+    """See `functional.grouped_choice.Grouped.products_of`. Supports `jax.grad` but not `jax.jvp`."""
 
-    def product(inputs: tuple[Array, ...], weights: Array) -> Array:
-        return _product(align, function(*inputs), weights, sizes)
+    def products(inputs: tuple[Array, ...], weights: tuple[Array, ...]) -> tuple[Array, ...]:
+        hidden = function(*inputs)
+        return tuple(_product(align, hidden, weight, sizes) for weight in weights)
 
-    return jax.checkpoint(product, prevent_cse=False)(inputs, weights)  # only the inputs are kept
+    return jax.checkpoint(products, prevent_cse=False)(inputs, weights)  # only the inputs are kept
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

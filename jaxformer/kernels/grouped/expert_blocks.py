@@ -23,45 +23,47 @@ alignment = functools.partial(row_blocks.block_rows, smallest=8)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 4))
-def product_of(
-    function: Callable[..., Array], inputs: tuple[Array, ...], weights: Array, sizes: Array, block: int
-) -> Array:
-    """See `functional.grouped_choice.Grouped.product_of`; `block` divides the number of rows."""
+def products_of(
+    function: Callable[..., Array], inputs: tuple[Array, ...], weights: tuple[Array, ...], sizes: Array, block: int
+) -> tuple[Array, ...]:
+    """See `functional.grouped_choice.Grouped.products_of`; `block` divides the number of rows."""
 
-    def add(out: Array, first: Array, owner: Array, size: int) -> Array:
+    def add(outs: tuple[Array, ...], first: Array, owner: Array, size: int) -> tuple[Array, ...]:
         hidden = function(*(_at(x, first, size) for x in inputs))
-        found = rounded_einsum("ND,DF->NF", hidden, _of_group(weights, owner, hidden.dtype), hidden.dtype)
-        return _put(out, found, first)
+        each = (_of_group(w, owner, hidden.dtype) for w in weights)
+        found = [rounded_einsum("ND,DF->NF", hidden, weight, hidden.dtype) for weight in each]
+        return tuple(_put(out, new, first) for out, new in zip(outs, found, strict=True))
 
-    rows = inputs[0].shape[0]
-    return _visit_parts(add, jnp.zeros((rows, weights.shape[2]), inputs[0].dtype), sizes, rows, block)
+    rows, dtype = inputs[0].shape[0], inputs[0].dtype
+    return _visit_parts(add, tuple(jnp.zeros((rows, w.shape[2]), dtype) for w in weights), sizes, rows, block)
 
 
-def _backward(function, block, saved, g):
+def _backward(function, block, saved, gs):
     inputs, weights, sizes = saved
 
     def add(sums, first, owner, size):
         d_inputs, d_weights = sums
-        part = _at(g, first, size)
-        d_hidden = times_transpose(part, _of_group(weights, owner, part.dtype), part.dtype)
+        parts = [_at(g, first, size) for g in gs]
+        each = [_of_group(w, owner, parts[0].dtype) for w in weights]
+        through = (times_transpose(part, w, part.dtype) for part, w in zip(parts, each, strict=True))
+        d_hidden = functools.reduce(jnp.add, through)
         hidden, pull = jax.vjp(function, *(_at(x, first, size) for x in inputs))
         d_inputs = tuple(_put(d, new, first) for d, new in zip(d_inputs, pull(d_hidden), strict=True))
-        old = jax.lax.dynamic_index_in_dim(d_weights, owner, keepdims=False)
-        new = old + transposed_product(hidden, part, weights.dtype)
-        return d_inputs, jax.lax.dynamic_update_index_in_dim(d_weights, new, owner, 0)
+        added = [transposed_product(hidden, part, w.dtype) for part, w in zip(parts, weights, strict=True)]
+        return d_inputs, tuple(_add_to_group(d, owner, new) for d, new in zip(d_weights, added, strict=True))
 
-    zeros = tuple(map(jnp.zeros_like, inputs)), jnp.zeros_like(weights)
-    return *_visit_parts(add, zeros, sizes, g.shape[0], block), None
+    zeros = tuple(map(jnp.zeros_like, inputs)), tuple(map(jnp.zeros_like, weights))
+    return *_visit_parts(add, zeros, sizes, gs[0].shape[0], block), None
 
 
 def _tangent(function, block, saved, changes):
     inputs, weights, sizes = saved
     hidden, change = jax.jvp(function, inputs, changes[0])
-    first = product_of(_same, (change,), weights, sizes, block)
-    return first + product_of(_same, (hidden,), changes[1], sizes, block)
+    first = products_of(_same, (change,), weights, sizes, block)
+    return tuple(map(jnp.add, first, products_of(_same, (hidden,), changes[1], sizes, block)))
 
 
-derivatives.define(product_of, None, _tangent, _backward, loops=True)
+derivatives.define(products_of, None, _tangent, _backward, loops=True)
 
 
 def _same(x: Array) -> Array:
@@ -87,6 +89,11 @@ def _visit_parts(add: Callable[..., Any], out: Any, sizes: Array, rows: int, blo
 
 def _of_group(weights: Array, group: Array, dtype) -> Array:
     return jax.lax.dynamic_index_in_dim(weights, group, keepdims=False).astype(dtype)
+
+
+def _add_to_group(sums: Array, group: Array, new: Array) -> Array:
+    old = jax.lax.dynamic_index_in_dim(sums, group, keepdims=False)
+    return jax.lax.dynamic_update_index_in_dim(sums, old + new, group, 0)
 
 
 def _at(x: Array, first: Array, size: int) -> Array:

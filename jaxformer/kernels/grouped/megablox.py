@@ -17,27 +17,29 @@ TILE = 128
 
 
 def alignment(rows: int, groups: int) -> int:
-    """1: groups may begin anywhere; `product_of` fills all rows together up to whole tiles."""
+    """1: groups may begin anywhere; `products_of` fills all rows together up to whole tiles."""
     return 1
 
 
 unsupported = functools.partial(row_blocks.unsupported, TILE)
 
 
-def product_of(
-    function: Callable[..., Array], inputs: tuple[Array, ...], weights: Array, sizes: Array, align: int
-) -> Array:
-    """See `functional.grouped_choice.Grouped.product_of`. Supports `jax.grad` but not `jax.jvp`."""
+def products_of(
+    function: Callable[..., Array], inputs: tuple[Array, ...], weights: tuple[Array, ...], sizes: Array, align: int
+) -> tuple[Array, ...]:
+    """See `functional.grouped_choice.Grouped.products_of`. Supports `jax.grad` but not `jax.jvp`."""
     from jax.experimental.pallas.ops.tpu.megablox import gmm
 
     rows = inputs[0].shape[0]
 
-    def product(inputs: tuple[Array, ...], weights: Array) -> Array:
-        hidden = function(*inputs)
-        hidden = jnp.pad(hidden, ((0, -rows % TILE), (0, 0)))
-        tiling = (TILE, min(512, weights.shape[1]), min(512, weights.shape[2]))
-        sizes_of = sizes.astype(jnp.int32)
-        out = gmm(hidden, weights.astype(hidden.dtype), sizes_of, hidden.dtype, tiling, interpret=INTERPRET)
-        return out[:rows]
+    def products(inputs: tuple[Array, ...], weights: tuple[Array, ...]) -> tuple[Array, ...]:
+        hidden = jnp.pad(function(*inputs), ((0, -rows % TILE), (0, 0)))
 
-    return jax.checkpoint(product, prevent_cse=False)(inputs, weights)
+        def product(weight: Array) -> Array:
+            tiling = (TILE, min(512, weight.shape[1]), min(512, weight.shape[2]))
+            sizes_of, weight = sizes.astype(jnp.int32), weight.astype(hidden.dtype)
+            return gmm(hidden, weight, sizes_of, hidden.dtype, tiling, interpret=INTERPRET)[:rows]
+
+        return tuple(map(product, weights))
+
+    return jax.checkpoint(products, prevent_cse=False)(inputs, weights)

@@ -13,13 +13,13 @@ def alignment(rows: int, groups: int) -> int:
     return 1
 
 
-def product_of(
-    function: Callable[..., Array], inputs: tuple[Array, ...], weights: Array, sizes: Array, align: int
-) -> Array:
-    """See `functional.grouped_choice.Grouped.product_of`."""
+def products_of(
+    function: Callable[..., Array], inputs: tuple[Array, ...], weights: tuple[Array, ...], sizes: Array, align: int
+) -> tuple[Array, ...]:
+    """See `functional.grouped_choice.Grouped.products_of`."""
 
-    def product(inputs: tuple[Array, ...], weights: Array) -> Array:
+    def products(inputs: tuple[Array, ...], weights: tuple[Array, ...]) -> tuple[Array, ...]:
         hidden = function(*inputs)
-        return jax.lax.ragged_dot(hidden, weights.astype(hidden.dtype), sizes)
+        return tuple(jax.lax.ragged_dot(hidden, weight.astype(hidden.dtype), sizes) for weight in weights)
 
-    return jax.checkpoint(product, prevent_cse=False)(inputs, weights)  # only the inputs are kept
+    return jax.checkpoint(products, prevent_cse=False)(inputs, weights)  # only the inputs are kept
