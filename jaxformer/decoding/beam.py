@@ -40,7 +40,7 @@ class BeamState(NamedTuple):
     """What the loop carries.
 
     Attributes:
-      cache: of the live beams, B * W rows, but what is kept once for each source, B.
+      cache: of the live beams.
       number: () int32, tokens so far of every live beam.
       tokens: [B, W, N] int32, of the live beams.
       log_probs: [B, W], of the live beams; -inf where there is none.
@@ -77,7 +77,9 @@ def beam_search(
     exhaustive.
 
     Args:
-      beams: W; each live beam costs as much as a row of a batch, but for what is kept of its source, which all share.
+      beams: W; each live beam costs as much as a row of a batch. But what is kept of a source is kept once for all of
+        them; and in softmax attention each is multiplied with the new tokens of all, so that no keys have to be copied:
+        that is fast for up to about 16.
       length_penalty: 0 ranks by probability, which favours short continuations; about 0.6 to 1 evens that out. It
         counts the new tokens alone (transformers divides by a power of the length instead, with the prompt's).
       params, prompts, cfg, lengths, max_new_tokens, stop, suppress, sources, source_lengths, prefix_lm: as in
@@ -118,16 +120,11 @@ def _search(params, request: Request, penalty, *, beams: int, cfg: ModelConfig, 
     read = {"source": request.source, "prefix_lm": shapes.prefix_lm}
     hidden, cache = kept.prefill(params, *prompts, cfg, *sizes, **read)
     params = kept.prepare_decode_params(params, cfg, by_columns=shapes.by_columns)
-
-    def repeated(x: Array) -> Array:
-        return jnp.repeat(x.reshape(rows, -1, *x.shape[1:]), beams, axis=0).reshape(-1, *x.shape[1:])
-
     # All beams start as copies of the prompt; only the first counts until they differ.
-    layers = kept.for_each_row(repeated, cache.layers, cfg)
     none = jnp.full((rows, beams), -jnp.inf)
     tokens = jnp.full((rows, beams, shapes.buffer), -1, jnp.int32)
     state = BeamState(
-        cache=kept.Cache(layers, jnp.repeat(cache.starts, beams), cache.steps),
+        cache=kept.for_beams(cache, beams, shapes.buffer, cfg),
         number=jnp.zeros((), jnp.int32),
         tokens=tokens,
         log_probs=none.at[:, 0].set(0.0),
@@ -171,12 +168,8 @@ def _extend(state: BeamState, logits: Array, request: Request, penalty, cfg: Mod
     done = (hopeless | (beams == 1)) & (worst > -jnp.inf)
     live, chosen = jax.lax.top_k(jnp.where(done[:, None], -jnp.inf, live), beams)
     parent = jnp.take_along_axis(parent, chosen, axis=1)
-
-    def inherit(x: Array) -> Array:
-        return _taken(x.reshape(rows, beams, -1, *x.shape[1:]), parent).reshape(x.shape)
-
     return BeamState(
-        cache=state.cache._replace(layers=kept.for_each_row(inherit, state.cache.layers, cfg)),
+        cache=kept.inherit(state.cache, parent, cfg),
         number=length,
         tokens=_taken(tokens, chosen),
         log_probs=live,

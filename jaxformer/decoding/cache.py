@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer.config import ModelConfig
+from jaxformer.functional import key_value_cache
 from jaxformer.functional.block import block_specs, init_cache, unstack
 from jaxformer.functional.layer import DecodeProgress
 from jaxformer.functional.layers import unembed
@@ -33,19 +34,23 @@ from jaxformer.models.families import family_of
 from jaxformer.specs import ParamSpec
 from jaxformer.types import Array, Params
 
+Layers = list[dict[str, Any]]  # for each layer, the cache of each sublayer by name
+
 
 class Cache(NamedTuple):
     """The cache of a batch of sequences.
 
     Attributes:
-      layers: for each layer, the cache of each sublayer by name.
+      layers: of all layers.
       starts: [B] int32, length of each row's prompt.
       steps: () int32, how many tokens every row has got since then.
+      ancestors: of beams, as of `DecodeProgress`.
     """
 
-    layers: list[dict[str, Any]]
+    layers: Layers
     starts: Array
     steps: Array
+    ancestors: Array | None = None
 
 
 def prefill(
@@ -104,23 +109,55 @@ def step(params: Params, tokens: Array, cfg: ModelConfig, cache: Cache) -> tuple
     Returns:
       [B, D], the hidden states of these tokens, and the cache with them added.
     """
-    progress = DecodeProgress(cache.starts, cache.steps)
+    progress = DecodeProgress(cache.starts, cache.steps, cache.ancestors)
     positions = (cache.starts + cache.steps)[:, None]
     x, layers = family_of(cfg).decode(_as_rows(params, tokens), tokens[:, None], cfg, cache.layers, progress, positions)
-    return x[:, 0], Cache(layers, cache.starts, cache.steps + 1)
+    return x[:, 0], cache._replace(layers=layers, steps=cache.steps + 1)
 
 
-def for_each_row(
-    function: Callable[[Array], Array], layers: list[dict[str, Any]], cfg: ModelConfig
-) -> list[dict[str, Any]]:
-    """The caches of all layers with a function of those arrays that every continuation of a row has for itself; what is
-    kept once for each source stays as it is."""
+def for_beams(cache: Cache, beams: int, new_tokens: int, cfg: ModelConfig) -> Cache:
+    """The cache of so many beams of each row, all of them alike, that will have so many new tokens."""
+    rows = len(cache.starts)
+
+    def repeated(x: Array) -> Array:
+        return jnp.repeat(x.reshape(rows, -1, *x.shape[1:]), beams, axis=0).reshape(-1, *x.shape[1:])
+
+    layers = _changed(cache.layers, cfg, lambda ring: key_value_cache.for_beams(ring, beams), repeated)
+    ancestors = jnp.zeros((rows, beams, new_tokens), jnp.int32)
+    return Cache(layers, jnp.repeat(cache.starts, beams), cache.steps, ancestors)
+
+
+def inherit(cache: Cache, parents: Array, cfg: ModelConfig) -> Cache:
+    """The cache where each beam goes on from another one of its row, parents [B, W]; before the next step."""
+    assert cache.ancestors is not None
+    rows, beams = parents.shape
+
+    def taken(x: Array) -> Array:
+        return jnp.take_along_axis(x, parents.reshape(rows, beams, *(1,) * (x.ndim - 2)), axis=1)
+
+    def moved(x: Array) -> Array:
+        return taken(x.reshape(rows, beams, -1, *x.shape[1:])).reshape(x.shape)
+
+    own = jnp.broadcast_to(jnp.arange(beams, dtype=jnp.int32)[:, None], (rows, beams, 1))
+    ancestors = jax.lax.dynamic_update_slice_in_dim(taken(cache.ancestors), own, cache.steps, axis=2)
+    return cache._replace(layers=_changed(cache.layers, cfg, lambda ring: ring, moved), ancestors=ancestors)
+
+
+def _changed(
+    layers: Layers, cfg: ModelConfig, of_rings: Callable[[Any], Any], of_others: Callable[[Array], Array]
+) -> Layers:
+    """The caches of all layers, changed; what is kept once for each source stays as it is."""
     sublayers = sublayers_of(cfg)
 
-    def one(name: str, cache: Any) -> Any:
-        return cache if name in sublayers and sublayers[name].per_source else jax.tree.map(function, cache)
+    def changed(name: str, cache: Any) -> Any:
+        kind = sublayers.get(name)
+        if kind is not None and kind.per_source:
+            return cache
+        if kind is None or not kind.rings:
+            return jax.tree.map(of_others, cache)
+        return jax.tree.map(of_rings, cache, is_leaf=lambda node: isinstance(node, key_value_cache.LayerCache))
 
-    return [{name: one(name, cache) for name, cache in layer.items()} for layer in layers]
+    return [{name: changed(name, cache) for name, cache in layer.items()} for layer in layers]
 
 
 def logits(params: Params, hidden: Array, soft_cap: float | None = None) -> Array:

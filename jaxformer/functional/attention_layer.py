@@ -1,8 +1,5 @@
-"""Softmax attention as a sublayer: projections, rotary positions, attention, output projection; and its cache.
-
-For decoding, each layer has a ring of S key/value slots: every row writes its i-th new token into slot i mod S. Its
-prompt, however long, ends in slot S - 1. So one step writes one slot, prompts of different lengths leave no padding
-between tokens, and a model with a window needs a ring of window size only.
+"""Softmax attention as a sublayer: projections, rotary positions, attention, output projection. `key_value_cache` has
+what it keeps in decoding.
 
 Position encodings enter here in three ways. `context.rotation` turns queries and keys and `context.bias` is added to
 the scores, both made once for all layers; a bias that depends on the layer's own queries and keys is made here.
@@ -10,19 +7,24 @@ the scores, both made once for all layers; a bias that depends on the layer's ow
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 
-from jaxformer import masks
 from jaxformer.config import Execution, ModelConfig
 from jaxformer.functional import positions as pos
 from jaxformer.functional.attention import attention
+from jaxformer.functional.key_value_cache import (
+    LayerCache,
+    attend_to_cache,
+    init_cache,
+    keys_of_rows,
+    places_of_slots,
+    write_cache,
+)
 from jaxformer.functional.layer import (
     Context,
     Cost,
-    DecodeProgress,
     KeyInput,
     Rotation,
     Sublayer,
@@ -33,21 +35,11 @@ from jaxformer.functional.layer import (
 )
 from jaxformer.functional.layers import linear, rms_norm
 from jaxformer.functional.position_encodings import encoding_of, score_bias, self_scale
-from jaxformer.kernels.attention import flash_gpu
-from jaxformer.kernels.attention.decode import attend_one
-from jaxformer.parallel.constraints import constrain, mesh_axes
-from jaxformer.patterns import MaskPattern
+from jaxformer.parallel.constraints import constrain
 from jaxformer.specs import ParamSpec, zeros
 from jaxformer.types import Array, Params
 
 PROJECTIONS = ("w_query", "w_key", "w_value", "w_out")  # weights that only `linear` multiplies by
-
-
-class LayerCache(NamedTuple):
-    """One layer's keys and values, [B * G, S, K], each row's heads one after the other."""
-
-    key: Array
-    value: Array
 
 
 def specs(cfg: ModelConfig) -> dict[str, Any]:
@@ -215,44 +207,6 @@ def cost(cfg: ModelConfig, length: int, execution: Execution) -> Cost:
     )
 
 
-def init_cache(cfg: ModelConfig, rows: int, length: int, dtype: Any) -> LayerCache:
-    """An empty ring for sequences of `length` tokens: that many slots, or the window's size if it is smaller."""
-    slots = length if cfg.attention.window is None else min(cfg.attention.window, length)
-    empty = jnp.zeros((rows * cfg.attention.kv_heads, slots, cfg.head_size), dtype)
-    return LayerCache(empty, empty)
-
-
-def heads_as_rows(x: Array) -> Array:
-    """[B, S, G, K] -> [B * G, S, K], as a cache holds them."""
-    return jnp.swapaxes(x, 1, 2).reshape(-1, x.shape[1], x.shape[3])
-
-
-def _cached_heads(x: Array, query: Array) -> Array:
-    """The inverse of `heads_as_rows`, for as many rows as the query has; in its dtype."""
-    return x.reshape(query.shape[0], -1, *x.shape[1:]).swapaxes(1, 2).astype(query.dtype)
-
-
-def slot_positions(starts: Array, steps: Array | int, slots: int) -> Array:
-    """Index of the token in each slot once `steps` new tokens are written, [B, S] int32; negative: empty."""
-    newest = steps - 1
-    return (starts + newest)[:, None] - ((newest - jnp.arange(slots, dtype=jnp.int32)) % slots)[None, :]
-
-
-def write_cache(cache: LayerCache, progress: DecodeProgress, key: Array, value: Array) -> LayerCache:
-    """The cache with new keys and values [B, T, G, K] added: those of a prompt, or of one token."""
-    slots, dtype = cache.key.shape[1], cache.key.dtype
-    new = map(heads_as_rows, (key, value))
-    if progress.steps is not None:
-        slot = progress.steps % slots
-        return LayerCache(
-            *(jax.lax.dynamic_update_slice_in_dim(o, n.astype(dtype), slot, 1) for o, n in zip(cache, new, strict=True))
-        )
-    # Empty slots hold a copy of the first token, which is finite; the mask hides them.
-    source = jnp.maximum(slot_positions(progress.starts, jnp.zeros((), jnp.int32), slots), 0)
-    source = jnp.repeat(source, key.shape[2], axis=0)[:, :, None]
-    return LayerCache(*(jnp.take_along_axis(x, source, axis=1).astype(dtype) for x in new))
-
-
 def _attend_to_cache(params: Params, query: Array, cache: LayerCache, cfg: ModelConfig, context: Context) -> Array:
     """`attend_to_cache` with the positions of this layer."""
     encoding, progress = encoding_of(cfg), context.progress
@@ -260,35 +214,11 @@ def _attend_to_cache(params: Params, query: Array, cache: LayerCache, cfg: Model
     if encoding.content is None:
         return attend_to_cache(query, cache, progress, cfg, bias_of(params, cfg, context))
     index = (progress.starts + progress.steps)[:, None]
-    places = slot_positions(progress.starts, progress.steps + 1, cache.key.shape[1])
-    keys, scale = _cached_heads(cache.key, query), self_scale(cfg)
+    places = places_of_slots(cache, progress)
+    keys, scale = keys_of_rows(cache, progress, query), self_scale(cfg)
     bias = encoding.content(params, context.shared, query, keys, cfg, scale, index).at(index, places)
     query = query if encoding.query is None else encoding.query(params, query)
     return attend_to_cache(query, cache, progress, cfg, bias)
 
 
-def attend_to_cache(
-    query: Array,
-    cache: LayerCache,
-    progress: DecodeProgress,
-    cfg: ModelConfig,
-    bias: Any,
-    patterns: tuple[MaskPattern, ...] = (),
-) -> Array:
-    """Attention of one new token per row, [B, 1, H, K], to all slots including its own, or to those that one of the
-    patterns names."""
-    assert progress.steps is not None
-    index = (progress.starts + progress.steps)[:, None]
-    # All that the ring holds may be seen, so the mask only has to hide empty slots.
-    places = slot_positions(progress.starts, progress.steps + 1, cache.key.shape[1])
-    mask = masks.Mask(query_index=index, key_index=places, patterns=patterns)
-    bias = bias(index, places) if callable(bias) else bias
-    options = {"scale": self_scale(cfg), "soft_cap": cfg.attention.soft_cap}
-    if bias is None and not patterns and not mesh_axes() and flash_gpu.decodes(cache.key):
-        from jaxformer.kernels.attention import flash_gpu_decode
-
-        return flash_gpu_decode.attend_one(query, cache.key, cache.value, mask, **options)
-    return attend_one(query, cache.key, cache.value, mask, bias, **options)
-
-
-SOFTMAX = Sublayer(specs, apply, cost, init_cache, low_rank=PROJECTIONS)
+SOFTMAX = Sublayer(specs, apply, cost, init_cache, low_rank=PROJECTIONS, rings=True)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from jaxformer.config import Execution, ModelConfig
-from jaxformer.functional import attention_layer
+from jaxformer.functional import attention_layer, key_value_cache
 from jaxformer.functional.attention import attention
 from jaxformer.functional.layer import Context, Cost, Sublayer
 from jaxformer.kernels.attention.decode import attend_shared
@@ -19,7 +19,8 @@ from jaxformer.types import Array, Params
 
 
 class SourceCache(NamedTuple):
-    """One layer's keys and values of the sources, [B * G, S, K], and which of them are no padding, [B, S] bool."""
+    """One layer's keys of the sources, [B * G, K, S], their values, [B * G, S, K], and which are no padding, [B, S]
+    bool."""
 
     key: Array
     value: Array
@@ -57,8 +58,8 @@ def apply(
     )
     if cache is not None:
         there = jnp.ones(source.shape[:2], bool) if mask is None or mask.keys is None else mask.keys
-        key, value = (attention_layer.heads_as_rows(a).astype(cache.key.dtype) for a in (key, value))
-        cache = SourceCache(key, value, there)
+        key, value = (key_value_cache.heads_as_rows(a).astype(cache.key.dtype) for a in (key, value))
+        cache = SourceCache(jnp.swapaxes(key, 1, 2), value, there)
     return attention_layer.project_out(params, out, cfg), cache, {}
 
 
@@ -84,7 +85,7 @@ def init_cache(cfg: ModelConfig, rows: int, length: int, dtype: Any) -> SourceCa
     """Empty keys and values of sources of the longest length."""
     keys = _source_length(cfg)
     empty = jnp.zeros((rows * cfg.attention.kv_heads, keys, cfg.head_size), dtype)
-    return SourceCache(empty, empty, jnp.zeros((rows, keys), bool))
+    return SourceCache(jnp.swapaxes(empty, 1, 2), empty, jnp.zeros((rows, keys), bool))
 
 
 def _source_length(cfg: ModelConfig) -> int:

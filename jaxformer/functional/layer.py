@@ -33,10 +33,18 @@ class DecodeProgress(NamedTuple):
       starts: [B] int32, length of each row's prompt.
       steps: () int32, how many tokens every row has got since then; None: the present tokens are the prompts
         themselves, [B, T], of which the first `starts` count and the rest is padding.
+      ancestors: of W beams of each row, [B, W, N] int32: which of them each beam goes on from, by the number of the new
+        token, the present one included; `starts` is then of B * W rows. None: there are no beams.
     """
 
     starts: Array
     steps: Array | None = None
+    ancestors: Array | None = None
+
+    @property
+    def beams(self) -> int:
+        """W; 1 if there are no beams."""
+        return 1 if self.ancestors is None else self.ancestors.shape[1]
 
 
 class KeyInput(NamedTuple):
@@ -132,6 +140,8 @@ class Sublayer(NamedTuple):
       terms_of_padding: False if padding (segment 0) is left out of the terms; they are then means over other tokens.
       per_source: True if what it keeps in decoding is the same for all continuations of a row, as the keys and values
         of a source are: its cache then has the rows of the sources, while `x` may have several rows for each.
+      rings: True if what it keeps is `key_value_cache.LayerCache`s. Beams of a row share these: none of them is copied
+        where a beam goes on from another one. Whatever else is kept is.
       model_specs: ``cfg -> {name: ParamSpec}``: parameters that all layers share; `apply` finds them in
         ``context.of_model`` under the sublayer's name. None: there are none.
       low_rank: names of those weights that it multiplies by with `layers.linear` or `layers.mlp` alone; so a
@@ -148,6 +158,7 @@ class Sublayer(NamedTuple):
     low_rank: tuple[str, ...] = ()
     terms_of_padding: bool = True
     measured: tuple[str, ...] = ()
+    rings: bool = False
 
 
 def weight_init(

@@ -13,15 +13,15 @@ import jax.numpy as jnp
 
 from jaxformer import masks, patterns
 from jaxformer.config import Execution, ModelConfig
-from jaxformer.functional import attention_layer, sparse_layer
-from jaxformer.functional.attention_layer import LayerCache
+from jaxformer.functional import attention_layer, key_value_cache, sparse_layer
+from jaxformer.functional.key_value_cache import LayerCache
 from jaxformer.functional.layer import Context, Cost, Sublayer
 from jaxformer.patterns import GlobalPositions, GlobalTokens
 from jaxformer.types import Array, Params
 
 
 class LongformerCache(NamedTuple):
-    """Keys and values of all tokens by both projections; see `attention_layer.LayerCache`."""
+    """Keys and values of all tokens by both projections; see `key_value_cache.LayerCache`."""
 
     local: LayerCache
     whole: LayerCache
@@ -101,8 +101,8 @@ def apply(params: Params, x: Array, cfg: ModelConfig, context: Context) -> tuple
         first = min(kind.global_tokens, length) if isinstance(ends, GlobalPositions) else length
         whole = _projected(global_params(params), x, cfg, context, first)
     if progress is not None:
-        kept = attention_layer.write_cache(cache.local, progress, *local[1:])
-        of_all = cache.whole if whole is None else attention_layer.write_cache(cache.whole, progress, *whole[1:])
+        kept = key_value_cache.write_cache(cache.local, progress, *local[1:])
+        of_all = cache.whole if whole is None else key_value_cache.write_cache(cache.whole, progress, *whole[1:])
         cache = LongformerCache(kept, of_all)
     rngs = iter((None, None) if context.rng is None else jax.random.split(context.rng))
 
@@ -127,11 +127,11 @@ def _next_token(query, of_global, cache: LongformerCache, cfg: ModelConfig, cont
     """The output of one new token of each row, [B, 1, H, K]."""
     progress = context.progress
     assert progress is not None and progress.steps is not None
-    seen = sparse_layer.decoding_patterns(cfg, cache.local)
-    out = attention_layer.attend_to_cache(query, cache.local, progress, cfg, bias, seen)
+    seen = sparse_layer.decoding_patterns(cfg, cache.local, progress)
+    out = key_value_cache.attend_to_cache(query, cache.local, progress, cfg, bias, seen)
     if of_global is None:
         return out
-    all_of_it = attention_layer.attend_to_cache(of_global, cache.whole, progress, cfg, bias)
+    all_of_it = key_value_cache.attend_to_cache(of_global, cache.whole, progress, cfg, bias)
     is_global = progress.starts + progress.steps < cfg.attention.global_tokens
     return jnp.where(is_global[:, None, None, None], all_of_it, out)
 
@@ -147,11 +147,12 @@ def cost(cfg: ModelConfig, length: int, execution: Execution) -> Cost:
 
 def init_cache(cfg: ModelConfig, rows: int, length: int, dtype: Any) -> LongformerCache:
     """See `layer.Sublayer.init_cache`."""
-    local = attention_layer.init_cache(cfg, rows, length, dtype)
+    local = key_value_cache.init_cache(cfg, rows, length, dtype)
     return LongformerCache(local, local if cfg.attention.global_tokens else LayerCache(*(x[:, :1] for x in local)))
 
 
 LONGFORMER = Sublayer(
     specs, apply, cost, init_cache,
     low_rank=(*attention_layer.PROJECTIONS, *(f"{GLOBAL}w_{name}" for name in ("query", "key", "value"))),
+    rings=True,
 )  # fmt: skip

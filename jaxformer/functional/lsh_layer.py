@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformer.config import Execution, ModelConfig
-from jaxformer.functional.attention_layer import slot_positions
+from jaxformer.functional.key_value_cache import slot_positions
 from jaxformer.functional.layer import Context, Cost, DecodeProgress, Sublayer, shard_residual, weight_init
 from jaxformer.functional.layers import linear
 from jaxformer.functional.lsh import lsh_attention, unit_keys

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 from jaxformer import masks, patterns
 from jaxformer.config import Execution, ModelConfig
-from jaxformer.functional import attention_layer
+from jaxformer.functional import attention_layer, key_value_cache
 from jaxformer.functional import positions as pos
 from jaxformer.functional.attention import attention
-from jaxformer.functional.layer import Context, Cost, Sublayer
+from jaxformer.functional.layer import Context, Cost, DecodeProgress
 from jaxformer.patterns import GlobalPositions, GlobalTokens, MaskPattern
 from jaxformer.types import Array, Params
 
@@ -56,10 +56,12 @@ def apply(params: Params, x: Array, cfg: ModelConfig, context: Context) -> tuple
     cache, progress = context.cache, context.progress
     bias = attention_layer.bias_of(params, cfg, context)
     if progress is not None:
-        cache = attention_layer.write_cache(cache, progress, key, value)
+        cache = key_value_cache.write_cache(cache, progress, key, value)
     length = x.shape[1]
     if progress is not None and progress.steps is not None:
-        out = attention_layer.attend_to_cache(query, cache, progress, cfg, bias, decoding_patterns(cfg, cache))
+        out = key_value_cache.attend_to_cache(
+            query, cache, progress, cfg, bias, decoding_patterns(cfg, cache, progress)
+        )
     else:
         mask = masks.Mask() if context.mask is None else context.mask
         ends = global_of(cfg, mask, length)
@@ -91,10 +93,12 @@ def attend(
     )
 
 
-def decoding_patterns(cfg: ModelConfig, cache: attention_layer.LayerCache) -> tuple[MaskPattern, ...]:
+def decoding_patterns(
+    cfg: ModelConfig, cache: key_value_cache.LayerCache, progress: DecodeProgress
+) -> tuple[MaskPattern, ...]:
     """The patterns of one new token, by its place in its sequence."""
     first, _ = cfg.fitted_attention.global_ends(True)
-    found = patterns_of(cfg, cache.key.shape[1])
+    found = patterns_of(cfg, key_value_cache.slots_of(cache, progress))
     return (*found, patterns.GlobalPositions(first)) if first else found
 
 
@@ -111,4 +115,4 @@ def cost(cfg: ModelConfig, length: int, execution: Execution) -> Cost:
     return of_all._replace(scores=of_all.scores * keys_seen(cfg, length) / length, ring=(0, 0))
 
 
-SPARSE = Sublayer(attention_layer.specs, apply, cost, attention_layer.init_cache, low_rank=attention_layer.PROJECTIONS)
+SPARSE = attention_layer.SOFTMAX._replace(apply=apply, cost=cost)

@@ -2,12 +2,14 @@
 
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_models import config, gpt_apply, params_of
 
 from jaxformer.decoding import Sampling, beam_search, generate
+from jaxformer.decoding import cache as kept
 from jaxformer.errors import ConfigError
 
 CFG = config(positions="rotary", num_kv_heads=2, num_layers=1)
@@ -124,3 +126,47 @@ def test_bad_values_are_one_line(changes):
     (name,) = changes
     with pytest.raises(ConfigError, match=rf"^{name}: .*; accepted: "):
         beam_search(PARAMS, PROMPTS, CFG, **changes)
+
+
+FORKS = {
+    "grouped": {"positions": "rotary", "num_kv_heads": 2},
+    "window": {"positions": "t5", "window": 5},
+    "strided": {"positions": "alibi", "attention": {"kind": "strided"}},
+    "longformer": {"positions": "rotary", "attention": {"kind": "longformer", "global_tokens": 2}},
+    "relative": {"positions": "relative", "num_kv_heads": 2},
+    "lsh": {"positions": "none", "attention": {"kind": "lsh"}},
+    "linear": {"positions": "none", "attention": {"kind": "linear"}},
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["grouped", *(pytest.param(n, marks=pytest.mark.slow) for n in FORKS if n != "grouped")]
+)
+def test_beams_that_go_on_from_others_get_what_rows_of_their_own_would_get(name):
+    """Every step, beams go on from beams drawn at random; without beams, all that a row keeps is copied."""
+    fields = {"context_length": 24, **FORKS[name]}
+    cfg = config(**fields)
+    params, beams, steps, rng = params_of(cfg), 3, 14, np.random.default_rng(0)
+    prompts = np.array([row + [7] * (7 - len(row)) for row in PROMPTS])
+    fill = jax.jit(kept.prefill, static_argnums=(3, 4))
+    _, cache = fill(params, prompts, np.array(list(map(len, PROMPTS))), cfg, 24)
+    rows = len(PROMPTS)
+
+    def copied(x, parents):  # the first axis is a multiple of the rows
+        taken = x.reshape(rows * beams, -1, *x.shape[1:])[(np.arange(rows)[:, None] * beams + parents).reshape(-1)]
+        return taken.reshape(x.shape)
+
+    def repeated(x):
+        return jnp.repeat(x.reshape(rows, -1, *x.shape[1:]), beams, axis=0).reshape(-1, *x.shape[1:])
+
+    apart = kept.Cache(jax.tree.map(repeated, cache.layers), jnp.repeat(cache.starts, beams), cache.steps)
+    fork, inherit = kept.for_beams(cache, beams, steps, cfg), jax.jit(kept.inherit, static_argnums=2)
+    step = jax.jit(kept.step, static_argnums=2)
+    for number in range(steps):
+        parents = rng.integers(0, beams, (rows, beams)) if number else np.tile(np.arange(beams), (rows, 1))
+        fork = inherit(fork, parents, cfg)
+        apart = apart._replace(layers=jax.tree.map(lambda x, parents=parents: copied(x, parents), apart.layers))
+        tokens = jnp.asarray(rng.integers(0, cfg.vocab_size, rows * beams))
+        got, fork = step(params, tokens, cfg, fork)
+        wanted, apart = step(params, tokens, cfg, apart)
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=2e-5)

@@ -11,7 +11,7 @@ import pytest
 from small_models import config, params_of
 
 from jaxformer import decoding
-from jaxformer.functional import attention_layer
+from jaxformer.functional import key_value_cache
 from jaxformer.models import gpt
 
 POSITIONS = ("learned", "sinusoidal", "rotary", "alibi", "t5", "none")
@@ -131,7 +131,7 @@ def test_bfloat16_matrices_by_columns_or_by_rows_are_the_same_model(rows):
 
 def test_a_windowed_cache_has_window_size_whatever_the_length():
     def slots(cfg, length):
-        return jax.eval_shape(lambda: attention_layer.init_cache(cfg, 3, length, "float32")).key.shape[1]
+        return jax.eval_shape(lambda: key_value_cache.init_cache(cfg, 3, length, "float32")).key.shape[1]
 
     assert [slots(config(window=5), length) for length in (7, 5000, 3)] == [5, 5, 3]
     assert slots(config(), 128) == 128

@@ -151,16 +151,14 @@ def test_beams_share_what_is_kept_of_a_source():
     fill = jax.jit(cache.prefill, static_argnums=(3, 4))
     _, kept = fill(params, jnp.zeros((3, 1), int), np.ones(3, int), cfg, 8, source=(padded, sizes))
     beams = 4
-    layers = cache.for_each_row(
-        lambda x: jnp.repeat(x.reshape(3, -1, *x.shape[1:]), beams, axis=0).reshape(-1, *x.shape[1:]), kept.layers, cfg
-    )
-    rows = {name: jax.tree.leaves(layers[0][name])[0].shape[0] for name in ("attention", "cross")}
-    assert rows == {"attention": 3 * beams * cfg.attention.kv_heads, "cross": 3 * cfg.attention.kv_heads}
+    fork = jax.jit(cache.for_beams, static_argnums=(1, 2, 3))(kept, beams, 4, cfg)
+    shapes = {name: fork.layers[0][name].value.shape[:-1] for name in ("attention", "cross")}
+    rows = 3 * cfg.attention.kv_heads
+    assert shapes == {"attention": (rows, beams * cfg.attention.window), "cross": (rows, 8)}
     tokens = np.random.default_rng(0).integers(0, cfg.vocab_size, (3, beams))
     step = jax.jit(cache.step, static_argnums=2)
-    together, _ = step(
-        params, jnp.array(tokens.reshape(-1)), cfg, cache.Cache(layers, jnp.repeat(kept.starts, beams), kept.steps)
-    )
+    own = jnp.tile(jnp.arange(beams), (3, 1))
+    together, _ = step(params, jnp.array(tokens.reshape(-1)), cfg, cache.inherit(fork, own, cfg))
     for beam in range(beams):
         alone, _ = step(params, jnp.array(tokens[:, beam]), cfg, kept)
         np.testing.assert_allclose(together.reshape(3, beams, -1)[:, beam], alone, rtol=1e-4, atol=1e-5)

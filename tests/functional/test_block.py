@@ -11,7 +11,7 @@ from flat_config import changed, model_config
 
 from jaxformer import masks
 from jaxformer.config import Execution
-from jaxformer.functional import attention_layer
+from jaxformer.functional import attention_layer, key_value_cache
 from jaxformer.functional import block as blocks
 from jaxformer.functional import positions as pos
 from jaxformer.functional.layer import Context, DecodeProgress
@@ -293,7 +293,7 @@ def test_the_cache_is_the_keys_and_values_heads_first():
 
     @jax.jit
     def cache_of(params, x):
-        empty, progress = attention_layer.init_cache(cfg, B, T, jnp.float32), DecodeProgress(jnp.full(B, T))
+        empty, progress = key_value_cache.init_cache(cfg, B, T, jnp.float32), DecodeProgress(jnp.full(B, T))
         return attention_layer.apply(params, x, cfg, Context(masks.causal(), cache=empty, progress=progress))[1]
 
     cache = cache_of(params, x)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxformer import masks
-from jaxformer.functional import attention_layer
+from jaxformer.functional import attention_layer, key_value_cache
 from jaxformer.functional.layer import DecodeProgress
 from jaxformer.kernels.attention import decode, flash_gpu, flash_gpu_blocks, flash_gpu_decode
 from jaxformer.specs import abstract_params
@@ -66,7 +66,7 @@ def test_is_taken_where_it_was_measured_to_be_faster(monkeypatch):
     cfg = ModelConfig(width=64, vocab_size=8)
     starts = DecodeProgress(jnp.ones(1, jnp.int32), jnp.zeros((), jnp.int32))
     for slots in (64, 32):
-        cache = attention_layer.LayerCache(*[jnp.ones((4, slots, 16))] * 2)
+        cache = key_value_cache.LayerCache(*[jnp.ones((4, slots, 16))] * 2)
         context = attention_layer.Context(masks.causal(), cache=cache, progress=starts)
         run = lambda params, x, context=context: attention_layer.apply(params, x, cfg, context)[0]  # noqa: E731
         jax.eval_shape(run, abstract_params(attention_layer.specs(cfg)), jax.ShapeDtypeStruct((1, 1, 64), "float32"))

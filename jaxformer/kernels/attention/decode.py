@@ -37,23 +37,83 @@ def attend_one(
     Returns:
       [B, 1, H, K] in the dtype of `query`.
     """
-    batch, _, heads, width = query.shape
-    slots = key.shape[1]
-    accumulate = jnp.promote_types(query.dtype, jnp.float32)
-    q_NRK = (query * jnp.asarray(scale, query.dtype)).reshape(key.shape[0], -1, width).astype(key.dtype)
+    slots, accumulate = key.shape[1], jnp.promote_types(query.dtype, jnp.float32)
+    q_NRK = _scaled(query, scale).reshape(key.shape[0], -1, query.shape[3]).astype(key.dtype)
     scores_NRS = jnp.einsum("NRK,NSK->NRS", q_NRK, key, preferred_element_type=accumulate)
-    scores_BHTS = scores_NRS.reshape(batch, heads, 1, slots)
+    scores_BHTS = scores_NRS.reshape(query.shape[0], query.shape[2], 1, slots)
+    weights_BHTS = _weights(scores_BHTS, mask, bias, soft_cap)
+    weights_NRS = weights_BHTS.reshape(scores_NRS.shape).astype(value.dtype)
+    out_NRK = jnp.einsum("NRS,NSK->NRK", weights_NRS, value, preferred_element_type=accumulate)
+    return out_NRK.reshape(query.shape).astype(query.dtype)
+
+
+def attend_beams(
+    query: Array,
+    key: Array,
+    value: Array,
+    origins: Array,
+    mask: Mask | None,
+    bias: Bias | None,
+    *,
+    scale: float,
+    soft_cap: float | None,
+) -> Array:
+    """`attend_one` of W beams of each row, of which none has a copy of its own of what was before it: each of them is
+    multiplied with what all wrote, and takes its ancestors' scores.
+
+    Args:
+      query: [B * W, 1, H, K].
+      key, value: [B * G, K, S * W] and [B * G, S * W, K], of each slot what each beam wrote there.
+      origins: [B, W, S] int32, the beam that wrote what each beam finds in each slot.
+      mask, bias, scale, soft_cap: as of `attend_one`, of B * W rows.
+
+    Returns:
+      [B * W, 1, H, K] in the dtype of `query`.
+    """
+    rows, beams, slots = origins.shape
+    groups, accumulate = key.shape[0] // rows, jnp.promote_types(query.dtype, jnp.float32)
+    q_NRK = _beside_heads(_scaled(query, scale), rows, groups).astype(key.dtype)
+    scores_NRS = jnp.einsum("NRK,NKS->NRS", q_NRK, key, preferred_element_type=accumulate)
+    mine = origins[:, :, :, None] == jnp.arange(beams, dtype=jnp.int32)[None, None, None, :]
+    mine = jax.lax.optimization_barrier(mine)[:, None, :, None]  # XLA would find it again for every score
+    apart = scores_NRS.reshape(rows, groups, beams, -1, slots, beams)
+    scores = jnp.swapaxes(jnp.sum(jnp.where(mine, apart, 0), axis=5), 1, 2)
+    weights = _weights(scores.reshape(query.shape[0], query.shape[2], 1, slots), mask, bias, soft_cap)
+    by_group = jnp.swapaxes(weights.reshape(scores.shape), 1, 2)[..., None]
+    weights_NRS = jnp.where(mine, by_group, 0).reshape(scores_NRS.shape).astype(value.dtype)
+    return _as_queries(jnp.einsum("NRS,NSK->NRK", weights_NRS, value, preferred_element_type=accumulate), query, rows)
+
+
+def _scaled(query: Array, scale: float) -> Array:
+    return query * jnp.asarray(scale, query.dtype)
+
+
+def _weights(scores_BHTS: Array, mask: Mask | None, bias: Bias | None, soft_cap: float | None) -> Array:
+    """The softmax of the scores of one token."""
     if soft_cap is not None:
         scores_BHTS = soft_cap * jnp.tanh(scores_BHTS / soft_cap)
     if bias is not None:
         assert not callable(bias), "attend_one: bias is a function; accepted: an array"
-        scores_BHTS = scores_BHTS + rank4(bias).astype(accumulate)
-    allowed = expand(mask, 1, slots)
+        scores_BHTS = scores_BHTS + rank4(bias).astype(scores_BHTS.dtype)
+    allowed = expand(mask, 1, scores_BHTS.shape[3])
     if allowed is not None:
         scores_BHTS = jnp.where(rank4(allowed), scores_BHTS, -jnp.inf)
-    weights_NRS = jax.nn.softmax(scores_BHTS, axis=-1).reshape(scores_NRS.shape).astype(value.dtype)
-    out_NRK = jnp.einsum("NRS,NSK->NRK", weights_NRS, value, preferred_element_type=accumulate)
-    return out_NRK.reshape(query.shape).astype(query.dtype)
+    return jax.nn.softmax(scores_BHTS, axis=-1)
+
+
+def _beside_heads(query: Array, rows: int, groups: int) -> Array:
+    """[B * W, 1, H, K] -> [B * G, W * H / G, K]: beams stand beside the query heads of a group, so that a product reads
+    each key once."""
+    heads, width = query.shape[2:]
+    apart = query.reshape(rows, -1, groups, heads // groups, width)
+    return jnp.swapaxes(apart, 1, 2).reshape(rows * groups, -1, width)
+
+
+def _as_queries(out_NRK: Array, query: Array, rows: int) -> Array:
+    """The inverse of `_beside_heads`, in the shape and dtype of the query."""
+    groups, beams = out_NRK.shape[0] // rows, query.shape[0] // rows
+    apart = out_NRK.reshape(rows, groups, beams, -1, out_NRK.shape[2])
+    return jnp.swapaxes(apart, 1, 2).reshape(query.shape).astype(query.dtype)
 
 
 def attend_shared(
@@ -63,23 +123,22 @@ def attend_shared(
 
     Args:
       query: [B * W, 1, H, K].
-      key, value: [B * G, S, K]; the products are computed in their dtype.
+      key: [B * G, K, S], so stored because XLA's CPU backend multiplies a few rows with it faster. The products are
+        computed in its dtype.
+      value: [B * G, S, K].
       there: [B, S] bool; the others are masked; at least one in each row is True.
       scale, soft_cap: as in `functional.attention.attention`.
 
     Returns:
       [B * W, 1, H, K] in the dtype of `query`.
     """
-    (rows, slots), (_, _, heads, width) = there.shape, query.shape
-    groups, accumulate = key.shape[0] // rows, jnp.promote_types(query.dtype, jnp.float32)
-    # The continuations stand beside the query heads of a group, so that a product reads each key once.
-    scaled = (query * jnp.asarray(scale, query.dtype)).reshape(rows, -1, groups, heads // groups, width)
-    q_NRK = jnp.swapaxes(scaled, 1, 2).reshape(rows * groups, -1, width).astype(key.dtype)
-    scores_BRS = jnp.einsum("NRK,NSK->NRS", q_NRK, key, preferred_element_type=accumulate).reshape(rows, -1, slots)
+    (rows, slots), accumulate = there.shape, jnp.promote_types(query.dtype, jnp.float32)
+    groups = key.shape[0] // rows
+    q_NRK = _beside_heads(_scaled(query, scale), rows, groups).astype(key.dtype)
+    scores_BRS = jnp.einsum("NRK,NKS->NRS", q_NRK, key, preferred_element_type=accumulate).reshape(rows, -1, slots)
     if soft_cap is not None:
         scores_BRS = soft_cap * jnp.tanh(scores_BRS / soft_cap)
     weights_BRS = jax.nn.softmax(jnp.where(there[:, None, :], scores_BRS, -jnp.inf), axis=-1)
     weights_NRS = weights_BRS.reshape(rows * groups, -1, slots).astype(value.dtype)
     out_NRK = jnp.einsum("NRS,NSK->NRK", weights_NRS, value, preferred_element_type=accumulate)
-    out = jnp.swapaxes(out_NRK.reshape(rows, groups, -1, heads // groups, width), 1, 2)
-    return out.reshape(query.shape).astype(query.dtype)
+    return _as_queries(out_NRK, query, rows)
