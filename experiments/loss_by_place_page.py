@@ -31,11 +31,9 @@ def section(out: Path) -> list[str]:
     rows = [head, ["---"] * len(head)]
     for each in sorted(places, key=lambda each: each["loss"]):
         at = {row["first"]: row["loss"] for row in each["by_position"]}
-        seconds = speed[each["variant"]]
-        ratio = np.median(np.array(speed[BASELINE]["seconds"]) / np.array(seconds["seconds"]))
         cells = [f"`{each['variant']}`", str(each["step"]), f"{each['loss']:.3f} ± {each['loss_stderr']:.3f}"]
         cells += [f"{at[row['first']]:.3f}" for row in spans]
-        rows.append([*cells, f"{seconds['tokens'] / np.median(seconds['seconds']):,.0f}", f"{ratio:.2f}"])
+        rows.append([*cells, *_speed_cells(speed.get(each["variant"]), speed[BASELINE])])
     return [
         "## At one size",
         "",
@@ -48,6 +46,14 @@ def section(out: Path) -> list[str]:
         *(f"| {' | '.join(row)} |" for row in rows),
         "",
     ]
+
+
+def _speed_cells(mine: dict[str, Any] | None, baseline: dict[str, Any]) -> list[str]:
+    """Tokens a second, and as a share of the baseline's; empty where it has not made its turns yet."""
+    if mine is None:
+        return ["", ""]
+    ratio = np.median(np.array(baseline["seconds"]) / np.array(mine["seconds"]))
+    return [f"{mine['tokens'] / np.median(mine['seconds']):,.0f}", f"{ratio:.2f}"]
 
 
 def _span(row: dict[str, Any]) -> str:

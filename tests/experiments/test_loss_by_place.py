@@ -31,3 +31,13 @@ def test_nothing_is_said_where_nothing_was_measured(tmp_path):
     assert loss_by_place_page.section(tmp_path) == [] and loss_by_place_page.draw(tmp_path) == {}
     with pytest.raises(ConfigError, match="has no ladder that ended"):
         loss_by_place.ladders(tmp_path)
+
+
+def test_what_has_not_made_its_turns_yet_has_no_speed(tmp_path):
+    """The page was not written at all."""
+    places = (RESULT / "places.jsonl").read_text(encoding="utf-8")
+    speed = (RESULT / "speed.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "places.jsonl").write_text(places, encoding="utf-8")
+    (tmp_path / "speed.jsonl").write_text("".join(x for x in speed if '"linear"' not in x), encoding="utf-8")
+    rows = {line.split("|")[1].strip(): line for line in loss_by_place_page.section(tmp_path) if line.startswith("| `")}
+    assert rows["`linear`"].endswith("|  |  |") and not rows["`window`"].endswith("|  |  |")
