@@ -100,6 +100,8 @@ def hidden_sharded(
     both = look_up(jnp.concatenate([read.tokens, rows.tokens], axis=1), params["embedding"]["tokens"], "vocab")
     source, target = jnp.split(both, [read.tokens.shape[1]], axis=1)
     states, of_encoder = backbone.over_rows(encoder_params(params), read, stack, rngs[0], execution, looked_up=source)
+    # For its gradient, the sum over all layers of the decoder: XLA would add them up again, turned, for a weight's.
+    states = jax.lax.optimization_barrier(states)
     x, terms = backbone.over_rows(params, rows, cfg, rngs[1], execution, source=(states, mask), looked_up=target)
     return x, rows.sharding, terms, of_encoder
 
