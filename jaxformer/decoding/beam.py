@@ -77,9 +77,9 @@ def beam_search(
     exhaustive.
 
     Args:
-      beams: W; each live beam costs as much as a row of a batch. But what is kept of a source is kept once for all of
-        them; and in softmax attention each is multiplied with the new tokens of all, so that no keys have to be copied:
-        that is fast for up to about 16.
+      beams: W; each live beam costs as much as a row of a batch. But keys and values of a source are kept once for all
+        of them; and in softmax attention each is multiplied with the new tokens of all, so that no keys have to be
+        copied: that is fast for up to about 16.
       length_penalty: 0 ranks by probability, which favours short continuations; about 0.6 to 1 evens that out. It
         counts the new tokens alone (transformers divides by a power of the length instead, with the prompt's).
       params, prompts, cfg, lengths, max_new_tokens, stop, suppress, sources, source_lengths, prefix_lm: as in

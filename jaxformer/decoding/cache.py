@@ -116,14 +116,15 @@ def step(params: Params, tokens: Array, cfg: ModelConfig, cache: Cache) -> tuple
 
 
 def for_beams(cache: Cache, beams: int, new_tokens: int, cfg: ModelConfig) -> Cache:
-    """The cache of so many beams of each row, all of them alike, that will have so many new tokens."""
+    """The cache of so many beams of each row, all of them alike. `new_tokens`: the most that any will have since its
+    prompt, those that it has already included."""
     rows = len(cache.starts)
 
     def repeated(x: Array) -> Array:
         return jnp.repeat(x.reshape(rows, -1, *x.shape[1:]), beams, axis=0).reshape(-1, *x.shape[1:])
 
-    layers = _changed(cache.layers, cfg, lambda ring: key_value_cache.for_beams(ring, beams), repeated)
-    ancestors = jnp.zeros((rows, beams, new_tokens), jnp.int32)
+    layers = _changed(cache.layers, cfg, lambda shared: key_value_cache.for_beams(shared, beams), repeated)
+    ancestors = jnp.broadcast_to(jnp.arange(beams, dtype=jnp.int32)[:, None], (rows, beams, new_tokens))
     return Cache(layers, jnp.repeat(cache.starts, beams), cache.steps, ancestors)
 
 
@@ -140,22 +141,23 @@ def inherit(cache: Cache, parents: Array, cfg: ModelConfig) -> Cache:
 
     own = jnp.broadcast_to(jnp.arange(beams, dtype=jnp.int32)[:, None], (rows, beams, 1))
     ancestors = jax.lax.dynamic_update_slice_in_dim(taken(cache.ancestors), own, cache.steps, axis=2)
-    return cache._replace(layers=_changed(cache.layers, cfg, lambda ring: ring, moved), ancestors=ancestors)
+    return cache._replace(layers=_changed(cache.layers, cfg, lambda shared: shared, moved), ancestors=ancestors)
 
 
 def _changed(
-    layers: Layers, cfg: ModelConfig, of_rings: Callable[[Any], Any], of_others: Callable[[Array], Array]
+    layers: Layers, cfg: ModelConfig, of_shared: Callable[[Any], Any], of_others: Callable[[Array], Array]
 ) -> Layers:
-    """The caches of all layers, changed; what is kept once for each source stays as it is."""
+    """The caches of all layers, changed: `LayerCache`s, which beams share, and all other arrays. What is kept once for
+    each source stays as it is."""
     sublayers = sublayers_of(cfg)
 
+    def shared(node: Any) -> bool:
+        return isinstance(node, key_value_cache.LayerCache)
+
     def changed(name: str, cache: Any) -> Any:
-        kind = sublayers.get(name)
-        if kind is not None and kind.per_source:
+        if name in sublayers and sublayers[name].per_source:
             return cache
-        if kind is None or not kind.rings:
-            return jax.tree.map(of_others, cache)
-        return jax.tree.map(of_rings, cache, is_leaf=lambda node: isinstance(node, key_value_cache.LayerCache))
+        return jax.tree.map(lambda x: of_shared(x) if shared(x) else of_others(x), cache, is_leaf=shared)
 
     return [{name: changed(name, cache) for name, cache in layer.items()} for layer in layers]
 

@@ -221,4 +221,4 @@ def _attend_to_cache(params: Params, query: Array, cache: LayerCache, cfg: Model
     return attend_to_cache(query, cache, progress, cfg, bias)
 
 
-SOFTMAX = Sublayer(specs, apply, cost, init_cache, low_rank=PROJECTIONS, rings=True)
+SOFTMAX = Sublayer(specs, apply, cost, init_cache, low_rank=PROJECTIONS)

@@ -51,9 +51,9 @@ def expert_mlp(
       chosen: [N, k] int32 in [0, E]; E: nobody, so nothing is added.
       w_up: [E, D, F]; w_down: [E, F, D]; w_gate: [E, D, F], for the gated activations only.
       activation: as of `layers.mlp`.
-      implementation: of the products, "auto" or one of `grouped_choice.GROUPED`. JAX has no `vmap` of "ragged" over
-        tokens whose weights are the same: pass such tokens as one [N, D], or take "blocks", which has no
-        `grad` of a `grad` but a `jvp` of one.
+      implementation: of the products, "auto" or one of `grouped_choice.GROUPED`. JAX has a `vmap` of "ragged" only
+        over tokens, choices and weights together, and no `jacfwd` by a weight: pass tokens as one [N, D], or take
+        "blocks", which under `jit` has no `grad` of a `grad` but a `jvp` of one.
 
     Returns:
       [N, D] in the dtype of x.

@@ -133,15 +133,14 @@ class Sublayer(NamedTuple):
         tokens of something to minimise beside the loss, as a mean over tokens and layers.
       cost: ``(cfg, length, execution) -> Cost`` of a token in rows of `length` tokens.
       init_cache: ``(cfg, rows, length, dtype) -> cache``: zeros in the shapes of what decoding keeps for sequences of
-        at most `length` tokens: any tree of arrays whose first axis is a multiple of `rows`. None: a mixer cannot
-        decode; a feed-forward layer keeps nothing.
+        at most `length` tokens: any tree of arrays whose first axis is a multiple of `rows`. Beams of a row share
+        each `key_value_cache.LayerCache` in it; other arrays are copied when a beam goes on from another one. None: a
+        mixer cannot decode; a feed-forward layer keeps nothing.
       terms: the names of the terms; none is called "loss".
       measured: those of the terms that are only recorded, as means over tokens and layers, and not minimised.
       terms_of_padding: False if padding (segment 0) is left out of the terms; they are then means over other tokens.
       per_source: True if what it keeps in decoding is the same for all continuations of a row, as the keys and values
         of a source are: its cache then has the rows of the sources, while `x` may have several rows for each.
-      rings: True if what it keeps is `key_value_cache.LayerCache`s. Beams of a row share these: none of them is copied
-        where a beam goes on from another one. Whatever else is kept is.
       model_specs: ``cfg -> {name: ParamSpec}``: parameters that all layers share; `apply` finds them in
         ``context.of_model`` under the sublayer's name. None: there are none.
       low_rank: names of those weights that it multiplies by with `layers.linear` or `layers.mlp` alone; so a
@@ -158,7 +157,6 @@ class Sublayer(NamedTuple):
     low_rank: tuple[str, ...] = ()
     terms_of_padding: bool = True
     measured: tuple[str, ...] = ()
-    rings: bool = False
 
 
 def weight_init(

@@ -154,5 +154,4 @@ def init_cache(cfg: ModelConfig, rows: int, length: int, dtype: Any) -> Longform
 LONGFORMER = Sublayer(
     specs, apply, cost, init_cache,
     low_rank=(*attention_layer.PROJECTIONS, *(f"{GLOBAL}w_{name}" for name in ("query", "key", "value"))),
-    rings=True,
 )  # fmt: skip

@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 from small_models import config, gpt_apply, params_of
 
+from jaxformer import Sublayer
 from jaxformer.decoding import Sampling, beam_search, generate
 from jaxformer.decoding import cache as kept
 from jaxformer.errors import ConfigError
+from jaxformer.functional import attention_layer
+from jaxformer.functional import block as blocks
+from jaxformer.functional.sublayers import sublayers_of
 
 CFG = config(positions="rotary", num_kv_heads=2, num_layers=1)
 PARAMS = params_of(CFG)
@@ -136,37 +140,78 @@ FORKS = {
     "relative": {"positions": "relative", "num_kv_heads": 2},
     "lsh": {"positions": "none", "attention": {"kind": "lsh"}},
     "linear": {"positions": "none", "attention": {"kind": "linear"}},
+    "mixed": {"positions": "rotary", "num_layers": 3},
 }
+BEAMS = 3
 
 
-@pytest.mark.parametrize(
-    "name", ["grouped", *(pytest.param(n, marks=pytest.mark.slow) for n in FORKS if n != "grouped")]
-)
-def test_beams_that_go_on_from_others_get_what_rows_of_their_own_would_get(name):
-    """Every step, beams go on from beams drawn at random; without beams, all that a row keeps is copied."""
-    fields = {"context_length": 24, **FORKS[name]}
-    cfg = config(**fields)
-    params, beams, steps, rng = params_of(cfg), 3, 14, np.random.default_rng(0)
+def mixed_cache(cfg, rows, length, dtype):
+    return attention_layer.init_cache(cfg, rows, length, dtype), jnp.zeros((rows, cfg.width), dtype)
+
+
+def mixed(params, x, cfg, context):
+    """Attention to what is cached, and to a sum that each row keeps for itself."""
+    own, total = context.cache
+    out, own, terms = attention_layer.apply(params, x, cfg, context._replace(cache=own))
+    total = total + jnp.sum(x, axis=1)
+    return out + 0.1 * total[:, None], (own, total), terms
+
+
+def filled(name):
+    """(parameters, config, the cache of all prompts, a step)."""
+    cfg = config(**{"context_length": 24, **FORKS[name]})
+    params, lengths = params_of(cfg), np.array(list(map(len, PROMPTS)))
     prompts = np.array([row + [7] * (7 - len(row)) for row in PROMPTS])
-    fill = jax.jit(kept.prefill, static_argnums=(3, 4))
-    _, cache = fill(params, prompts, np.array(list(map(len, PROMPTS))), cfg, 24)
-    rows = len(PROMPTS)
+    cache = jax.jit(kept.prefill, static_argnums=(3, 4))(params, prompts, lengths, cfg, 24)[1]
+    return params, cfg, cache, jax.jit(kept.step, static_argnums=2)
 
-    def copied(x, parents):  # the first axis is a multiple of the rows
-        taken = x.reshape(rows * beams, -1, *x.shape[1:])[(np.arange(rows)[:, None] * beams + parents).reshape(-1)]
-        return taken.reshape(x.shape)
+
+def copies(cache):
+    """The cache with `BEAMS` rows of its own for each row."""
+    rows = len(cache.starts)
 
     def repeated(x):
-        return jnp.repeat(x.reshape(rows, -1, *x.shape[1:]), beams, axis=0).reshape(-1, *x.shape[1:])
+        return jnp.repeat(x.reshape(rows, -1, *x.shape[1:]), BEAMS, axis=0).reshape(-1, *x.shape[1:])
 
-    apart = kept.Cache(jax.tree.map(repeated, cache.layers), jnp.repeat(cache.starts, beams), cache.steps)
-    fork, inherit = kept.for_beams(cache, beams, steps, cfg), jax.jit(kept.inherit, static_argnums=2)
-    step = jax.jit(kept.step, static_argnums=2)
+    return kept.Cache(jax.tree.map(repeated, cache.layers), jnp.repeat(cache.starts, BEAMS), cache.steps)
+
+
+def copied(cache, parents):
+    """The cache of `copies` where each row goes on from another one."""
+    rows = (np.arange(len(parents))[:, None] * BEAMS + parents).reshape(-1)
+    of_rows = lambda x: x.reshape(len(rows), -1, *x.shape[1:])[rows].reshape(x.shape)  # noqa: E731
+    return cache._replace(layers=jax.tree.map(of_rows, cache.layers))
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "grouped" else pytest.mark.slow) for n in FORKS])
+def test_beams_that_go_on_from_others_get_what_rows_of_their_own_would_get(name, monkeypatch):
+    """Every step, beams go on from beams drawn at random; without beams, all that a row keeps is copied."""
+    if name == "mixed":
+        made = Sublayer(attention_layer.specs, mixed, attention_layer.cost, mixed_cache)
+        monkeypatch.setattr(blocks, "sublayers_of", lambda cfg: {**sublayers_of(cfg), "attention": made})
+    params, cfg, cache, step = filled(name)
+    steps, rng, rows = 14, np.random.default_rng(0), len(PROMPTS)
+    apart, fork = copies(cache), kept.for_beams(cache, BEAMS, steps, cfg)
+    inherit = jax.jit(kept.inherit, static_argnums=2)
     for number in range(steps):
-        parents = rng.integers(0, beams, (rows, beams)) if number else np.tile(np.arange(beams), (rows, 1))
-        fork = inherit(fork, parents, cfg)
-        apart = apart._replace(layers=jax.tree.map(lambda x, parents=parents: copied(x, parents), apart.layers))
-        tokens = jnp.asarray(rng.integers(0, cfg.vocab_size, rows * beams))
+        if number:
+            parents = rng.integers(0, BEAMS, (rows, BEAMS))
+            fork, apart = inherit(fork, parents, cfg), copied(apart, parents)
+        tokens = jnp.asarray(rng.integers(0, cfg.vocab_size, rows * BEAMS))
+        got, fork = step(params, tokens, cfg, fork)
+        wanted, apart = step(params, tokens, cfg, apart)
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.slow
+def test_beams_may_part_later_and_go_on_from_themselves():
+    params, cfg, cache, step = filled("grouped")
+    rng = np.random.default_rng(1)
+    for _ in range(2):
+        _, cache = step(params, jnp.asarray(rng.integers(0, cfg.vocab_size, len(PROMPTS))), cfg, cache)
+    apart, fork = copies(cache), kept.for_beams(cache, BEAMS, 2 + 3, cfg)
+    for _ in range(3):
+        tokens = jnp.asarray(rng.integers(0, cfg.vocab_size, len(PROMPTS) * BEAMS))
         got, fork = step(params, tokens, cfg, fork)
         wanted, apart = step(params, tokens, cfg, apart)
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=2e-5)
