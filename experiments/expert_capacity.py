@@ -69,7 +69,7 @@ def run(options: Namespace) -> bool:
 
 
 def arms(found: Records) -> list[str]:
-    """Those of which all seeds have been read."""
+    """Those that have records, in the order of the table."""
     return [arm for arm in map(arm_of, FACTORS) if select(found, arm=arm)]
 
 

@@ -124,8 +124,7 @@ def for_beams(cache: Cache, beams: int, new_tokens: int, cfg: ModelConfig) -> Ca
         return jnp.repeat(x.reshape(rows, -1, *x.shape[1:]), beams, axis=0).reshape(-1, *x.shape[1:])
 
     layers = _changed(cache.layers, cfg, lambda shared: key_value_cache.for_beams(shared, beams), repeated)
-    ancestors = jnp.broadcast_to(jnp.arange(beams, dtype=jnp.int32)[:, None], (rows, beams, new_tokens))
-    return Cache(layers, jnp.repeat(cache.starts, beams), cache.steps, ancestors)
+    return Cache(layers, jnp.repeat(cache.starts, beams), cache.steps, _own((rows, beams, new_tokens)))
 
 
 def inherit(cache: Cache, parents: Array, cfg: ModelConfig) -> Cache:
@@ -139,9 +138,14 @@ def inherit(cache: Cache, parents: Array, cfg: ModelConfig) -> Cache:
     def moved(x: Array) -> Array:
         return taken(x.reshape(rows, beams, -1, *x.shape[1:])).reshape(x.shape)
 
-    own = jnp.broadcast_to(jnp.arange(beams, dtype=jnp.int32)[:, None], (rows, beams, 1))
+    own = _own((rows, beams, 1))
     ancestors = jax.lax.dynamic_update_slice_in_dim(taken(cache.ancestors), own, cache.steps, axis=2)
     return cache._replace(layers=_changed(cache.layers, cfg, lambda shared: shared, moved), ancestors=ancestors)
+
+
+def _own(shape: tuple[int, int, int]) -> Array:
+    """Ancestors [B, W, N] of beams that go on from themselves."""
+    return jax.lax.broadcasted_iota(jnp.int32, shape, 1)
 
 
 def _changed(

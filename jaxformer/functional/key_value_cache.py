@@ -68,15 +68,13 @@ def slots_of(cache: LayerCache, progress: DecodeProgress) -> int:
 
 
 def origins_of(cache: LayerCache, progress: DecodeProgress) -> Array | None:
-    """[B, W, S], the beam that wrote what each beam finds in each slot; a prompt is each beam's own. None: there are no
-    beams."""
+    """[B, W, S], the beam that wrote what each beam finds in each slot; any for a prompt, of which all have the same.
+    None: there are no beams."""
     if progress.ancestors is None:
         return None
     assert progress.steps is not None
     written = slot_positions(jnp.zeros(1, jnp.int32), progress.steps + 1, slots_of(cache, progress))[0]
-    found = jnp.take(progress.ancestors, jnp.maximum(written, 0), axis=2, mode="clip")
-    own = jnp.arange(progress.beams, dtype=jnp.int32)[None, :, None]
-    return jnp.where((written < 0)[None, None], own, found)
+    return jnp.take(progress.ancestors, jnp.maximum(written, 0), axis=2, mode="clip")
 
 
 def places_of_slots(cache: LayerCache, progress: DecodeProgress) -> Array:
