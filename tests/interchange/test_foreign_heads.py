@@ -87,7 +87,10 @@ def test_heads_both_ways(kind, name, more, tmp_path):
     a, b = (load_file(tmp_path / folder / "model.safetensors") for folder in ("theirs", "ours"))
     assert a.keys() == b.keys() and all(np.array_equal(a[key], b[key]) for key in a)
     again = type(model).from_pretrained(tmp_path / "ours").eval()
-    assert (outputs(again) == wanted).all() and again.config.id2label == model.config.id2label
+    assert again.config.id2label == model.config.id2label
+    assert all((there == here).all() for there, here in zip(again.parameters(), model.parameters(), strict=True))
+    # Bit for bit, but for one column: where in memory the weights begin decides how torch rounds that product.
+    np.testing.assert_allclose(outputs(again), wanted, rtol=0, atol=1e-7 if "num_labels" in more else 0)
 
 
 def test_what_a_head_cannot_be(tmp_path):
