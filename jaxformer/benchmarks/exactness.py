@@ -177,8 +177,9 @@ def group_records(dry: bool) -> Iterator[dict[str, Any]]:
     blocks_gpu.INTERPRET = dry
     groups, rows, width, out = (3, 64, 64, 64) if dry else (8, 8192, 512, 1024)
     rng = np.random.default_rng(0)
-    sizes = [(rows, width), (groups, width, out), (rows, out)]
-    x, w, g = (np.clip(np.round(32 * rng.normal(size=size)), -127, 127) / 32 for size in sizes)
+    sizes = [(rows, width), (groups, width, out), (groups, out, width), (rows, width)]
+    x, first, last, g = (np.clip(np.round(32 * rng.normal(size=size)), -127, 127) / 32 for size in sizes)
+    first, last = first / width**0.5, last / out**0.5  # float16 ends at 65,504
     counts = rng.multinomial(rows // 2, rng.dirichlet(np.full(groups - 1, 0.5)))  # one group has none
 
     def found(name: str, dtype: str) -> list[Any]:
@@ -189,24 +190,24 @@ def group_records(dry: bool) -> Iterator[dict[str, Any]]:
         total = int(each.sum()) + align  # a block of no group at the end
 
         @jax.jit
-        def run(x: Any, w: Any, g: Any) -> list[Any]:
-            def product(x: Any, w: Any) -> Any:
+        def run(x: Any, first: Any, last: Any, g: Any) -> list[Any]:
+            def layer(x: Any, first: Any, last: Any) -> Any:
                 spread = jnp.zeros((total, width), x.dtype).at[place].set(x)
                 given = jnp.asarray(each, jnp.int32)
-                return GROUPED[name].products_of(jnp.square, (spread,), (w,), given, align)[0][place]
+                return GROUPED[name].mlp_of(jnp.square, spread, (first,), last, given, align)[place]
 
-            made, back = jax.vjp(product, x, w)
+            made, back = jax.vjp(layer, x, first, last)
             return [made, *back(g)]
 
-        arrays = [jnp.asarray(a, dtype) for a in (x[: len(place)], w, g[: len(place)])]
-        arrays[1] = arrays[1].astype(jnp.promote_types(dtype, jnp.float32))
+        arrays = [jnp.asarray(a, dtype) for a in (x[: len(place)], first, last, g[: len(place)])]
+        arrays[1:3] = (a.astype(jnp.promote_types(dtype, jnp.float32)) for a in arrays[1:3])
         return [np.asarray(a, np.float64) for a in run(*arrays)]
 
     with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
         exact = found("blocks", "float64")
     names = ["blocks_gpu"] if dry else [name for name in GROUPED if unavailable(name) is None and name != "blocks"]
     for name, dtype in itertools.product(names, ("bfloat16",) if dry else BOUNDS):
-        parts = zip(("out", "rows", "weights"), found(name, dtype), exact, strict=True)
+        parts = zip(("out", "rows", "first", "last"), found(name, dtype), exact, strict=True)
         errors = {what: float(np.abs(a - b).max() / np.abs(b).max()) for what, a, b in parts}
         within = all(error <= BOUNDS[dtype] for error in errors.values())
         yield {"implementation": name, "case": "groups", "dtype": dtype, "errors": errors, "leaks": False, "ok": within}

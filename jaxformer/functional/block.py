@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from jaxformer.config import Execution, ModelConfig, period_of
 from jaxformer.functional import reversible
 from jaxformer.functional.layer import NO_CONTEXT, Context, gather_sequence, norm, norm_specs, shard_residual
-from jaxformer.functional.layers import PRODUCT, dropout
+from jaxformer.functional.layers import dropout
 from jaxformer.functional.multipliers import branch_scale, scaled
 from jaxformer.functional.sublayers import sublayers_of
-from jaxformer.kernels.rematerialize import ATTENTION, SAME_IN_ALL_LAYERS, keeps_attention
+from jaxformer.kernels.rematerialize import ATTENTION, PRODUCT, SAME_IN_ALL_LAYERS, keeps_attention
 from jaxformer.masks import Mask
 from jaxformer.parallel.constraints import constrain_params
 from jaxformer.types import Array, Params

@@ -12,18 +12,19 @@ Letters beside those of `types`: E expert, k choice, M row of the sorted tokens.
 """
 
 import functools
-import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from jaxformer.functional.expert_rows import Exchange, through
 from jaxformer.functional.grouped_choice import GROUPED, choose
-from jaxformer.functional.layers import ACTIVATIONS, PRODUCT
+from jaxformer.functional.layers import ACTIVATIONS
 from jaxformer.functional.router import places, within_capacity
-from jaxformer.kernels import derivatives
+from jaxformer.kernels.grouped.in_two import in_two
 from jaxformer.kernels.matmul import rounded_einsum
+from jaxformer.kernels.rematerialize import PRODUCT
 from jaxformer.types import Array
 
 Arrays = tuple[Array, ...]
@@ -81,11 +82,11 @@ def expert_mlp(
     align = GROUPED[name].alignment(tokens * per_token, experts)
     place, sizes, rows = places(chosen.reshape(-1), experts, align)
 
-    def products_of(function: Callable[..., Array], inputs: Arrays, weights: Arrays) -> Arrays:
-        return GROUPED[name].products_of(function, inputs, weights, sizes, align)
+    def mlp_of(function: Callable[..., Array], x: Array, first: Arrays, last: Array) -> Array:
+        return GROUPED[name].mlp_of(function, x, first, last, sizes, align)
 
-    mlp = functools.partial(_mlp_of, products_of, weights=(w_up, w_gate, w_down), name=activation)
-    return _through(x, gates, place.reshape(chosen.shape), rows, mlp)
+    mlp = functools.partial(_mlp_of, mlp_of, weights=(w_up, w_gate, w_down), name=activation)
+    return through(x, gates, place.reshape(chosen.shape), rows, mlp)
 
 
 def capacity_mlp(
@@ -121,8 +122,8 @@ def capacity_mlp(
     row = jnp.arange(batch, dtype=jnp.int32)[:, None, None]
     place = jnp.where(chosen < experts, (chosen * batch + row) * capacity + rank, rows)
     flat_x, flat_gates, flat_place = (a.reshape(batch * length, -1) for a in (x, gates, place))
-    mlp = functools.partial(_of_equal_groups, weights=(w_up, w_gate, w_down), activation=activation, over=over)
-    return _through(flat_x, flat_gates, flat_place, rows, mlp).reshape(x.shape)
+    mlp = functools.partial(_mlp_of, _equal_groups, weights=(w_up, w_gate, w_down), name=activation)
+    return through(flat_x, flat_gates, flat_place, rows, mlp, Exchange(len(w_up), over)).reshape(x.shape)
 
 
 def expert_choice_mlp(
@@ -163,15 +164,20 @@ def expert_choice_mlp(
     gates, taken = jax.lax.top_k(jnp.swapaxes(probabilities, 1, 2), capacity)  # [B, E, C]
     number = jnp.arange(batch, dtype=jnp.int32)[:, None]
     taken = taken.reshape(batch, -1)
-    sorted_x = jnp.swapaxes(x[number, taken].reshape(batch, experts, capacity, width), 0, 1).reshape(-1, width)
-    out = _of_equal_groups(sorted_x, (w_up, w_gate, w_down), activation, over)
+    exchange = Exchange(len(w_up), over)
+
+    def sent(of_rows: Array, keep: bool = False) -> Array:  # [B, E C, F] -> [E B C, F], to the experts' devices
+        parts = jnp.swapaxes(of_rows.reshape(batch, experts, capacity, -1), 0, 1)
+        return exchange.there(parts.reshape(experts * batch * capacity, -1), keep)
+
+    out = _mlp_of(_equal_groups, sent(x[number, taken], keep=True), (w_up, w_gate, w_down), activation)
+    out = exchange.back(out * sent(gates).astype(out.dtype))
     out = jnp.swapaxes(out.reshape(experts, batch, capacity, width), 0, 1).reshape(batch, -1, width)
-    out = out * gates.reshape(batch, -1, 1).astype(out.dtype)
     return jnp.zeros_like(x).at[number, taken].add(out)
 
 
-def _equal_groups(function: Callable[..., Array], inputs: Arrays, weights: Arrays) -> Arrays:
-    """`Grouped.products_of` for groups of equal size."""
+def _products_of_equal(function: Callable[..., Array], inputs: Arrays, weights: Arrays) -> Arrays:
+    """`in_two.ProductsOf` of groups of equal size."""
 
     def products(inputs: Arrays, weights: Arrays) -> Arrays:
         groups, width, _ = weights[0].shape
@@ -186,23 +192,10 @@ def _equal_groups(function: Callable[..., Array], inputs: Arrays, weights: Array
     return jax.checkpoint(products, prevent_cse=False)(inputs, weights)  # only the inputs are kept
 
 
-def _of_equal_groups(
-    x: Array, weights: tuple[Array, Array | None, Array], activation: str, over: tuple[str, ...]
-) -> Array:
-    """[E N, D] -> [E N, D], N rows of each expert, of which each device of the axes `over` has a part."""
-    if not over:
-        return _mlp_of(_equal_groups, x, weights, activation)
-    groups, width = len(weights[0]), x.shape[1]
-    parts = x.reshape(groups * jax.lax.axis_size(over), -1, width)
-    mine = jax.lax.all_to_all(parts, over, 0, 1, tiled=True)
-    out = _mlp_of(_equal_groups, mine.reshape(-1, width), weights, activation)
-    back = jax.lax.all_to_all(out.reshape(groups, -1, width), over, 1, 0, tiled=True)
-    return back.reshape(x.shape)
+_equal_groups = in_two(_products_of_equal)
 
 
-def _mlp_of(
-    products_of: Callable[..., Arrays], x: Array, weights: tuple[Array, Array | None, Array], name: str
-) -> Array:
+def _mlp_of(mlp_of: Callable[..., Array], x: Array, weights: tuple[Array, Array | None, Array], name: str) -> Array:
     """[M, D] -> [M, D], a feed-forward layer of sorted rows."""
     w_up, w_gate, w_down = weights
     if name not in ACTIVATIONS:
@@ -210,78 +203,9 @@ def _mlp_of(
     function, gated = ACTIVATIONS[name]
     if gated != (w_gate is not None):
         raise ValueError(f"experts: activation {name!r} {'needs' if gated else 'has no use for'} w_gate")
-    first = products_of(_same, (x,), (w_up,) if w_gate is None else (w_gate, w_up))
-    inputs = tuple(checkpoint_name(found, PRODUCT) for found in first)
-    (out,) = products_of(functools.partial(_applied, function), inputs, (w_down,))
-    return checkpoint_name(out, PRODUCT)
-
-
-def _same(x: Array) -> Array:
-    return x
+    first = (w_up,) if w_gate is None else (w_gate, w_up)
+    return checkpoint_name(mlp_of(functools.partial(_applied, function), x, first, w_down), PRODUCT)
 
 
 def _applied(function: Callable[[Array], Array], first: Array, hidden: Array | None = None) -> Array:
     return function(first) if hidden is None else function(first) * hidden
-
-
-def _through(x: Array, gates: Array, place: Array, rows: int, mlp: Callable[[Array], Array]) -> Array:
-    """[N, D] -> [N, D]: tokens to the rows of their choices (`place` [N, k], `rows`: nowhere), experts, and back."""
-    number = math.prod(place.shape)
-    # libtpu takes 12 s to compile this scatter where it is fused with what finds the places, 1 s alone.
-    each = jax.lax.optimization_barrier(place.reshape(-1))
-    source = jnp.full((rows,), number, jnp.int32).at[each].set(jnp.arange(number, dtype=jnp.int32), mode="drop")
-    return _combine(mlp(_dispatch(x, place, source)), gates, place, source)
-
-
-def _rows_at(x: Array, index: Array) -> Array:
-    """x[index], zeros beyond the end."""
-    return x.at[index].get(mode="fill", fill_value=0)
-
-
-@jax.custom_jvp
-def _dispatch(x: Array, place: Array, source: Array) -> Array:
-    """Row m of the result is the token of choice source[m]. Its gradient is a sum over each token's choices, where
-    autodiff would add up rows one after the other."""
-    return _rows_at(x, source // place.shape[1])
-
-
-def _dispatch_tangent(saved, changes):
-    return _dispatch(changes[0], *saved[1:])
-
-
-def _dispatch_backward(saved, g):
-    return _sum_of_choices(g, None, saved[1]), None, None
-
-
-derivatives.define(_dispatch, None, _dispatch_tangent, _dispatch_backward)
-
-
-def _sum_of_choices(rows: Array, gates: Array | None, place: Array) -> Array:
-    """Sum over each token's choices of its rows, times its gates: [M, D] -> [N, D]."""
-    wide = jnp.promote_types(rows.dtype, jnp.float32)
-    each = [_rows_at(rows, place[:, choice]).astype(wide) for choice in range(place.shape[1])]
-    if gates is not None:
-        each = [found * gates[:, choice, None].astype(wide) for choice, found in enumerate(each)]
-    return functools.reduce(jnp.add, each).astype(rows.dtype)
-
-
-@jax.custom_jvp
-def _combine(rows: Array, gates: Array, place: Array, source: Array) -> Array:
-    """Each token's rows times its gates, summed: [M, D] -> [N, D]."""
-    return _sum_of_choices(rows, gates, place)
-
-
-def _combine_tangent(saved, changes):
-    rows, gates, place, _ = saved
-    return _sum_of_choices(changes[0], gates, place) + _sum_of_choices(rows, changes[1], place)
-
-
-def _combine_backward(saved, g):
-    rows, gates, place, source = saved
-    per_token, wide = place.shape[1], jnp.promote_types(rows.dtype, jnp.float32)
-    d_rows = _rows_at(g, source // per_token).astype(wide) * _rows_at(gates.reshape(-1), source)[:, None].astype(wide)
-    d_gates = [jnp.sum(_rows_at(rows, place[:, j]).astype(wide) * g.astype(wide), axis=1) for j in range(per_token)]
-    return d_rows.astype(rows.dtype), jnp.stack(d_gates, axis=1).astype(gates.dtype), None, None
-
-
-derivatives.define(_combine, None, _combine_tangent, _combine_backward)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from jaxformer.kernels.grouped import blocks_gpu, expert_blocks, megablox, ragged_products
+from jaxformer.kernels.grouped.in_two import in_two
 from jaxformer.kernels.platforms import GPU, this_platform
 from jaxformer.types import Array
 
@@ -16,17 +17,18 @@ class Grouped(NamedTuple):
     """One implementation of the products of rows with the weight of their group.
 
     Attributes:
-      products_of: ``(function, inputs, weights, sizes, align) -> ([M, F], ...)``: for each of the weights [E, D, F],
-        function(*inputs) of each row times the weight of its group. `function`: elementwise; inputs: [M, D] each, the
-        only thing kept for the backward pass; sizes: [E] int32, rows of each group, one group after the other,
-        multiples of `align`. What stands in the rows after the last group, and in their gradient, is not defined.
+      mlp_of: ``(function, x, first, last, sizes, align) -> [M, F2]``: function(*(x @ w for w in first)) @ last of each
+        row, with the weights of its group. function: elementwise; x: [M, D]; first: [E, D, F] each; last: [E, F, F2];
+        sizes: [E] int32, rows of each group, one group after the other, multiples of `align`. Kept for the backward
+        pass are x and the products with `first`, under the name `rematerialize.PRODUCT`. What stands in the rows after
+        the last group, and in their gradient, is not defined.
       alignment: ``(rows, groups) -> align``.
       platform: the one that has it; None: all.
       what: that platform in words.
       unsupported: ``(D, F, dtype) -> why it cannot do this``, or None.
     """
 
-    products_of: Callable[..., tuple[Array, ...]]
+    mlp_of: Callable[..., Array]
     alignment: Callable[[int, int], int]
     platform: str | None = None
     what: str = ""
@@ -34,10 +36,10 @@ class Grouped(NamedTuple):
 
 
 GROUPED = {
-    "blocks": Grouped(expert_blocks.products_of, expert_blocks.alignment),
-    "ragged": Grouped(ragged_products.products_of, ragged_products.alignment),
-    "blocks_gpu": Grouped(blocks_gpu.products_of, blocks_gpu.alignment, "cuda", GPU, blocks_gpu.unsupported),
-    "megablox": Grouped(megablox.products_of, megablox.alignment, "tpu", "a TPU", megablox.unsupported),
+    "blocks": Grouped(expert_blocks.mlp_of, expert_blocks.alignment),
+    "ragged": Grouped(in_two(ragged_products.products_of), ragged_products.alignment),
+    "blocks_gpu": Grouped(in_two(blocks_gpu.products_of), blocks_gpu.alignment, "cuda", GPU, blocks_gpu.unsupported),
+    "megablox": Grouped(in_two(megablox.products_of), megablox.alignment, "tpu", "a TPU", megablox.unsupported),
 }
 ANY = ", ".join(("auto", *(name for name, one in GROUPED.items() if one.platform is None)))
 

@@ -13,12 +13,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxformer.kernels import derivatives
 from jaxformer.kernels.matmul import add_bias, matmul, matmul_of
-from jaxformer.kernels.rematerialize import rematerialize
+from jaxformer.kernels.rematerialize import PRODUCT, rematerialize
 from jaxformer.low_rank import LowRank
 from jaxformer.types import Array
-
-# Name of the result of `linear` for checkpoint policies, which cannot see the product inside a custom derivative.
-PRODUCT = "linear_product"
 
 
 def linear(x: Array, w: Array | LowRank, b: Array | None = None, num_inputs: int = 1) -> Array:

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from jaxformer.types import Array
 
-_LEAST_TOTAL = 1e-15  # probability of a token's experts, below which its gates are not divided by it
 _FEW = 8  # choices that are found one by one on CPU
 _CHUNK = 64  # choices whose ranks are counted by comparing them with each other
 
@@ -24,9 +23,8 @@ def route(
       logits: [..., E] of the router, float32.
       per_token: k, experts of a token.
       bias: [E], added to the probabilities for the choice only, not in the gates; or None.
-      renormalize: the gates of a token sum to 1, unless the bias chose probabilities that sum to less than 1e-15,
-        which stay as they are; None: from two experts on. With one, a gate would be 1 whatever the logits, and the
-        router would get no gradient.
+      renormalize: the gates of a token sum to 1: they are the softmax over its experts alone; None: from two experts
+        on. With one, a gate would be 1 whatever the logits, and the router would get no gradient.
 
     Returns:
       Gates [..., k] in the dtype of the logits, and the numbers of the experts, [..., k] int32, the best first. Equal
@@ -46,16 +44,24 @@ def route(
         raise ValueError(f"route: per_token {per_token}; accepted: 1 to {logits.shape[-1]}, the experts")
     if renormalize and per_token == 1:
         raise ValueError("route: renormalize with per_token 1 makes every gate 1; accepted: False")
-    probabilities = jax.nn.softmax(logits, axis=-1)
-    scores = probabilities if bias is None else probabilities + jnp.broadcast_to(bias, logits.shape)
+    left = jax.lax.stop_gradient(logits)
+    scores = left if bias is None else jax.nn.softmax(left, axis=-1) + jnp.broadcast_to(bias, logits.shape)
     chosen = _highest(jax.lax.stop_gradient(scores), per_token)
-    hot = jax.nn.one_hot(chosen, logits.shape[-1], dtype=bool)
-    gates = jnp.sum(jnp.where(hot, probabilities[..., None, :], 0), axis=-1)
+    # One choice after another: arrays of [..., k, E] take six times as long on CPU, mostly in the backward pass.
+    own = [_of_expert(logits, chosen[..., n]) for n in range(per_token)]
     if renormalize or (renormalize is None and per_token > 1):
-        total = jnp.sum(gates, axis=-1, keepdims=True)
-        # Without a bias it is at least k / E; with one it may be 0, and its square, in the gradient, before that.
-        gates = gates / (total if bias is None else jnp.where(total > _LEAST_TOTAL, total, 1))
-    return gates, chosen
+        most = jax.lax.stop_gradient(functools.reduce(jnp.maximum, own))
+        odds = [jnp.exp(each - most) for each in own]
+        total = functools.reduce(jnp.add, odds)
+        return jnp.stack([each / total for each in odds], axis=-1), chosen
+    total = jax.nn.logsumexp(logits, axis=-1)
+    return jnp.stack([jnp.exp(each - total) for each in own], axis=-1), chosen
+
+
+def _of_expert(logits: Array, chosen: Array) -> Array:
+    """The logit of one expert of each token: [..., E], [...] -> [...]."""
+    hot = jax.nn.one_hot(chosen, logits.shape[-1], dtype=bool)
+    return jnp.sum(jnp.where(hot, logits, 0), axis=-1)
 
 
 def _highest(scores: Array, number: int) -> Array:

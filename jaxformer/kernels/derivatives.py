@@ -60,10 +60,11 @@ def define(
     function.defjvp(jvp)
 
 
-def apart(function: Callable) -> Callable:
-    """The function as a call that partial evaluation does not split."""
+def apart(function: Callable, derived: Callable | None = None) -> Callable:
+    """The function as a call that partial evaluation does not split; its derivative is that of `derived`, None: its
+    own."""
     call = jax.custom_jvp(function)
-    call.defjvp(functools.partial(jax.jvp, function))
+    call.defjvp(functools.partial(jax.jvp, derived or function))
     return call
 
 

@@ -15,6 +15,8 @@ from jaxformer.types import Array
 
 # Name (`checkpoint_name`) of small arrays that all layers compute alike: no layer computes them again.
 SAME_IN_ALL_LAYERS = "same_in_all_layers"
+# Name of the results of products with weights: policies cannot see the products inside a custom derivative.
+PRODUCT = "linear_product"
 # Name of attention's output and of what turns its scores into weights: with them, the backward pass need not compute
 # attention's forward pass again.
 ATTENTION = "attention"

@@ -130,12 +130,13 @@ def _tensor(config: Config, sizes: dict[str, int]) -> float:
 
 
 def _experts(config: Config, devices: int) -> float:
-    """Bytes for each token of a device: to its experts and back, twice; or all tokens to all devices, where that is
-    less."""
+    """Bytes for each token of a device: to its experts and back, twice, and to them once more where that is not kept;
+    or all tokens to all devices, where that is less."""
     model = config.model
+    ways = 4 + int(config.execution.remat in ("attention", "full"))
     rounds = sum(stack.depth * share for stack, share, _ in stack_costs(model, model.context_length, config.execution))
     times = min(model.feed_forward.top_k * (devices - 1) / devices, devices - 1)
-    return config.execution.gradient_accumulation_steps * 4 * rounds * times * model.width * _compute_bytes(config)
+    return config.execution.gradient_accumulation_steps * ways * rounds * times * model.width * _compute_bytes(config)
 
 
 def _context(config: Config, sizes: dict[str, int]) -> float:

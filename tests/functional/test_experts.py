@@ -65,39 +65,65 @@ def close(got, wanted, tolerance=1e-12):
 SLOW = {"megablox": pytest.mark.slow, "blocks_gpu": pytest.mark.slow}
 
 
+def gated(a, b):
+    return jnp.sin(a) * b
+
+
+def of_groups(name):
+    """The layer of an implementation, and its loop, as functions of (x, first, last)."""
+
+    def grouped(x, first, last):
+        return GROUPED[name].mlp_of(gated, x, tuple(first), last, jnp.asarray(SIZES, jnp.int32), 8)
+
+    def loop(x, first, last):
+        parts = np.split(np.arange(SIZES.sum()), np.cumsum(SIZES)[:-1])
+        each = (gated(*(x[part] @ w[e] for w in first)) @ last[e] for e, part in enumerate(parts))
+        return jnp.concatenate(list(each))
+
+    return grouped, loop
+
+
 @pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in GROUPED])
-def test_products_of_groups_are_those_of_a_loop(name, monkeypatch):
+def test_layers_of_groups_are_those_of_a_loop(name, monkeypatch):
     monkeypatch.setattr(megablox, "INTERPRET", True)
     monkeypatch.setattr(blocks_gpu, "INTERPRET", True)
     single = name in SLOW
-    width, out, dtype, tolerance = (128, 128, np.float32, 2e-4) if single else (5, 6, np.float64, 1e-12)
-    a, b, *w = drawn((136, width), (136, width), (4, width, out), (4, width, 2 * out), dtype=dtype)
-    g = drawn((136, out), (136, 2 * out), dtype=dtype)
+    width, hidden, out, dtype = (128, 128, 256, np.float32) if single else (5, 6, 7, np.float64)
+    tolerance = 5e-4 if single else 1e-12
+    x, *w, last, g = drawn((136, width), *[(4, width, hidden)] * 2, (4, hidden, out), (136, out), dtype=dtype)
+    w, last = [one / width**0.5 for one in w], last / hidden**0.5
     live = SIZES.sum()
-    for of_one in g:
-        of_one[live:] = 0  # what stands behind the last group is not defined
-
-    def function(a, b):
-        return jnp.sin(a) * b
-
-    def loop(a, b, w):
-        parts = np.split(np.arange(live), np.cumsum(SIZES)[:-1])
-        return [jnp.concatenate([function(a, b)[part] @ one[e] for e, part in enumerate(parts)]) for one in w]
-
-    def grouped(a, b, w):
-        return list(GROUPED[name].products_of(function, (a, b), tuple(w), jnp.asarray(SIZES, jnp.int32), 8))
-
-    def known(arrays):
-        return [one[:live] for one in arrays]
-
+    g[live:] = 0  # what stands behind the last group is not defined
+    grouped, loop = of_groups(name)
     with jax.enable_x64(not single):
-        got, (of_a, of_b, of_w) = with_gradients(grouped, g, a, b, w)
-        wanted, (wanted_a, wanted_b, wanted_w) = with_gradients(loop, known(g), a, b, w)
-        close(known(got), wanted, tolerance)
-        close((of_a[:live], of_b[:live], of_w), (wanted_a[:live], wanted_b[:live], wanted_w), 10 * tolerance)
+        got, (of_x, *of_weights) = with_gradients(grouped, g, x, w, last)
+        wanted, (wanted_x, *wanted_weights) = with_gradients(loop, g[:live], x, w, last)
+        close(got[:live], wanted, tolerance)
+        close((of_x[:live], of_weights), (wanted_x[:live], wanted_weights), 10 * tolerance)
     if not single:
-        tangent = quickly(lambda *of: jax.jvp(grouped, of, (b, a, w))[1])
-        close(known(tangent(a, b, w)), quickly(lambda *of: jax.jvp(loop, of, (b, a, w))[1])(a, b, w))
+        changes = drawn(x.shape, *(one.shape for one in w), last.shape, seed=3)
+        changes = changes[0], changes[1:-1], changes[-1]
+        tangents = [quickly(lambda *of, run=run: jax.jvp(run, of, changes)[1])(x, w, last) for run in (grouped, loop)]
+        close(tangents[0][:live], tangents[1])
+
+
+def test_blocks_in_bfloat16_and_what_follows_from_their_gradient():
+    """There they hold bits, of which JAX knows no derivative."""
+    x, *w, last, g = drawn((136, 5), (4, 5, 6), (4, 5, 6), (4, 6, 7), (136, 7), dtype=np.float32)
+    g[SIZES.sum() :] = 0
+    grouped, loop = of_groups("blocks")
+
+    def change_of_gradient(run, g, dtype):
+        def gradient(x):
+            return jax.vjp(functools.partial(run, first=w, last=last), x)[1](g)[0][: SIZES.sum()]
+
+        return quickly(lambda x: jax.jvp(gradient, (x,), (x,)))(jnp.asarray(x, dtype))
+
+    wanted = change_of_gradient(loop, g[: SIZES.sum()], jnp.float32)
+    found = change_of_gradient(grouped, jnp.asarray(g, jnp.bfloat16), jnp.bfloat16)
+    for got, right in zip(found, wanted, strict=True):
+        assert got.dtype == jnp.bfloat16
+        assert np.abs(np.asarray(got, np.float32) - right).max() < 0.02 * np.abs(right).max()
 
 
 @pytest.mark.parametrize("name", [*(pytest.param(n, marks=pytest.mark.slow) for n in ("blocks", "ragged")), "capacity"])
@@ -157,13 +183,13 @@ def test_gates():
 
 
 def test_a_bias_may_choose_what_has_no_probability():
-    def total(logits):
-        return jnp.sum(router.route(logits, 2, jnp.array([-5.0, 0.0, 0.0], jnp.float32))[0])
-
-    compiled = quickly(jax.value_and_grad(total))
-    for far in (40.0, 60.0, 95.0, 200.0):  # probabilities of 4e-18, 9e-27, 6e-42 and 0
-        value, gradient = compiled(jnp.array([[far, 0.0, 1.0]], jnp.float32))
-        assert 0 <= value < 1e-15 and np.isfinite(gradient).all()
+    bias = jnp.array([-5.0, 0.0, 0.0], jnp.float32)
+    compiled = quickly(jax.value_and_grad(lambda logits: router.route(logits, 2, bias)[0][0, 0]))
+    for far in (0.0, 40.0, 95.0, 200.0):  # the probabilities of the others are as small as 4e-18, 6e-42 and 0
+        gate, gradient = compiled(jnp.array([[far, 0.0, 1.0]], jnp.float32))
+        first = 1 / (1 + np.exp(-1 if far < 50 else 1))  # of equal scores the lower number is first
+        close((gate, gradient[0, 0]), (first, 0), 1e-6)
+        close(np.abs(gradient[0, 1:]), np.full(2, first * (1 - first)), 1e-6)
 
 
 def test_no_tokens():

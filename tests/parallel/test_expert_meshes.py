@@ -1,15 +1,18 @@
 """A layer of experts on several devices: what it sends, what cannot be split."""
 
+import re
 from dataclasses import replace
 
 import expert_cases as cases
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxformer.config import Config, Dense, Execution, Experts, MeshConfig, ModelConfig, TrainConfig
 from jaxformer.errors import ConfigError
 from jaxformer.functional import experts_layer
+from jaxformer.functional.block import rematerialized
 from jaxformer.functional.layer import Context
 from jaxformer.masks import Mask, segments
 from jaxformer.models import gpt
@@ -47,6 +50,26 @@ def test_both_exchanges_are_the_layer_of_one_device(dispatch):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dispatch", ["capacity", "expert_choice"])
+@pytest.mark.parametrize("remat, ways", [("none", 4), ("dots", 4), ("full", 5)])
+def test_rows_go_to_their_experts_and_back_twice_and_once_more_where_they_are_not_kept(dispatch, remat, ways):
+    fields = {"balance": None, "bias_rate": 0.0} if dispatch == "expert_choice" else {}
+    cfg, batch = cases.config_of(dispatch=dispatch, **fields), cases.batch_of(ROWS)
+    params = cases.params_of(cfg, np.float32)
+    execution = Execution(expert_exchange="all_to_all", remat=remat)
+    context = Context(segments(batch.segments), execution=execution)
+
+    def loss(params, x):
+        layer = rematerialized(lambda *of: experts_layer.apply(*of, cfg, context)[0], execution, in_loop=False)
+        return jnp.sum(jnp.sin(x + layer(params["mlp"], x)))
+
+    with jax.set_mesh(make_mesh(MeshConfig(data=1, expert=4), jax.devices()[:4])):
+        x = np.asarray(cases.inputs_of(batch, np.float32))
+        text = jax.jit(jax.grad(loss, (0, 1))).lower(params, x).compile().as_text()
+    shapes = re.findall(r"= \(f32\[[0-9,]+,(\d+)\].* all-to-all\(", text)
+    assert shapes.count(str(cases.D)) == ways and set(shapes) <= {str(cases.D), "1"}  # the others are gates
+
+
 def test_padding_of_rows_in_parts():
     documents = np.array([[1, 1, 2, 0], [1, 0, 0, 0]])
     mask = Mask(query_segments=documents, key_segments=documents, parts=2)
@@ -55,15 +78,17 @@ def test_padding_of_rows_in_parts():
 
 
 def test_what_an_expert_axis_sends_at_the_least():
-    def least(top_k):
+    def least(top_k, remat="none"):
         kind = Experts(count=4, top_k=top_k, width=64)
         model = ModelConfig(num_layers=3, width=128, context_length=16, vocab_size=64, dtype="bfloat16")
-        cfg = Config(model=replace(model, feed_forward=kind), train=TrainConfig(global_batch_size=8))
+        model, execution = replace(model, feed_forward=kind), Execution(remat=remat)
+        cfg = Config(model=model, train=TrainConfig(global_batch_size=8), execution=execution)
         devices = make_mesh(MeshConfig(data=1, expert=4), jax.devices()[:4])
         return communication_bound(cfg, gpt.specs(cfg.model), devices)["expert"]
 
     once = 3 * 4 * 3 / 4 * (8 * 16 / 4) * 128 * 2  # layers, ways, to others, tokens of a device, numbers, bytes
     assert least(2) - least(1) == once and least(4) - least(2) == 2 * once  # from k = 4 on, all to all is as cheap
+    assert least(2, "full") - least(1, "full") == 5 / 4 * once and least(2, "dots") == least(2)
 
 
 def refused(check, cfg, **mesh):

@@ -28,7 +28,10 @@ unsupported = functools.partial(row_blocks.unsupported, STEP)
 def products_of(
     function: Callable[..., Array], inputs: tuple[Array, ...], weights: tuple[Array, ...], sizes: Array, align: int
 ) -> tuple[Array, ...]:
-    """See `functional.grouped_choice.Grouped.products_of`. Supports `jax.grad` but not `jax.jvp`."""
+    """See `in_two.ProductsOf`; the rest as of `functional.grouped_choice.Grouped.mlp_of`.
+
+    Supports `jax.grad` but not `jax.jvp`.
+    """
 
     def products(inputs: tuple[Array, ...], weights: tuple[Array, ...]) -> tuple[Array, ...]:
         hidden = function(*inputs)

@@ -27,7 +27,10 @@ unsupported = functools.partial(row_blocks.unsupported, TILE)
 def products_of(
     function: Callable[..., Array], inputs: tuple[Array, ...], weights: tuple[Array, ...], sizes: Array, align: int
 ) -> tuple[Array, ...]:
-    """See `functional.grouped_choice.Grouped.products_of`. Supports `jax.grad` but not `jax.jvp`."""
+    """See `in_two.ProductsOf`; the rest as of `functional.grouped_choice.Grouped.mlp_of`.
+
+    Supports `jax.grad` but not `jax.jvp`.
+    """
     from jax.experimental.pallas.ops.tpu.megablox import gmm
 
     rows = inputs[0].shape[0]

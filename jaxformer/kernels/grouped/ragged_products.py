@@ -16,7 +16,7 @@ def alignment(rows: int, groups: int) -> int:
 def products_of(
     function: Callable[..., Array], inputs: tuple[Array, ...], weights: tuple[Array, ...], sizes: Array, align: int
 ) -> tuple[Array, ...]:
-    """See `functional.grouped_choice.Grouped.products_of`."""
+    """See `in_two.ProductsOf`; the rest as of `functional.grouped_choice.Grouped.mlp_of`."""
 
     def products(inputs: tuple[Array, ...], weights: tuple[Array, ...]) -> tuple[Array, ...]:
         hidden = function(*inputs)
