@@ -212,10 +212,11 @@ def _run(
         elif kind.input_feeding:
             gates = gates + carry.feed @ narrow["w_fed"]
         gates = cell.join(gates, before @ narrow["w_hidden"] + bias_hidden.astype(dtype)[None])
+        active = cell.activate(gates)
         if kind.cell == "lstm":
-            hidden, memory = cell.update(LstmState(before, carry.cell), gates)
+            hidden, memory = cell.update(LstmState(before, carry.cell), active)
         else:
-            (hidden,), memory = cell.update((before,), gates), carry.cell
+            (hidden,), memory = cell.update((before,), active), carry.cell
         if kind.decoder == "luong":
             found, weights = read(hidden, now)
             feed = jnp.tanh(jnp.concatenate([found, hidden], axis=-1) @ narrow["w_out"])

@@ -179,11 +179,29 @@ def _reset_before(inputs, w_hidden, bias, starts, state, reverse) -> Array:
     return jnp.swapaxes(states[turn], 0, 1)
 
 
-def _update_lstm(state, gates):
+def _activate_lstm(gates):
+    wide = gates.astype(jnp.promote_types(gates.dtype, jnp.float32))
+    units = gates.shape[-1] // 4
+    gated, new, out = jnp.split(wide, [2 * units, 3 * units], axis=-1)
+    return jax.nn.sigmoid(gated), jnp.tanh(new), jax.nn.sigmoid(out)
+
+
+def _deactivate_lstm(active, change):
+    slopes = [_slope(active[0]), 1 - jnp.square(active[1]), _slope(active[2])]
+    return jnp.concatenate([d * slope for d, slope in zip(change, slopes, strict=True)], axis=-1)
+
+
+def _slope(sigmoid):
+    """The derivative of a sigmoid of this value."""
+    return sigmoid * (1 - sigmoid)
+
+
+def _update_lstm(state, active):
     hidden, cell = state
-    i, f, g, o = jnp.split(gates.astype(cell.dtype), 4, axis=-1)
-    cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
-    return (jax.nn.sigmoid(o) * jnp.tanh(cell)).astype(hidden.dtype), cell
+    sigmoid, new, out = active
+    i, f = jnp.split(sigmoid, 2, axis=-1)
+    cell = f * cell + i * new
+    return (out * jnp.tanh(cell)).astype(hidden.dtype), cell
 
 
 def _join_gru(of_input, of_hidden):
@@ -199,13 +217,30 @@ def _split_gru(gates):
     return gates[..., :rest], jnp.concatenate([gate, gates[..., rest:]], axis=-1)
 
 
-def _update_gru(state, gates):
-    (hidden,) = state
-    wide = jnp.promote_types(gates.dtype, jnp.float32)
-    r, z, new, of_hidden = jnp.split(gates.astype(wide), 4, axis=-1)
-    r, z = jax.nn.sigmoid(r), jax.nn.sigmoid(z)
-    return (((1 - z) * jnp.tanh(new + r * of_hidden) + z * hidden.astype(wide)).astype(hidden.dtype),)
+def _activate_gru(gates):
+    """r and z, the candidate, and what the state says of it."""
+    wide = gates.astype(jnp.promote_types(gates.dtype, jnp.float32))
+    units = gates.shape[-1] // 4
+    sigmoid, of_input, of_hidden = jnp.split(wide, [2 * units, 3 * units], axis=-1)
+    sigmoid = jax.nn.sigmoid(sigmoid)
+    return sigmoid, jnp.tanh(of_input + sigmoid[..., :units] * of_hidden), of_hidden
 
 
-LSTM_CELL = RecurrentCell(jnp.add, lambda gates: (gates, gates), _update_lstm)
-GRU_CELL = RecurrentCell(_join_gru, _split_gru, _update_gru)
+def _deactivate_gru(active, change):
+    sigmoid, new, of_hidden = active
+    d_sigmoid, d_new, d_of_hidden = change
+    units = new.shape[-1]
+    d_inner = d_new * (1 - jnp.square(new))
+    d_reset = d_sigmoid[..., :units] + d_inner * of_hidden
+    d_gates = jnp.concatenate([d_reset, d_sigmoid[..., units:]], axis=-1) * _slope(sigmoid)
+    return jnp.concatenate([d_gates, d_inner, d_of_hidden + d_inner * sigmoid[..., :units]], axis=-1)
+
+
+def _update_gru(state, active):
+    (hidden,), (sigmoid, new, _) = state, active
+    z = sigmoid[..., new.shape[-1] :]
+    return (((1 - z) * new + z * hidden.astype(z.dtype)).astype(hidden.dtype),)
+
+
+LSTM_CELL = RecurrentCell(jnp.add, lambda gates: (gates, gates), _activate_lstm, _deactivate_lstm, _update_lstm)
+GRU_CELL = RecurrentCell(_join_gru, _split_gru, _activate_gru, _deactivate_gru, _update_gru)
