@@ -100,6 +100,11 @@ WRONG = [
         "room for them is a gather; accepted: auto, gather",
     ),
     (
+        {"model": {"feed_forward": EXPERTS}, "execution": {"feed_forward_chunks": 2}},
+        "config.execution.feed_forward_chunks: 2; layers of experts are computed whole, because their losses are of "
+        "all tokens at once; accepted: 1",
+    ),
+    (
         {"model": {"feed_forward": EXPERTS, "block": "reversible"}},
         "config.model.block: reversible computes layers again from rounded activations, which may choose other "
         "experts; accepted with model.feed_forward.kind=experts: others",

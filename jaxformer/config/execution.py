@@ -35,7 +35,7 @@ class Execution(
       pipeline_repeats: parts of the layers that each stage of mesh.stage has; every micro-batch goes through the stages
         so many times, which leaves them idle so many times less (the circular, or interleaved, schedule).
       feed_forward_chunks: parts of a row that feed-forward layers are computed in, one after the other, in the
-        backward pass too: less memory, a little slower.
+        backward pass too: less memory, a little slower. Layers of experts are computed whole.
       experts: how the products of experts are computed with dispatch=dropless, and in decoding; the others have one
         batched product. megablox needs TPUs, blocks_gpu an NVIDIA GPU.
       expert_exchange: how the devices of mesh.expert exchange tokens. gather: all get all; all_to_all: each gets

@@ -84,7 +84,7 @@ class Experts(
         factor = (1.0 if self.expert_choice else 1.25) if self.capacity_factor is None else self.capacity_factor
         return min(length, math.ceil(factor * self.top_k * length / self.count))
 
-    def places(self, length: int) -> int | None:
+    def slots(self, length: int) -> int | None:
         """Tokens that all experts together take of a row of `length`; None: any number."""
         return self.count * self.capacity(length) if self.whole_rows else None
 
@@ -125,7 +125,14 @@ class Experts(
             )
 
     def check_execution(self, execution: Any) -> None:
-        """Raises ConfigError: how many tokens an all-to-all would send each device is not bounded."""
+        """Raises ConfigError: an all-to-all would send any number of tokens, or there is nothing to
+        compute in parts."""
+        chunks = execution.feed_forward_chunks
+        if chunks > 1 and self.every == 1:
+            raise ConfigError(
+                f"config.execution.feed_forward_chunks: {chunks}; layers of experts are computed whole, because their "
+                "losses are of all tokens at once; accepted: 1"
+            )
         if execution.expert_exchange == "all_to_all" and not self.whole_rows:
             raise ConfigError(
                 "config.execution.expert_exchange: all_to_all; with dispatch=dropless all tokens may go to one device, "

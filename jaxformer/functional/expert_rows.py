@@ -26,7 +26,7 @@ class Exchange(NamedTuple):
     experts: int
     over: tuple[str, ...] = ()
 
-    def there(self, rows: Array, keep: bool = False) -> Array:
+    def to_experts(self, rows: Array, keep: bool = False) -> Array:
         """[E N, D], N of each expert -> [E N, D], those that all devices have for the experts of this one.
 
         `keep`: the backward pass keeps them where it keeps products, because sending them again costs as much.
@@ -37,8 +37,8 @@ class Exchange(NamedTuple):
         found = jax.lax.all_to_all(parts, self.over, 0, 1, tiled=True).reshape(rows.shape)
         return checkpoint_name(found, PRODUCT) if keep else found
 
-    def back(self, rows: Array) -> Array:
-        """The inverse of `there`."""
+    def from_experts(self, rows: Array) -> Array:
+        """The inverse of `to_experts`."""
         if not self.over:
             return rows
         parts = rows.reshape(self.experts, -1, rows.shape[1])
@@ -59,7 +59,7 @@ def through(
     # libtpu takes 12 s to compile this scatter where it is fused with what finds the places, 1 s alone.
     each = jax.lax.optimization_barrier(place.reshape(-1))
     source = jnp.full((rows,), number, jnp.int32).at[each].set(jnp.arange(number, dtype=jnp.int32), mode="drop")
-    return _combine(exchange, mlp(exchange.there(_dispatch(x, place, source), keep=True)), gates, place, source)
+    return _combine(exchange, mlp(exchange.to_experts(_dispatch(x, place, source), keep=True)), gates, place, source)
 
 
 def _rows_at(x: Array, index: Array) -> Array:
@@ -101,7 +101,7 @@ def _combine(exchange: Exchange, rows: Array, gates: Array, place: Array, source
     The gradient of a gate is computed where its expert is, so the backward pass does not need the rows here: a block
     that computes its forward pass again need not send them again.
     """
-    return _sum_of_choices(exchange.back(rows), gates, place)
+    return _sum_of_choices(exchange.from_experts(rows), gates, place)
 
 
 def _combine_tangent(exchange, saved, changes):
@@ -114,10 +114,10 @@ def _combine_backward(exchange, saved, g):
     rows, gates, place, source = saved
     wide = jnp.promote_types(rows.dtype, jnp.float32)
     # Where a row has no choice its gate is 0, whatever stands in the others: filling those too is one more pass.
-    of_rows = exchange.there(g.at[source // place.shape[1]].get(mode="clip")).astype(wide)
-    of_gates = exchange.there(_rows_at(gates.reshape(-1), source)[:, None]).astype(wide)
+    of_rows = exchange.to_experts(g.at[source // place.shape[1]].get(mode="clip")).astype(wide)
+    of_gates = exchange.to_experts(_rows_at(gates.reshape(-1), source)[:, None]).astype(wide)
     d_rows = jnp.where(of_gates == 0, 0, of_rows * of_gates)
-    d_gates = exchange.back(jnp.sum(rows.astype(wide) * of_rows, axis=1, keepdims=True))
+    d_gates = exchange.from_experts(jnp.sum(rows.astype(wide) * of_rows, axis=1, keepdims=True))
     d_gates = _rows_at(d_gates[:, 0], place.reshape(-1)).reshape(gates.shape)
     return d_rows.astype(rows.dtype), d_gates.astype(gates.dtype), None, None
 

@@ -25,7 +25,7 @@ def over_mesh(
     weights: Mapping[str, Array],
     axes: Mapping[str, tuple[str | None, ...]],
     exchange: str = "auto",
-    places: int | None = None,
+    slots: int | None = None,
 ) -> Array:
     """`layer` of the arrays, each device computing its own part.
 
@@ -37,7 +37,7 @@ def over_mesh(
       gather      the rows of all of them, and the sums of the outputs, scattered: 4 (n - 1) times the bytes of a
                   device's rows, however many experts a token has
       all_to_all  tokens to their experts and back, padded to what an expert can take: 4 (n - 1) / n times the bytes of
-                  the places that all experts have for a device's rows. Only where that number is known before
+                  the slots that all experts have for a device's rows. Only where that number is known before
 
     Args:
       layer: a sum over experts, and over the hidden layer of each; so it may get a part of either.
@@ -46,7 +46,7 @@ def over_mesh(
       weights: of the experts, by name.
       axes: the logical axes of each, the first of them "experts".
       exchange: "gather", "all_to_all" where it can be done, or "auto": what sends less.
-      places: tokens that all experts together take of a row; None: any number.
+      slots: tokens that all experts together take of a row; None: any number.
     """
     if not mesh_axes():
         return layer(x, first, second, weights, 0, ())
@@ -58,8 +58,8 @@ def over_mesh(
     gathered = tuple(axis for axis in lie_rows[0] or () if axis in split)
     summed = hidden + tuple(axis for axis in split if axis not in gathered)
     devices = math.prod(mesh_axes()[axis] for axis in gathered)
-    able = places is not None and devices > 1 and gathered == split
-    sends = able and (exchange == "all_to_all" or (exchange == "auto" and sends_less(places, x.shape[1], devices)))
+    able = slots is not None and devices > 1 and gathered == split
+    sends = able and (exchange == "all_to_all" or (exchange == "auto" and sends_less(slots, x.shape[1], devices)))
 
     def local(x: Array, first: Array, second: Array, weights: Mapping[str, Array]) -> Array:
         whole = {each: _with_whole(w, lie[each], axes[each], "embed") for each, w in weights.items()}
@@ -77,13 +77,13 @@ def over_mesh(
     return jax.shard_map(local, in_specs=into, out_specs=rows, check_vma=False)(x, first, second, dict(weights))
 
 
-def sends_less(places: int, length: int, devices: int) -> bool:
-    """Whether an all-to-all of the experts' places for a row of `length` tokens is fewer bytes than a gather.
+def sends_less(slots: int, length: int, devices: int) -> bool:
+    """Whether an all-to-all of the experts' slots for a row of `length` tokens is fewer bytes than a gather.
 
-    >>> sends_less(places=5120, length=2048, devices=2), sends_less(places=5120, length=2048, devices=4)
+    >>> sends_less(slots=5120, length=2048, devices=2), sends_less(slots=5120, length=2048, devices=4)
     (False, True)
     """
-    return places < devices * length
+    return slots < devices * length
 
 
 def _axes_of(found: list, axes: tuple[str | None, ...], name: str) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxformer.functional.expert_rows import Exchange, through
 from jaxformer.functional.grouped_choice import GROUPED, choose
 from jaxformer.functional.layers import ACTIVATIONS
-from jaxformer.functional.router import places, within_capacity
+from jaxformer.functional.router import sort_by_expert, within_capacity
 from jaxformer.kernels.grouped.in_two import in_two
 from jaxformer.kernels.matmul import rounded_einsum
 from jaxformer.kernels.rematerialize import PRODUCT
@@ -80,7 +80,7 @@ def expert_mlp(
     if not tokens:
         return x
     align = GROUPED[name].alignment(tokens * per_token, experts)
-    place, sizes, rows = places(chosen.reshape(-1), experts, align)
+    place, sizes, rows = sort_by_expert(chosen.reshape(-1), experts, align)
 
     def mlp_of(function: Callable[..., Array], x: Array, first: Arrays, last: Array) -> Array:
         return GROUPED[name].mlp_of(function, x, first, last, sizes, align)
@@ -134,9 +134,9 @@ def expert_choice_mlp(
     w_down: Array,
     w_gate: Array | None = None,
     *,
-    there: Array | None = None,
+    valid: Array | None = None,
     activation: str = "gelu",
-    first: Array | int = 0,
+    first_expert: Array | int = 0,
     over: tuple[str, ...] = (),
 ) -> Array:
     """Experts that choose tokens: each takes the `capacity` tokens of a row that it has the highest probability for.
@@ -148,8 +148,8 @@ def expert_choice_mlp(
       logits: [B, T, E] of the router, float32. The gates are their softmax over the experts.
       capacity: tokens of a row that one expert takes, at most T.
       w_up, w_down, w_gate, activation: as of `expert_mlp`.
-      there: [B, T] bool, False for padding, which nobody takes; None: there is none.
-      first: number of the first expert, if there are weights of some only.
+      valid: [B, T] bool, False for padding, which nobody takes; None: no padding.
+      first_expert: its number, if there are weights of some only.
       over: as of `capacity_mlp`.
 
     Returns:
@@ -159,8 +159,8 @@ def expert_choice_mlp(
     """
     experts, (batch, _, width) = len(w_up) * (jax.lax.axis_size(over) if over else 1), x.shape
     probabilities = jax.nn.softmax(logits, axis=-1)
-    probabilities = probabilities if there is None else jnp.where(there[..., None], probabilities, 0)
-    probabilities = jax.lax.dynamic_slice_in_dim(probabilities, first, experts, axis=2)
+    probabilities = probabilities if valid is None else jnp.where(valid[..., None], probabilities, 0)
+    probabilities = jax.lax.dynamic_slice_in_dim(probabilities, first_expert, experts, axis=2)
     gates, taken = jax.lax.top_k(jnp.swapaxes(probabilities, 1, 2), capacity)  # [B, E, C]
     number = jnp.arange(batch, dtype=jnp.int32)[:, None]
     taken = taken.reshape(batch, -1)
@@ -168,10 +168,10 @@ def expert_choice_mlp(
 
     def sent(of_rows: Array, keep: bool = False) -> Array:  # [B, E C, F] -> [E B C, F], to the experts' devices
         parts = jnp.swapaxes(of_rows.reshape(batch, experts, capacity, -1), 0, 1)
-        return exchange.there(parts.reshape(experts * batch * capacity, -1), keep)
+        return exchange.to_experts(parts.reshape(experts * batch * capacity, -1), keep)
 
     out = _mlp_of(_equal_groups, sent(x[number, taken], keep=True), (w_up, w_gate, w_down), activation)
-    out = exchange.back(out * sent(gates).astype(out.dtype))
+    out = exchange.from_experts(out * sent(gates).astype(out.dtype))
     out = jnp.swapaxes(out.reshape(experts, batch, capacity, width), 0, 1).reshape(batch, -1, width)
     return jnp.zeros_like(x).at[number, taken].add(out)
 

@@ -72,24 +72,24 @@ def apply(params: Params, x: Array, cfg: ModelConfig, context: Context) -> tuple
         out, cache, terms = apply(params, x[None], cfg, context)
         return out[0], cache, terms
     kind = cfg.feed_forward
-    there = not_padding(x, context)
+    valid = not_padding(x, context)
     logits = _router_logits(x, params["w_router"])
     weights = {name: params[name] for name in WEIGHTS if name in params}
     axes = {name: spec.axes for name, spec in specs(cfg).items() if name in weights}
-    exchange, places = context.execution.expert_exchange, kind.places(x.shape[1])
+    exchange, slots = context.execution.expert_exchange, kind.slots(x.shape[1])
     if kind.expert_choice:
-        taken = jnp.ones(x.shape[:2], bool) if there is None else there
-        out = over_mesh(_expert_choice(cfg, x), x, logits, taken[..., None], weights, axes, exchange, places)
+        taken = jnp.ones(x.shape[:2], bool) if valid is None else valid
+        out = over_mesh(_expert_choice(cfg, x), x, logits, taken[..., None], weights, axes, exchange, slots)
         chosen = None
     else:
         gates, chosen = router.route(logits, kind.top_k, params.get("bias"), kind.normalized)
-        chosen = chosen if there is None else jnp.where(there[..., None], chosen, kind.count)
-        places = None if context.progress is not None else places
-        out = over_mesh(_layer(cfg, x, context), x, gates, chosen, weights, axes, exchange, places)
+        chosen = chosen if valid is None else jnp.where(valid[..., None], chosen, kind.count)
+        slots = None if context.progress is not None else slots
+        out = over_mesh(_layer(cfg, x, context), x, gates, chosen, weights, axes, exchange, slots)
     if kind.shared:
         shared = {name.removeprefix("shared_"): w for name, w in params.items() if name.startswith("shared_")}
         out = out + mlp(x, **shared, activation=kind.activation)
-    return shard_residual(out), None, _terms(params, logits, chosen, there, cfg)
+    return shard_residual(out), None, _terms(params, logits, chosen, valid, cfg)
 
 
 def _router_logits(x: Array, w: Array) -> Array:
@@ -112,8 +112,8 @@ def not_padding(x: Array, context: Context) -> Array | None:
 def _expert_choice(cfg: ModelConfig, x: Array) -> Any:
     """The experts that choose, as `expert_sharding.over_mesh` takes them."""
     kind, capacity = cfg.feed_forward, cfg.feed_forward.capacity(x.shape[1])
-    return lambda x, logits, there, weights, first, over: experts.expert_choice_mlp(
-        x, logits, capacity, **weights, there=there[..., 0], activation=kind.activation, first=first, over=over
+    return lambda x, logits, valid, weights, first, over: experts.expert_choice_mlp(
+        x, logits, capacity, **weights, valid=valid[..., 0], activation=kind.activation, first_expert=first, over=over
     )
 
 
@@ -144,14 +144,14 @@ def _layer(cfg: ModelConfig, x: Array, context: Context) -> Any:
 
 
 def _terms(
-    params: Params, logits: Array, chosen: Array | None, there: Array | None, cfg: ModelConfig
+    params: Params, logits: Array, chosen: Array | None, valid: Array | None, cfg: ModelConfig
 ) -> dict[str, Array]:
     """Terms of the objective, and what is measured; see the top of the file. `chosen`: None where experts choose."""
     kind, terms = cfg.feed_forward, dict.fromkeys(TERMS, jnp.zeros((), jnp.float32))
     if kind.z_loss:
-        terms["router_z"] = kind.z_loss * router.z_loss(logits, there).astype(jnp.float32)
+        terms["router_z"] = kind.z_loss * router.z_loss(logits, valid).astype(jnp.float32)
     if chosen is None:  # all experts are as busy
-        tokens = math.prod(logits.shape[:2]) if there is None else jnp.sum(there)
+        tokens = math.prod(logits.shape[:2]) if valid is None else jnp.sum(valid)
         return terms | {"expert_load": jnp.asarray(tokens, jnp.float32)}
     counts = of_batch = router.count_choices(chosen, kind.count)
     if kind.bias_rate:
@@ -159,7 +159,7 @@ def _terms(
     if kind.balance_weight:
         load = jax.lax.stop_gradient(params["load"])
         of_batch = jnp.where(jnp.sum(load) > 0, load, counts)
-        loss = kind.balance_weight * router.balance_loss(logits, of_batch, there).astype(jnp.float32)
+        loss = kind.balance_weight * router.balance_loss(logits, of_batch, valid).astype(jnp.float32)
         terms["expert_balance"] = loss + jnp.sum(counts * (params["load"] - load))
     busiest = jnp.max(of_batch) / jnp.maximum(jnp.sum(of_batch), 1) * kind.count
     terms["expert_load"] = busiest * jnp.sum(counts) / kind.top_k

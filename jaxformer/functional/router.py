@@ -101,7 +101,7 @@ def among(chosen: Array, first: Array | int, number: int) -> Array:
     return jnp.where((chosen >= 0) & (chosen < number), chosen, number)
 
 
-def balance_loss(logits: Array, counts: Array, there: Array | None = None) -> Array:
+def balance_loss(logits: Array, counts: Array, valid: Array | None = None) -> Array:
     """E * sum over experts of (share of the choices) * (probability), summed over tokens: if
     all experts are equally busy, the number of tokens.
 
@@ -111,7 +111,7 @@ def balance_loss(logits: Array, counts: Array, there: Array | None = None) -> Ar
     Args:
       logits: [..., E] of the router, float32.
       counts: [E], choices that fell on each expert.
-      there: [...] bool, False for padding; None: there is none.
+      valid: [...] bool, False for padding; None: no padding.
 
     Returns:
       () float32.
@@ -123,10 +123,10 @@ def balance_loss(logits: Array, counts: Array, there: Array | None = None) -> Ar
     """
     shares = jax.lax.stop_gradient(counts / jnp.maximum(jnp.sum(counts), 1e-30)) * logits.shape[-1]
     each = jnp.einsum("...E,E->...", jax.nn.softmax(logits, axis=-1), shares.astype(logits.dtype))
-    return jnp.sum(each if there is None else jnp.where(there, each, 0))
+    return jnp.sum(each if valid is None else jnp.where(valid, each, 0))
 
 
-def z_loss(logits: Array, there: Array | None = None) -> Array:
+def z_loss(logits: Array, valid: Array | None = None) -> Array:
     """log(sum(exp(logits)))**2, summed over tokens. Arguments as of `balance_loss`.
 
     Source: Zoph et al. 2022, section 3.3, equation 5.
@@ -135,7 +135,7 @@ def z_loss(logits: Array, there: Array | None = None) -> Array:
     5.765
     """
     each = jnp.square(jax.nn.logsumexp(logits, axis=-1))
-    return jnp.sum(each if there is None else jnp.where(there, each, 0))
+    return jnp.sum(each if valid is None else jnp.where(valid, each, 0))
 
 
 def bias_term(counts: Array, bias: Array) -> Array:
@@ -164,7 +164,7 @@ def ranks(chosen: Array, experts: int) -> Array:
     return (inside + jnp.take_along_axis(before, parts, axis=1)).reshape(-1)[: len(chosen)]
 
 
-def places(chosen: Array, experts: int, align: int = 1) -> tuple[Array, Array, int]:
+def sort_by_expert(chosen: Array, experts: int, align: int = 1) -> tuple[Array, Array, int]:
     """Where each choice stands if they are sorted by expert, and each expert begins at a multiple of `align`.
 
     Args:
@@ -175,7 +175,7 @@ def places(chosen: Array, experts: int, align: int = 1) -> tuple[Array, Array, i
       [M] int32, the row of each choice: all different, but choices of nobody have the number of rows; [E] int32, the
       rows of each expert, multiples of `align`; the number of rows.
 
-    >>> [each.tolist() for each in places(jnp.array([1, 0, 2, 1, 1]), 2)[:2]]
+    >>> [each.tolist() for each in sort_by_expert(jnp.array([1, 0, 2, 1, 1]), 2)[:2]]
     [[1, 0, 5, 2, 3], [1, 3]]
     """
     parts, inside, before, counts = _counted(chosen, experts)

@@ -240,7 +240,7 @@ def test_capacity_takes_the_earliest_tokens_of_a_row():
 @pytest.mark.parametrize("align", (1, 8))
 def test_choices_stand_sorted_by_expert_each_beginning_at_a_multiple(align):
     which = np.random.default_rng(2).integers(0, E + 1, 300).astype(np.int32)
-    place, sizes, rows = jax.jit(router.places, static_argnums=(1, 2))(which, E, align)
+    place, sizes, rows = jax.jit(router.sort_by_expert, static_argnums=(1, 2))(which, E, align)
     counts = np.bincount(which, minlength=E)[:E]
     assert sizes.tolist() == [-(-count // align) * align for count in counts]
     assert rows % align == 0 and rows >= sum(sizes)
@@ -256,7 +256,7 @@ def test_experts_that_choose_take_the_same_number_of_tokens():
     there[1, 15:] = False
     logits = x @ w_router
     choose = quickly(functools.partial(expert_choice_mlp, activation="swiglu"), static_argnums=2)
-    got = choose(x, logits, capacity, **w, there=there)
+    got = choose(x, logits, capacity, **w, valid=there)
     outs = each_expert(x.reshape(-1, D), w).reshape(E, B, T, D)
     wanted = np.zeros_like(x)
     probabilities = np.where(there[..., None], jax.nn.softmax(logits), 0)
