@@ -393,3 +393,7 @@ def test_curves_of_nothing(place):
     found = place.run("curves", str(place.folder / "run"), f"--out={place.folder / 'a.png'}")
     assert found == (2, expected()["curves of a run without records"])
     assert not (place.folder / "a.png").exists()
+    records.append(place.folder / "run" / "records.jsonl", {**TRAIN, "loss": 1.0})
+    found = place.run("curves", str(place.folder / "run"), "--metric=x", f"--out={place.folder / 'a.png'}")
+    assert found == (2, expected()["curves of a number that no record has"])
+    assert not (place.folder / "a.png").exists()

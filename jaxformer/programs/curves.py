@@ -1,13 +1,16 @@
-"""Plot the loss curves of runs from their records.
+"""Plot the loss curves of runs from their records, or another number that training records have.
 
     jaxformer curves runs/gpt_tiny --out=curve.png
     jaxformer curves runs/a runs/b --label=narrow --label=wide --out=curve.svg
+    jaxformer curves runs/a --metric=grad_norm --out=norm.svg
 
-In bits per byte if all runs have them, else in nats per token. A mixture has a curve for each of its sources.
+Losses are in bits per byte if all runs have them, else in nats per token. A mixture has a curve for each of its
+sources.
 """
 
 import math
 from pathlib import Path
+from typing import Any
 
 from jaxformer import records
 from jaxformer.errors import ConfigError
@@ -23,15 +26,21 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = "osD^vP"
 STYLES = ("-", "--", ":", "-.")  # all held-out text, and that of each source
 ENDINGS = (".png", ".svg", ".pdf")
+NO_METRICS = {"version", "step", "tokens", "seconds", "time"}  # numbers of training records that only say when
 COMPRESSORS = {"gzip -9": (0, (4, 2)), "xz -9": (0, (1, 1))}
+
+Recorded = tuple[list[dict], list[dict]]  # what `recorded` returns
 
 
 def main() -> None:
-    """Validation and training loss against training tokens; in bits per byte if all runs have them."""
+    """Losses, or what `--metric` names, against training tokens."""
     arguments = parser(__doc__, "curves")
     arguments.add_argument("runs", nargs="*", type=workdir_text, metavar="RUN", help="directories of runs")
     arguments.add_argument("--workdir", action="append", type=workdir_text, metavar="RUN", help="the same; repeatable")
     arguments.add_argument("--label", action="append", help="name in the legend, one for each run; repeatable")
+    arguments.add_argument(
+        "--metric", help="a number of the training records to plot in place of losses, such as grad_norm"
+    )
     arguments.add_argument("--out", required=True, type=path_text, help="figure to write: .png, .svg or .pdf")
     options = arguments.parse_intermixed_args()
     options.workdir = options.runs + (options.workdir or [])
@@ -58,6 +67,22 @@ def main() -> None:
     figure = matplotlib.figure.Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
     runs = [recorded(place(workdir)) for workdir in options.workdir]
+    unit = _draw_losses(axes, runs, labels) if options.metric is None else _draw_metric(axes, runs, labels, options)
+    axes.set(xlabel="training tokens", ylabel=unit)
+    axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
+    axes.grid(alpha=0.25)
+    for text in axes.legend(frameon=False, fontsize=9).get_texts():
+        text.set_parse_math(False)  # folder names may contain $
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        files.write_atomically(out, plotting.encoded(figure, out.suffix[1:], dpi=150))
+    except OSError as error:
+        raise ConfigError(f"--out: {out} cannot be written ({error.strerror or error})") from None
+    print(out)
+
+
+def _draw_losses(axes: Any, runs: list[Recorded], labels: list[str]) -> str:
+    """Training and held-out losses, in one unit, which is returned; in bits per byte if all runs have them."""
     # Training loss is in nats per token; the last evaluation's ratio converts it to bits per byte. One axis, one unit.
     ends = [each[-1] for found, _ in runs for each in by_split(found).values()]
     in_bits = all(evals for _, evals in runs) and all("bits_per_byte" in r and r["loss"] > 0 for r in ends)
@@ -89,20 +114,28 @@ def main() -> None:
         tops += [1.8 * factor * float(r["loss"]) for r in evals]
     if finite := [top for top in tops if math.isfinite(top)]:
         axes.set_ylim(top=max(finite))
-    axes.set(xlabel="training tokens", ylabel=f"loss, {'bits per byte' if in_bits else 'nats per token'}")
-    axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
-    axes.grid(alpha=0.25)
-    for text in axes.legend(frameon=False, fontsize=9).get_texts():
-        text.set_parse_math(False)  # folder names may contain $
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        files.write_atomically(out, plotting.encoded(figure, out.suffix[1:], dpi=150))
-    except OSError as error:
-        raise ConfigError(f"--out: {out} cannot be written ({error.strerror or error})") from None
-    print(out)
+    return f"loss, {'bits per byte' if in_bits else 'nats per token'}"
 
 
-def recorded(workdir: Path) -> tuple[list[dict], list[dict]]:
+def _draw_metric(axes: Any, runs: list[Recorded], labels: list[str], options: Any) -> str:
+    """One number of the training records of each run; its name is returned."""
+    name = options.metric
+    for index, ((found, _), label, workdir) in enumerate(zip(runs, labels, options.workdir, strict=True)):
+        steps = [each for each in found if each["kind"] == "train"]
+        known = {key for each in steps for key, value in each.items() if isinstance(value, int | float)} - NO_METRICS
+        if name not in known:
+            accepted = f"accepted: {' or '.join(sorted(known))}" if known else "it has none; accepted: another run"
+            raise ConfigError(f"--metric: {name!r}; {workdir} has no such number in its training records; {accepted}")
+        having = [each for each in steps if name in each]
+        axes.plot(
+            [each["tokens"] for each in having], [float(each[name]) for each in having],
+            color=COLOURS[index % len(COLOURS)], marker=MARKERS[index % len(MARKERS)], ms=3,
+            ls=STYLES[index // len(COLOURS) % len(STYLES)], lw=1, label=label,
+        )  # fmt: skip
+    return name
+
+
+def recorded(workdir: Path) -> Recorded:
     """All records of a run, and the evaluations on all its held-out text among them.
 
     Raises:

@@ -5,6 +5,7 @@ import json
 import matplotlib.figure
 import pytest
 
+from jaxformer.errors import ConfigError
 from jaxformer.programs import curves
 
 
@@ -71,3 +72,25 @@ def test_the_same_runs_make_the_same_file(tmp_path, drawn):
     first = (tmp_path / "c.svg").read_bytes()
     drawn(run)
     assert (tmp_path / "c.svg").read_bytes() == first and b"<dc:date>" not in first
+
+
+def test_a_number_of_the_training_records(tmp_path, drawn, capsys):
+    runs = []
+    for name, loads in (("a", [1.5, 1.25]), ("b", [2.0, None, 3])):
+        runs.append(write(tmp_path / name, [3.0]))
+        with open(tmp_path / name / "records.jsonl", "a", encoding="utf-8") as file:
+            for step, load in enumerate(loads, 1):
+                line = {"kind": "train", "version": 1, "step": step, "tokens": 100 * step, "seconds": 1.0, "loss": 2.0}
+                file.write(json.dumps(line | ({} if load is None else {"expert_load": load})) + "\n")
+    axes = drawn(*runs, "--metric=expert_load")
+    found = [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.get_lines()]
+    assert found == [([100, 200], [1.5, 1.25]), ([100, 300], [2.0, 3.0])]
+    assert axes.get_ylabel() == "expert_load" and axes.get_xlabel() == "training tokens"
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "b"]
+    with pytest.raises(ConfigError) as error:
+        drawn(runs[0], "--metric=tokens")
+    assert str(error.value).replace(str(tmp_path), "DIR") == (
+        "--metric: 'tokens'; DIR/a has no such number in its training records; accepted: expert_load or loss"
+    )
+    with pytest.raises(ConfigError, match=r"it has none; accepted: another run$"):
+        drawn(write(tmp_path / "c", [3.0]), "--metric=loss")
