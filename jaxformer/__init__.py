@@ -85,7 +85,7 @@ from jaxformer.functional.positions import (
     t5_buckets,
 )  # fmt: skip
 from jaxformer.functional.recurrent import LstmState, gru, lstm
-from jaxformer.functional.router import balance_loss, route
+from jaxformer.functional.router import balance_loss, count_choices, route, z_loss
 from jaxformer.masks import Mask, causal, dense, expand, padding, prefix, segments, window
 from jaxformer.models import bert, encoder_decoder, gpt
 from jaxformer.specs import ParamSpec, abstract_params, count_params, init_params, param_axes, stack_specs
@@ -99,11 +99,12 @@ __all__ = [
     "Lstm", "LstmState", "Mask", "Model", "ModelConfig", "NoPositions", "ParamSpec", "Params", "Performer",
     "PositionEncoding", "Rotary", "Sinusoidal", "Softmax", "Sublayer", "T5", "TokenLoss", "abstract_params",
     "alibi", "alibi_slopes", "attention", "balance_loss", "bert", "block", "block_specs", "capacity_mlp", "causal",
-    "combine", "count_params", "cross_entropy", "dense", "dropout", "elu_plus_one", "embed", "encoder_decoder",
+    "combine", "count_choices", "count_params", "cross_entropy", "dense", "dropout", "elu_plus_one", "embed",
+    "encoder_decoder",
     "encoder_of", "expand", "expert_choice_mlp", "expert_mlp", "favor_attention", "favor_features", "from_mapping",
     "gelu", "gelu_tanh", "gpt", "gru", "init_params", "layer_norm", "learned", "linear", "linear_attention",
     "linformer_attention", "lsh_attention", "lstm", "masked_token_loss", "masks", "mlp", "orthogonal_directions",
     "padding", "param_axes", "patterns", "prefix", "random_rotations", "relu", "rms_norm", "rotary",
     "rotary_angles", "rotary_frequencies", "rotation", "route", "score_bias", "segments", "silu", "sinusoidal",
-    "stack", "stack_specs", "t5_bias", "t5_buckets", "token_loss", "unembed", "window",
+    "stack", "stack_specs", "t5_bias", "t5_buckets", "token_loss", "unembed", "window", "z_loss",
 ]  # fmt: skip

@@ -229,8 +229,9 @@ class ModelConfig(
             )
         if "mlp" not in self.layer and self.feed_forward != Dense():
             raise ConfigError(
-                f"config.model.feed_forward: {self.feed_forward}; model.family={self.family} has no feed-forward "
-                "layers; accepted: the defaults, kind=dense, width=none and activation=gelu"
+                f"config.model.feed_forward: kind={self.feed_forward.kind}, width={self.feed_forward.width} and "
+                f"activation={self.feed_forward.activation}; model.family={self.family} has no feed-forward layers; "
+                "accepted: the defaults, kind=dense, width=none and activation=gelu"
             )
         reads = FAMILIES[self.family].reads_source
         if self.encoder is not None and not reads:

@@ -146,14 +146,14 @@ def _log_choice(
     LOG.info("; ".join([f"attention: auto is {chosen} for {asked}", *why]))
 
 
-def unavailable(name: str) -> str | None:
-    """The platform that a kernel needs, if this process does not run on it; otherwise None.
+def unavailable(name: str, platform: str | None = None) -> str | None:
+    """The platform that a kernel needs, if `platform`, None: that of this process, is another; otherwise None.
 
     >>> unavailable("chunked") is None, unavailable("splash")
     (True, 'a TPU')
     """
     kernel = KERNELS.get(name)
-    return None if kernel is None or kernel.platform == this_platform() else kernel.what
+    return None if kernel is None or kernel.platform == (platform or this_platform()) else kernel.what
 
 
 def takes_distances(name: str, mask: Mask) -> bool:

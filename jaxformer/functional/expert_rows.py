@@ -64,7 +64,7 @@ def through(
 
 def _rows_at(x: Array, index: Array) -> Array:
     """x[index], zeros beyond the end."""
-    return x.at[index].get(mode="fill", fill_value=0)
+    return jnp.asarray(x).at[index].get(mode="fill", fill_value=0)
 
 
 @jax.custom_jvp
@@ -114,7 +114,7 @@ def _combine_backward(exchange, saved, g):
     rows, gates, place, source = saved
     wide = jnp.promote_types(rows.dtype, jnp.float32)
     # Where a row has no choice its gate is 0, whatever stands in the others: filling those too is one more pass.
-    of_rows = exchange.to_experts(g.at[source // place.shape[1]].get(mode="clip")).astype(wide)
+    of_rows = exchange.to_experts(jnp.asarray(g).at[source // place.shape[1]].get(mode="clip")).astype(wide)
     of_gates = exchange.to_experts(_rows_at(gates.reshape(-1), source)[:, None]).astype(wide)
     d_rows = jnp.where(of_gates == 0, 0, of_rows * of_gates)
     d_gates = exchange.from_experts(jnp.sum(rows.astype(wide) * of_rows, axis=1, keepdims=True))

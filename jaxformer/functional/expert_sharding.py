@@ -32,7 +32,7 @@ def over_mesh(
     A device has some rows, and of the weights those that `constraints.RULES` say. Weights that are sharded along the
     model's width are gathered first, and their gradients summed and scattered. Where the hidden layer is sharded, each
     device has a part of every token's output, and the parts are summed. Between the n devices that share out the
-    experts, one of two goes over the links, forward and backward:
+    experts, one of two goes over the links, forward and backward, and a quarter more where rows are not kept:
 
       gather      the rows of all of them, and the sums of the outputs, scattered: 4 (n - 1) times the bytes of a
                   device's rows, however many experts a token has

@@ -44,7 +44,7 @@ def expert_mlp(
     """The outputs of each token's experts, multiplied by its gates and summed. No token is dropped.
 
     Tokens are sorted by expert, so the work is about that of k feed-forward layers, whatever the number of experts and
-    however many tokens each has; but where "ragged" is one product of all tokens with all experts, E times as much.
+    however many tokens each has; E times as much with "ragged" on CPU and GPU, where it is a product of all with all.
 
     Args:
       x: [N, D].
@@ -113,7 +113,15 @@ def capacity_mlp(
 
     Returns:
       [B, T, D] in the dtype of x.
+
+    Raises:
+      ValueError: as of `expert_mlp`, or no place for any token.
     """
+    if x.ndim != 3 or chosen.shape != gates.shape or chosen.shape[:-1] != x.shape[:2] or capacity < 1:
+        raise ValueError(
+            f"capacity_mlp: x {x.shape}, gates {gates.shape}, chosen {chosen.shape}, capacity {capacity}; accepted: "
+            "[B, T, D], [B, T, k] of both, and at least 1"
+        )
     experts, (batch, length, _) = len(w_up) * (jax.lax.axis_size(over) if over else 1), x.shape
     if not batch * length:
         return x
@@ -155,8 +163,16 @@ def expert_choice_mlp(
     Returns:
       [B, T, D] in the dtype of x.
 
+    Raises:
+      ValueError: as of `capacity_mlp`, or a capacity of more than T.
+
     Source: Zhou et al. 2022, section 3.2.
     """
+    if x.ndim != 3 or logits.ndim != 3 or logits.shape[:2] != x.shape[:2] or not 1 <= capacity <= x.shape[1]:
+        raise ValueError(
+            f"expert_choice_mlp: x {x.shape}, logits {logits.shape}, capacity {capacity}; accepted: [B, T, D], "
+            "[B, T, E], and 1 to T"
+        )
     experts, (batch, _, width) = len(w_up) * (jax.lax.axis_size(over) if over else 1), x.shape
     probabilities = jax.nn.softmax(logits, axis=-1)
     probabilities = probabilities if valid is None else jnp.where(valid[..., None], probabilities, 0)
@@ -198,6 +214,13 @@ _equal_groups = in_two(_products_of_equal)
 def _mlp_of(mlp_of: Callable[..., Array], x: Array, weights: tuple[Array, Array | None, Array], name: str) -> Array:
     """[M, D] -> [M, D], a feed-forward layer of sorted rows."""
     w_up, w_gate, w_down = weights
+    experts, width, hidden = w_up.shape
+    shapes = w_down.shape, w_up.shape if w_gate is None else w_gate.shape
+    if x.shape[1] != width or shapes != ((experts, hidden, width), w_up.shape):
+        raise ValueError(
+            f"experts: tokens {x.shape[1]} wide, w_up {w_up.shape}, w_down {w_down.shape}, w_gate "
+            f"{None if w_gate is None else w_gate.shape}; accepted: D, [E, D, F], [E, F, D], and None or as w_up"
+        )
     if name not in ACTIVATIONS:
         raise ValueError(f"experts: activation {name!r}; accepted: {', '.join(ACTIVATIONS)}")
     function, gated = ACTIVATIONS[name]

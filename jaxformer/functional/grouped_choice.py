@@ -68,11 +68,11 @@ def part_of(hidden: int, devices: int) -> int:
     return hidden // devices if hidden % devices == 0 else hidden
 
 
-def unavailable(name: str) -> str | None:
-    """The platform that an implementation needs, if this process does not run on it; otherwise None.
+def unavailable(name: str, platform: str | None = None) -> str | None:
+    """The platform that an implementation needs, if `platform`, None: that of this process, is another; otherwise None.
 
     >>> unavailable("blocks") is None, unavailable("megablox")
     (True, 'a TPU')
     """
     one = GROUPED.get(name)
-    return None if one is None or one.platform in (None, this_platform()) else one.what
+    return None if one is None or one.platform in (None, platform or this_platform()) else one.what

@@ -44,18 +44,23 @@ def route(
         raise ValueError(f"route: per_token {per_token}; accepted: 1 to {logits.shape[-1]}, the experts")
     if renormalize and per_token == 1:
         raise ValueError("route: renormalize with per_token 1 makes every gate 1; accepted: False")
-    left = jax.lax.stop_gradient(logits)
-    scores = left if bias is None else jax.nn.softmax(left, axis=-1) + jnp.broadcast_to(bias, logits.shape)
+    scores = logits if bias is None else jax.nn.softmax(logits, axis=-1) + jnp.broadcast_to(bias, logits.shape)
     chosen = _highest(jax.lax.stop_gradient(scores), per_token)
+    normalised = renormalize or (renormalize is None and per_token > 1)
+    if per_token > _FEW:
+        hot = jax.nn.one_hot(chosen, logits.shape[-1], dtype=bool)
+        own = jnp.sum(jnp.where(hot, logits[..., None, :], 0), axis=-1)
+        total = jax.nn.logsumexp(own if normalised else logits, axis=-1, keepdims=True)
+        return jnp.exp(own - total), chosen
     # One choice after another: arrays of [..., k, E] take six times as long on CPU, mostly in the backward pass.
-    own = [_of_expert(logits, chosen[..., n]) for n in range(per_token)]
-    if renormalize or (renormalize is None and per_token > 1):
-        most = jax.lax.stop_gradient(functools.reduce(jnp.maximum, own))
-        odds = [jnp.exp(each - most) for each in own]
+    few = [_of_expert(logits, chosen[..., n]) for n in range(per_token)]
+    if normalised:
+        most = jax.lax.stop_gradient(functools.reduce(jnp.maximum, few))
+        odds = [jnp.exp(each - most) for each in few]
         total = functools.reduce(jnp.add, odds)
         return jnp.stack([each / total for each in odds], axis=-1), chosen
     total = jax.nn.logsumexp(logits, axis=-1)
-    return jnp.stack([jnp.exp(each - total) for each in own], axis=-1), chosen
+    return jnp.stack([jnp.exp(each - total) for each in few], axis=-1), chosen
 
 
 def _of_expert(logits: Array, chosen: Array) -> Array:
@@ -116,11 +121,16 @@ def balance_loss(logits: Array, counts: Array, valid: Array | None = None) -> Ar
     Returns:
       () float32.
 
+    Raises:
+      ValueError: other counts than one for each expert.
+
     Source: Fedus et al. 2021, section 2.2, equations 4 to 6.
 
     >>> float(balance_loss(jnp.zeros((3, 4)), jnp.array([5.0, 5.0, 5.0, 5.0])))
     3.0
     """
+    if counts.shape != logits.shape[-1:]:
+        raise ValueError(f"balance_loss: counts {counts.shape}; accepted: {logits.shape[-1:]}, see `count_choices`")
     shares = jax.lax.stop_gradient(counts / jnp.maximum(jnp.sum(counts), 1e-30)) * logits.shape[-1]
     each = jnp.einsum("...E,E->...", jax.nn.softmax(logits, axis=-1), shares.astype(logits.dtype))
     return jnp.sum(each if valid is None else jnp.where(valid, each, 0))

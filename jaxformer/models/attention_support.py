@@ -16,8 +16,8 @@ from jaxformer.patterns import GlobalPositions
 CHOICES = {"attention": (unavailable, ANY), "experts": (grouped_choice.unavailable, grouped_choice.ANY)}
 
 
-def check_available(execution: Execution) -> None:
-    """Refuses a kernel of a platform that this process does not run on.
+def check_available(execution: Execution, platform: str | None = None, where: str = "here") -> None:
+    """Refuses a kernel of a platform that `where` is not, by default this process.
 
     Raises:
       ConfigError: there is no such device.
@@ -29,10 +29,11 @@ def check_available(execution: Execution) -> None:
 more, which is not here; accepted here: auto, xla, chunked
     """
     for name, (needed, everywhere) in CHOICES.items():
-        what = needed(getattr(execution, name))
+        what = needed(getattr(execution, name), platform)
         if what is not None:
+            accepted = "accepted here" if where == "here" else "accepted there"
             raise ConfigError(
-                f"config.execution.{name}: {getattr(execution, name)} needs {what}, which is not here; accepted here: "
+                f"config.execution.{name}: {getattr(execution, name)} needs {what}, which is not {where}; {accepted}: "
                 f"{everywhere}"
             )
 

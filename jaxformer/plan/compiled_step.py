@@ -16,7 +16,7 @@ from jaxformer.data.progress_bars import say
 from jaxformer.errors import ConfigError
 from jaxformer.functional import attention_choice, grouped_choice
 from jaxformer.functional.block_loss import chosen_chunk
-from jaxformer.models.attention_support import check_mesh, unsupported_by
+from jaxformer.models.attention_support import check_available, check_mesh, unsupported_by
 from jaxformer.models.families import family_of
 from jaxformer.models.own_kinds import check_model
 from jaxformer.modules import make_model
@@ -100,8 +100,8 @@ def compile_step(config: Config, topology: Topology) -> CompiledStep:
     """Compiles the train step that `training.loop` would dispatch, with its own shardings and donation.
 
     Raises:
-      ConfigError: the mesh does not match the topology, the batch or a parameter does not divide over it, or the model
-        has a teacher.
+      ConfigError: the mesh does not match the topology, or this has no such kernels, the batch or a parameter does not
+        divide over it, or the model has a teacher.
     """
     if config.distill.teacher is not None:
         raise ConfigError(f"config.distill.teacher: {config.distill.teacher}; accepted in a plan: none")
@@ -109,6 +109,7 @@ def compile_step(config: Config, topology: Topology) -> CompiledStep:
         mesh = make_mesh(config.mesh, list(topology.devices))
     except ConfigError as error:
         raise ConfigError(str(error).replace("the number of devices is", f"{topology.name} has")) from None
+    check_available(config.execution, topology.chip.platform, f"in {topology.name}")
     config = target_config(config, topology, mesh)
     check_stages(config, mesh)
     check_context(config.model, mesh)

@@ -1,8 +1,10 @@
 """A plan as text: memory, communication beside its lower bound, and least time; and a comparison of two plans."""
 
+import math
 from typing import Any
 
 from jaxformer.config import diff
+from jaxformer.parallel.constraints import ACTIVATION_RULES
 from jaxformer.plan.measures import Plan, by_axes
 
 UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
@@ -146,7 +148,7 @@ def remedy(plan: Plan) -> str:
     else:
         if execution["remat"] != "full":
             ideas.append(f"--config.execution.remat=full (now {execution['remat']})")
-        rows //= mesh.get("data", 1) * mesh.get("fsdp", 1)
+        rows //= math.prod(mesh.get(axis, 1) for axis in ACTIVATION_RULES["batch_rows"])
         if rows > (steps := execution["gradient_accumulation_steps"]):
             ideas.append(f"--config.execution.gradient_accumulation_steps={rows} (now {steps})")
         ideas.append(f"a larger mesh.tensor (now {mesh.get('tensor', 1)})")

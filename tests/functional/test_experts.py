@@ -211,6 +211,58 @@ def test_no_tokens_in_rows_and_tokens_in_rows():
         expert_mlp(jnp.zeros((2, 3, D)), gates, gates.astype(np.int32), **w, activation="swiglu")
 
 
+WRONG = {
+    "w_down of other experts": (
+        lambda x, g, c, w: expert_mlp(x, g, c, w["w_up"], w["w_down"][1:]),
+        "w_down (3, 8, 6), w_gate None;",
+    ),
+    "w_down of another width": (
+        lambda x, g, c, w: expert_mlp(x, g, c, w["w_up"], w["w_down"][:, 1:]),
+        "w_down (4, 7, 6), ",
+    ),
+    "w_gate of another width": (
+        lambda x, g, c, w: expert_mlp(x, g, c, w["w_up"], w["w_down"], w["w_up"][:, 1:]),
+        "w_gate (4, 5, 8);",
+    ),
+    "tokens for rows": (
+        lambda x, g, c, w: capacity_mlp(x[None], g, c, 2, w["w_up"], w["w_down"]),
+        "chosen (3, 2), capacity 2;",
+    ),
+    "no place": (lambda x, g, c, w: capacity_mlp(x[None], g[None], c[None], 0, w["w_up"], w["w_down"]), "capacity 0;"),
+    "more places than tokens": (
+        lambda x, g, c, w: expert_choice_mlp(x[None], g[None], 4, w["w_up"], w["w_down"]),
+        "capacity 4;",
+    ),
+    "choices for counts": (lambda x, g, c, w: router.balance_loss(g, c), "counts (3, 2); accepted: (2,)"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_shapes_that_do_not_fit_are_refused(case):
+    call, said = WRONG[case]
+    x, gates = drawn((3, D), (3, K))
+    with pytest.raises(ValueError) as error:
+        call(x, gates, np.zeros((3, K), np.int32), weights())
+    assert said in str(error.value) and "accepted: " in str(error.value)
+
+
+@pytest.mark.parametrize("k, renormalize", [(9, None), (20, None), (9, False), (20, False)])
+def test_many_choices_of_a_token_are_gates_as_few_are(k, renormalize):
+    """From nine on they are found together, or compiling would take minutes."""
+    logits, g = drawn((7, 20), (7, k))
+    order = np.argsort(-logits, axis=1)[:, :k]
+
+    def gates(x):
+        found, chosen = router.route(x, k, None, renormalize)
+        return jnp.where(chosen == order, found, jnp.nan)
+
+    def plain(x):
+        own = jnp.take_along_axis(jax.nn.softmax(x, axis=-1), order, 1)
+        return own if renormalize is False else own / jnp.sum(own, axis=1, keepdims=True)
+
+    close(with_gradients(gates, g, logits), with_gradients(plain, g, logits))
+
+
 @pytest.mark.parametrize("number", (1, 2, 5))
 def test_the_highest_are_those_of_top_k(number):
     scores = np.round(np.random.default_rng(0).normal(size=(7, 40, 5)), 1) + 0.0  # many are equal
