@@ -109,12 +109,12 @@ def compile_step(config: Config, topology: Topology) -> CompiledStep:
         mesh = make_mesh(config.mesh, list(topology.devices))
     except ConfigError as error:
         raise ConfigError(str(error).replace("the number of devices is", f"{topology.name} has")) from None
-    check_available(config.execution, topology.chip.platform, f"in {topology.name}")
     config = target_config(config, topology, mesh)
     check_stages(config, mesh)
     check_context(config.model, mesh)
     check_experts(config.model, mesh)
     check_mesh(config.execution, mesh)
+    check_available(config.execution, topology.chip.platform, f"in {topology.name}")
     check_model(config)
     model = make_model(config.model, config.loss, config.execution, config.optimizer.freeze, config.tune)
     optimizer = make_optimizer(config.optimizer, config.train.steps, model.specs)
