@@ -113,10 +113,11 @@ def _combine_tangent(exchange, saved, changes):
 def _combine_backward(exchange, saved, g):
     rows, gates, place, source = saved
     wide = jnp.promote_types(rows.dtype, jnp.float32)
-    # Where a row has no choice its gate is 0, whatever stands in the others: filling those too is one more pass.
     of_rows = exchange.to_experts(jnp.asarray(g).at[source // place.shape[1]].get(mode="clip")).astype(wide)
-    of_gates = exchange.to_experts(_rows_at(gates.reshape(-1), source)[:, None]).astype(wide)
-    d_rows = jnp.where(of_gates == 0, 0, of_rows * of_gates)
+    chosen = source < place.size  # the others of `of_rows` are of some token; to fill them here would be one more pass
+    about = jnp.stack([_rows_at(gates.reshape(-1), source).astype(wide), chosen.astype(wide)], axis=1)
+    about = exchange.to_experts(about)
+    d_rows = jnp.where(about[:, 1:] > 0, of_rows * about[:, :1], 0)
     d_gates = exchange.from_experts(jnp.sum(rows.astype(wide) * of_rows, axis=1, keepdims=True))
     d_gates = _rows_at(d_gates[:, 0], place.reshape(-1)).reshape(gates.shape)
     return d_rows.astype(rows.dtype), d_gates.astype(gates.dtype), None, None

@@ -175,7 +175,8 @@ def expert_choice_mlp(
         )
     experts, (batch, _, width) = len(w_up) * (jax.lax.axis_size(over) if over else 1), x.shape
     probabilities = jax.nn.softmax(logits, axis=-1)
-    probabilities = probabilities if valid is None else jnp.where(valid[..., None], probabilities, 0)
+    if valid is not None:  # padding that is taken, for want of tokens, is zeros with a gate of 0
+        probabilities, x = (jnp.where(valid[..., None], each, 0) for each in (probabilities, x))
     probabilities = jax.lax.dynamic_slice_in_dim(probabilities, first_expert, experts, axis=2)
     gates, taken = jax.lax.top_k(jnp.swapaxes(probabilities, 1, 2), capacity)  # [B, E, C]
     number = jnp.arange(batch, dtype=jnp.int32)[:, None]

@@ -44,8 +44,10 @@ def route(
         raise ValueError(f"route: per_token {per_token}; accepted: 1 to {logits.shape[-1]}, the experts")
     if renormalize and per_token == 1:
         raise ValueError("route: renormalize with per_token 1 makes every gate 1; accepted: False")
-    scores = logits if bias is None else jax.nn.softmax(logits, axis=-1) + jnp.broadcast_to(bias, logits.shape)
+    probabilities = jax.nn.softmax(jax.lax.stop_gradient(logits), axis=-1)
+    scores = probabilities if bias is None else probabilities + jnp.broadcast_to(bias, logits.shape)
     chosen = _highest(jax.lax.stop_gradient(scores), per_token)
+    logits = logits + 0 * probabilities[..., :1]  # NaN in any is NaN in all, also in gates of others
     normalised = renormalize or (renormalize is None and per_token > 1)
     if per_token > _FEW:
         hot = jax.nn.one_hot(chosen, logits.shape[-1], dtype=bool)
@@ -76,7 +78,7 @@ def _highest(scores: Array, number: int) -> Array:
     """
 
     def one_by_one(scores: Array) -> Array:
-        found = []
+        scores, found = jnp.maximum(scores, jnp.finfo(scores.dtype).min), []  # -inf: found before
         for _ in range(number):
             found.append(jnp.argmax(scores, axis=-1).astype(jnp.int32))
             scores = jnp.where(jax.nn.one_hot(found[-1], scores.shape[-1], dtype=bool), -jnp.inf, scores)

@@ -211,6 +211,51 @@ def test_no_tokens_in_rows_and_tokens_in_rows():
         expert_mlp(jnp.zeros((2, 3, D)), gates, gates.astype(np.int32), **w, activation="swiglu")
 
 
+def test_choices_where_little_is_finite():
+    inf = np.inf
+    choose = quickly(router.route, static_argnums=1)
+    gates, chosen = choose(np.array([[0.0, -inf, -inf], [-inf, -inf, 1.0]]), 2)
+    assert chosen.tolist() == [[0, 1], [2, 0]] and gates.tolist() == [[1, 0], [1, 0]]
+    assert choose(np.array([[3.0, 2.0, 1.0]]), 2, np.array([0, -inf, -inf]))[1].tolist() == [[0, 1]]
+    for bias in (None, np.zeros(3)):  # a NaN shows, whoever is chosen
+        assert np.isnan(choose(np.array([[1.0, 2.0, np.nan]]), 2, bias)[0]).all()
+
+
+@pytest.mark.parametrize("name", ["blocks", "capacity"])
+def test_gates_of_zero_have_second_derivatives(name):
+    x, gates = drawn((T, D), (T, K))
+    gates[::3], gates[1, 1] = 0, 0
+    chosen, w = np.argsort(np.random.default_rng(4).normal(size=(T, E)), axis=1)[:, :K].astype(np.int32), weights()
+
+    def layer(x, gates):
+        if name == "capacity":
+            return capacity_mlp(x[None], gates[None], chosen[None], T, **w, activation="swiglu")[0]
+        return expert_mlp(x, gates, chosen, **w, activation="swiglu", implementation=name)
+
+    def plain(x, gates):
+        of_each = jnp.sum(jax.nn.one_hot(chosen, E) * gates[..., None], axis=1)
+        hidden = jax.nn.silu(jnp.einsum("ND,EDF->ENF", x, w["w_gate"])) * jnp.einsum("ND,EDF->ENF", x, w["w_up"])
+        return jnp.einsum("NE,ENF,EFD->ND", of_each, hidden, w["w_down"])
+
+    def second(run):
+        first = jax.grad(lambda x, gates: jnp.sum(jnp.sin(run(x, gates))), (0, 1))
+        return quickly(lambda *of: jax.jvp(first, of, (x[::-1], np.ones_like(gates)))[1])(x, gates)
+
+    close(second(layer), second(plain), 1e-11)
+
+
+def test_padding_that_is_taken_is_no_number_of_any_gradient():
+    x, logits, w = *drawn((1, 6, D), (1, 6, E)), weights()
+    x[:, 2:] = np.nan
+    valid = np.arange(6)[None] < 2
+
+    def loss(x, logits, w):
+        return jnp.sum(expert_choice_mlp(x, logits, 4, **w, valid=valid, activation="swiglu")[:, :2])
+
+    for found in jax.tree.leaves(quickly(jax.grad(loss, (0, 1, 2)))(x, logits, w)):
+        assert np.isfinite(found).all()
+
+
 WRONG = {
     "w_down of other experts": (
         lambda x, g, c, w: expert_mlp(x, g, c, w["w_up"], w["w_down"][1:]),
