@@ -142,7 +142,7 @@ PLANS = {
     "topology of another shape": ["--topology=v5e:4x4x4"],
     "libtpu missing": ["--topology=v5e:4x4"],
     "CUDA compiler missing": ["--topology=h100:4x8"],
-    "a kernel of another topology": ["--topology=cpu:8", "--config.execution.attention=splash"],
+    "a kernel of another topology": ["--topology=cpu:8", "--config.execution.attention=flash_gpu"],
     "mesh not matching the topology": ["--topology=cpu:8", "--config.mesh.data=3"],
     "plan without a topology": [],
 }
