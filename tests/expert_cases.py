@@ -1,4 +1,4 @@
-"""One layer of experts between a table and a square, small enough to compile quickly, and its batches."""
+"""One layer of experts between a table and a square, small enough to compile quickly, its batches, and comparisons."""
 
 import functools
 
@@ -76,3 +76,25 @@ def step_of(cfg, micro_batches, noise_scale=False):
     model = Model(specs_of(cfg), None, functools.partial(loss, cfg), weights, measured=experts_layer.MEASURED)
     run = functools.partial(gradients, model=model, micro_batches=micro_batches, noise_scale=noise_scale)
     return jax.jit(run, compiler_options={"xla_backend_optimization_level": 0})
+
+
+quickly = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # to compile
+
+
+def drawn(*shapes, seed=0, dtype=np.float64):
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=shape).astype(dtype) for shape in shapes]
+
+
+def with_gradients(function, g, *arguments):
+    """Its result, and the gradients of its sum with weights g."""
+
+    def run(g, *arguments):
+        out, pull = jax.vjp(function, *arguments)
+        return out, pull(g)
+
+    return quickly(run)(g, *arguments)
+
+
+def close(got, wanted, tolerance=1e-12):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), got, wanted)

@@ -23,6 +23,7 @@ FIELD = "--config.model.feed_forward"
         ),
         ([*EXPERTS, f"{FIELD}.dense_activation=geglu"], "dense layers between experts where there are none"),
         ([*EXPERTS, "--config.execution.expert_exchange=all_to_all"], "an all-to-all of any number of tokens"),
+        ([*EXPERTS, "--config.model.family=recurrent"], "experts where there are no feed-forward layers"),
         ([*EXPERTS, "--config.execution.feed_forward_chunks=2"], "experts in parts of a row"),
         ([*EXPERTS, f"{FIELD}.top_k=9"], "more experts for a token than there are"),
         ([*EXPERTS, f"{FIELD}.top_k=1", f"{FIELD}.renormalize=true"], "a single gate that is normalised"),

@@ -128,6 +128,15 @@ def test_compare_names_what_differs():
     assert summary.compare(old, new) == ["mesh.fsdp: 8 -> 4", "memory.total: 10 -> 20 (2.000)"]
 
 
+def test_advice_that_a_run_accepts():
+    """At most as many micro-batches as the devices have rows, those of mesh.expert too."""
+    execution = {"remat": "full", "gradient_accumulation_steps": 1, "layers": "scan", "attention": "chunked"}
+    memory = {"total": 20, "limit": 10, "state": 1, "gradients": 1, "temporaries": 18}
+    plan = {"topology": "v5e:4x4", "memory": memory, "mesh": {"fsdp": 2, "expert": 8},
+            "config": {"train": {"global_batch_size": 1024}, "execution": execution}}  # fmt: skip
+    assert "try --config.execution.gradient_accumulation_steps=64 (now 1), " in summary.remedy(plan)
+
+
 def test_the_context_axis_is_planned_as_a_run_would_use_it():
     """Rows in parts need the chunked implementation, and a search keeps the axis."""
     target = topology.make("cpu:8")
