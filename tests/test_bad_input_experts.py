@@ -8,6 +8,7 @@ __all__ = ["place"]
 EXPERTS = ["--config.model.feed_forward=experts"]
 CHOICE = [*EXPERTS, "--config.model.feed_forward.dispatch=expert_choice"]
 FIELD = "--config.model.feed_forward"
+BERT = ["--config.model.family=bert", "--config.data.objective=masked"]
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,10 @@ FIELD = "--config.model.feed_forward"
         ),
         ([*EXPERTS, f"{FIELD}.dense_activation=geglu"], "dense layers between experts where there are none"),
         ([*EXPERTS, "--config.execution.expert_exchange=all_to_all"], "an all-to-all of any number of tokens"),
+        (
+            [*CHOICE, *BERT, "--config.execution.expert_exchange=ragged_all_to_all"],
+            "experts that choose any number of tokens",
+        ),
         ([*EXPERTS, "--config.model.family=recurrent"], "experts where there are no feed-forward layers"),
         ([*EXPERTS, "--config.execution.feed_forward_chunks=2"], "experts in parts of a row"),
         ([*EXPERTS, f"{FIELD}.top_k=9"], "more experts for a token than there are"),

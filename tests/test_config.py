@@ -96,8 +96,17 @@ WRONG = [
     ),
     (
         {"model": {"feed_forward": EXPERTS}, "execution": {"expert_exchange": "all_to_all"}},
-        "config.execution.expert_exchange: all_to_all; with dispatch=dropless all tokens may go to one device, and "
-        "room for them is a gather; accepted: auto, gather",
+        "config.execution.expert_exchange: all_to_all; with dispatch=dropless experts have no slots; accepted: auto, "
+        "gather, ragged_all_to_all",
+    ),
+    (
+        {
+            "model": {"family": "bert", "feed_forward": {**EXPERTS, "dispatch": "expert_choice"}},
+            "data": {"objective": "masked"},
+            "execution": {"expert_exchange": "ragged_all_to_all"},
+        },
+        "config.execution.expert_exchange: ragged_all_to_all; with dispatch=expert_choice experts fill all their "
+        "slots; accepted: auto, gather, all_to_all",
     ),
     (
         {"model": {"feed_forward": EXPERTS}, "execution": {"feed_forward_chunks": 2}},

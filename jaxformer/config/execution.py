@@ -39,7 +39,8 @@ class Execution(
       experts: how the products of experts are computed with dispatch=dropless, and in decoding; the others have one
         batched product. megablox needs TPUs, blocks_gpu an NVIDIA GPU.
       expert_exchange: how the devices of mesh.expert exchange tokens. gather: all get all; all_to_all: each gets
-        those of its experts, which needs a dispatch that says how many those are; auto: what sends less.
+        those of its experts, which needs a dispatch that says how many those are; ragged_all_to_all: the same for any
+        number of them, where tokens choose (CPUs gather in its place); auto: what sends least.
     """
 
     remat: Literal["none", "dots", "attention", "full"] = "none"
@@ -50,4 +51,4 @@ class Execution(
     pipeline_repeats: int = 1
     feed_forward_chunks: int = 1
     experts: Literal["auto", "blocks", "ragged", "blocks_gpu", "megablox"] = "auto"
-    expert_exchange: Literal["auto", "gather", "all_to_all"] = "auto"
+    expert_exchange: Literal["auto", "gather", "all_to_all", "ragged_all_to_all"] = "auto"

@@ -133,10 +133,16 @@ class Experts(
                 f"config.execution.feed_forward_chunks: {chunks}; layers of experts are computed whole, because their "
                 "losses are of all tokens at once; accepted: 1"
             )
-        if execution.expert_exchange == "all_to_all" and not self.whole_rows:
+        exchange = execution.expert_exchange
+        if exchange == "all_to_all" and not self.whole_rows:
             raise ConfigError(
-                "config.execution.expert_exchange: all_to_all; with dispatch=dropless all tokens may go to one device, "
-                "and room for them is a gather; accepted: auto, gather"
+                "config.execution.expert_exchange: all_to_all; with dispatch=dropless experts have no slots; accepted: "
+                "auto, gather, ragged_all_to_all"
+            )
+        if exchange == "ragged_all_to_all" and self.expert_choice:
+            raise ConfigError(
+                "config.execution.expert_exchange: ragged_all_to_all; with dispatch=expert_choice experts fill all "
+                "their slots; accepted: auto, gather, all_to_all"
             )
 
     def _check_layers(self, model: Any) -> None:

@@ -6,43 +6,17 @@ Letters as in `functional.experts`.
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
+from jaxformer.functional.expert_exchange import EqualGroups, RaggedGroups
 from jaxformer.kernels import derivatives
-from jaxformer.kernels.rematerialize import PRODUCT
 from jaxformer.types import Array
 
-
-class Exchange(NamedTuple):
-    """How rows of equal groups, one for each expert, get to the devices of the axes `over` that share out the experts.
-
-    `experts` of them are on this device; without axes it has all, and nothing is sent.
-    """
-
-    experts: int
-    over: tuple[str, ...] = ()
-
-    def to_experts(self, rows: Array, keep: bool = False) -> Array:
-        """[E N, D], N of each expert -> [E N, D], those that all devices have for the experts of this one.
-
-        `keep`: the backward pass keeps them where it keeps products, because sending them again costs as much.
-        """
-        if not self.over:
-            return rows
-        parts = rows.reshape(self.experts * jax.lax.axis_size(self.over), -1, rows.shape[1])
-        found = jax.lax.all_to_all(parts, self.over, 0, 1, tiled=True).reshape(rows.shape)
-        return checkpoint_name(found, PRODUCT) if keep else found
-
-    def from_experts(self, rows: Array) -> Array:
-        """The inverse of `to_experts`."""
-        if not self.over:
-            return rows
-        parts = rows.reshape(self.experts, -1, rows.shape[1])
-        return jax.lax.all_to_all(parts, self.over, 1, 0, tiled=True).reshape(rows.shape)
+Exchange = EqualGroups | RaggedGroups
+HERE = EqualGroups(0)  # all experts are on this device
+SELDOM = "seldom"  # the scope of what a plan takes not to run
 
 
 def through(
@@ -50,16 +24,50 @@ def through(
     gates: Array,
     place: Array,
     rows: int,
-    mlp: Callable[[Array], Array],
-    exchange: Exchange | None = None,
+    mlp: Callable[[Array, Array | int, bool], Array],
+    exchange: Exchange = HERE,
+    room: int | None = None,
 ) -> Array:
-    """[N, D] -> [N, D]: tokens to the rows of their choices (`place` [N, k], `rows`: nowhere), experts, and back."""
+    """Tokens to the rows of their choices, to their experts, and back.
+
+    Args:
+      x: [N, D].
+      gates: [N, k].
+      place: [N, k] int32, the row of each choice; `rows`: nowhere.
+      rows: of this device.
+      mlp: (rows of the experts here [M, D], number of the round, whether it is the first) -> [M, D].
+      exchange: how rows get to their experts.
+      room: of a ragged exchange, rows that a device takes at once. What finds no room comes in later rounds, which are
+        skipped where no device has any. None: there is room for all.
+
+    Returns:
+      [N, D].
+    """
     number = math.prod(place.shape)
-    exchange = exchange or Exchange(0)
     # libtpu takes 12 s to compile this scatter where it is fused with what finds the places, 1 s alone.
     each = jax.lax.optimization_barrier(place.reshape(-1))
     source = jnp.full((rows,), number, jnp.int32).at[each].set(jnp.arange(number, dtype=jnp.int32), mode="drop")
-    return _combine(exchange, mlp(exchange.to_experts(_dispatch(x, place, source), keep=True)), gates, place, source)
+    own = _dispatch(x, place, source)
+
+    def visit(exchange: Exchange, number: Array | int = 0, first: bool = True) -> Array:
+        rows = exchange.to_experts(own, keep=first)
+        return _combine(mlp(rows, number, first), gates, place, source, exchange)
+
+    if isinstance(exchange, EqualGroups) or room is None or room >= exchange.room:
+        return visit(exchange)
+    # All take the same branch, those that share out other experts too: there are collectives in it.
+    used = jax.lax.pmax(jnp.max(exchange.places + exchange.counts), jax.sharding.get_abstract_mesh().manual_axes)
+
+    @jax.checkpoint  # only what all rounds begin with is kept
+    def add(total: Array, number: Array) -> tuple[Array, None]:
+        return total + visit(exchange.window(number, room), number, first=False), None
+
+    def later() -> Array:
+        return jax.lax.scan(add, jnp.zeros_like(x), jnp.arange(1, -(-exchange.room // room), dtype=jnp.int32))[0]
+
+    first = visit(exchange.window(0, room))
+    with jax.named_scope(SELDOM):
+        return first + jax.lax.cond(used > room, later, lambda: jnp.zeros_like(x))
 
 
 def _rows_at(x: Array, index: Array) -> Array:
@@ -94,8 +102,8 @@ def _sum_of_choices(rows: Array, gates: Array | None, place: Array) -> Array:
     return functools.reduce(jnp.add, each).astype(rows.dtype)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _combine(exchange: Exchange, rows: Array, gates: Array, place: Array, source: Array) -> Array:
+@jax.custom_jvp
+def _combine(rows: Array, gates: Array, place: Array, source: Array, exchange: Exchange) -> Array:
     """Each token's rows times its gates, summed: [M, D] -> [N, D]. The rows come from their experts.
 
     The gradient of a gate is computed where its expert is, so the backward pass does not need the rows here: a block
@@ -104,14 +112,13 @@ def _combine(exchange: Exchange, rows: Array, gates: Array, place: Array, source
     return _sum_of_choices(exchange.from_experts(rows), gates, place)
 
 
-def _combine_tangent(exchange, saved, changes):
-    rows, gates, place, source = saved
-    first = _combine(exchange, changes[0], gates, place, source)
-    return first + _combine(exchange, rows, changes[1], place, source)
+def _combine_tangent(saved, changes):
+    rows, gates, *where = saved
+    return _combine(changes[0], gates, *where) + _combine(rows, changes[1], *where)
 
 
-def _combine_backward(exchange, saved, g):
-    rows, gates, place, source = saved
+def _combine_backward(saved, g):
+    rows, gates, place, source, exchange = saved
     wide = jnp.promote_types(rows.dtype, jnp.float32)
     of_rows = exchange.to_experts(jnp.asarray(g).at[source // place.shape[1]].get(mode="clip")).astype(wide)
     chosen = source < place.size  # the others of `of_rows` are of some token; to fill them here would be one more pass
@@ -120,7 +127,7 @@ def _combine_backward(exchange, saved, g):
     d_rows = jnp.where(about[:, 1:] > 0, of_rows * about[:, :1], 0)
     d_gates = exchange.from_experts(jnp.sum(rows.astype(wide) * of_rows, axis=1, keepdims=True))
     d_gates = _rows_at(d_gates[:, 0], place.reshape(-1)).reshape(gates.shape)
-    return d_rows.astype(rows.dtype), d_gates.astype(gates.dtype), None, None
+    return d_rows.astype(rows.dtype), d_gates.astype(gates.dtype), None, None, None
 
 
 derivatives.define(_combine, None, _combine_tangent, _combine_backward)

@@ -3,18 +3,40 @@
 Written with explicit collectives, because sorting is local: left to itself, XLA would gather all tokens to sort them.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import PartitionSpec as P
 
+from jaxformer.kernels import derivatives
+from jaxformer.kernels.platforms import this_platform
 from jaxformer.parallel.constraints import ACTIVATION_RULES, RULES, entries, mesh_axes
 from jaxformer.types import Array
 
-# (x [B, T, D], two more arrays [B, T, ...], weights of some experts, number of the first of them, mesh axes over which
-# the layer itself sends tokens) -> [B, T, D]
-Layer = Callable[..., Array]
+Weights = Mapping[str, Array]  # of experts, by name
+
+
+class Here(NamedTuple):
+    """What a layer computes on this device.
+
+    Attributes:
+      first: number of the first expert whose weights are here.
+      over: mesh axes over which the layer itself sends tokens; none: it has all tokens that are to meet these experts.
+      ragged: whether by a ragged all-to-all.
+      whole: gathers weights that are sharded along the model's width.
+    """
+
+    first: Array | int = 0
+    over: tuple[str, ...] = ()
+    ragged: bool = False
+    whole: Callable[[Weights], Weights] = lambda weights: weights
+
+
+# (x [B, T, D], two more arrays [B, T, ...], weights of some experts, Here) -> [B, T, D]
+Layer = Callable[[Array, Array, Array, Weights, Here], Array]
 
 
 def over_mesh(
@@ -22,22 +44,26 @@ def over_mesh(
     x: Array,
     first: Array,
     second: Array,
-    weights: Mapping[str, Array],
+    weights: Weights,
     axes: Mapping[str, tuple[str | None, ...]],
     exchange: str = "auto",
     slots: int | None = None,
+    choices: int | None = None,
 ) -> Array:
     """`layer` of the arrays, each device computing its own part.
 
     A device has some rows, and of the weights those that `constraints.RULES` say. Weights that are sharded along the
-    model's width are gathered first, and their gradients summed and scattered. Where the hidden layer is sharded, each
+    model's width are gathered, and their gradients summed and scattered. Where the hidden layer is sharded, each
     device has a part of every token's output, and the parts are summed. Between the n devices that share out the
-    experts, one of two goes over the links, forward and backward, and a quarter more where rows are not kept:
+    experts, one of three goes over the links, forward and backward, and a quarter more where rows are not kept:
 
-      gather      the rows of all of them, and the sums of the outputs, scattered: 4 (n - 1) times the bytes of a
-                  device's rows, however many experts a token has
-      all_to_all  tokens to their experts and back, padded to what an expert can take: 4 (n - 1) / n times the bytes of
-                  the slots that all experts have for a device's rows. Only where that number is known before
+      gather             the rows of all of them, and the sums of the outputs, scattered: 4 (n - 1) times the bytes of a
+                         device's rows, however many experts a token has
+      all_to_all         tokens to their experts and back, padded to what an expert can take: 4 (n - 1) / n times the
+                         bytes of the slots that all experts have for a device's rows. Only where that number is known
+                         before
+      ragged_all_to_all  the same without the padding: 4 (n - 1) / n times the bytes of the k choices of a device's
+                         tokens, if all experts are equally busy. Not where experts choose: they fill their slots
 
     Args:
       layer: a sum over experts, and over the hidden layer of each; so it may get a part of either.
@@ -45,11 +71,12 @@ def over_mesh(
       first, second: [B, T, ...] each: what the router says of each token.
       weights: of the experts, by name.
       axes: the logical axes of each, the first of them "experts".
-      exchange: "gather", "all_to_all" where it can be done, or "auto": what sends less.
+      exchange: one of the three where it can be done, or "auto": what sends least, see `choose`.
       slots: tokens that all experts together take of a row; None: any number.
+      choices: experts that a token chooses; None: they are not to be sent by themselves.
     """
     if not mesh_axes():
-        return layer(x, first, second, weights, 0, ())
+        return layer(x, first, second, weights, Here())
     lie_rows = entries(x.shape, ("rows", None, None), ACTIVATION_RULES)
     rows = P(*lie_rows)
     lie = {name: entries(w.shape, axes[name], RULES) for name, w in weights.items()}
@@ -58,18 +85,26 @@ def over_mesh(
     gathered = tuple(axis for axis in lie_rows[0] or () if axis in split)
     summed = hidden + tuple(axis for axis in split if axis not in gathered)
     devices = math.prod(mesh_axes()[axis] for axis in gathered)
-    able = slots is not None and devices > 1 and gathered == split
-    sends = able and (exchange == "all_to_all" or (exchange == "auto" and sends_less(slots, x.shape[1], devices)))
+    if devices > 1 and gathered == split:
+        exchange = choose(exchange, devices, x.shape[1], slots, choices)
+    else:
+        exchange = "gather"
 
-    def local(x: Array, first: Array, second: Array, weights: Mapping[str, Array]) -> Array:
-        whole = {each: _with_whole(w, lie[each], axes[each], "embed") for each, w in weights.items()}
-        if sends:
-            out = layer(x, first, second, whole, 0, split)
+    def whole(weights: Weights) -> Weights:
+        over = {each: _axes_of(lie[each], axes[each], "embed") for each in weights}
+        parts = {each: axes[each].index("embed") for each in weights}
+        return {
+            each: _gathered(w, over[each], parts[each], x.dtype) if over[each] else w for each, w in weights.items()
+        }
+
+    def local(x: Array, first: Array, second: Array, weights: Weights) -> Array:
+        if exchange != "gather":
+            out = layer(x, first, second, weights, Here(0, split, exchange == "ragged_all_to_all", whole))
             return jax.lax.psum(out, hidden) if hidden else out
         if gathered:
             x, first, second = (jax.lax.all_gather(each, gathered, tiled=True) for each in (x, first, second))
-        begin = jax.lax.axis_index(split) * len(whole[name]) if split else 0
-        out = layer(x, first, second, whole, begin, ())
+        begin = jax.lax.axis_index(split) * len(weights[name]) if split else 0
+        out = layer(x, first, second, weights, Here(begin, whole=whole))
         out = jax.lax.psum(out, summed) if summed else out
         return jax.lax.psum_scatter(out, gathered, tiled=True) if gathered else out
 
@@ -77,13 +112,33 @@ def over_mesh(
     return jax.shard_map(local, in_specs=into, out_specs=rows, check_vma=False)(x, first, second, dict(weights))
 
 
-def sends_less(slots: int, length: int, devices: int) -> bool:
-    """Whether an all-to-all of the experts' slots for a row of `length` tokens is fewer bytes than a gather.
+def choose(
+    exchange: str, devices: int, length: int, slots: int | None, choices: int | None, platform: str | None = None
+) -> str:
+    """The exchange that sends least, for "auto"; another where it can be done, else "gather".
 
-    >>> sends_less(slots=5120, length=2048, devices=2), sends_less(slots=5120, length=2048, devices=4)
-    (False, True)
+    CPUs have no ragged all-to-all: `expert_exchange.RaggedGroups` gathers there, so "auto" does not choose it.
+
+    Args:
+      exchange, slots, choices: as of `over_mesh`.
+      devices: those that share out the experts.
+      length: of a row.
+      platform: that of the devices; None: of this process.
+
+    >>> [choose("auto", devices, 2048, slots=5120, choices=2, platform="cpu") for devices in (2, 4)]
+    ['gather', 'all_to_all']
+    >>> [choose("auto", devices, 2048, slots=None, choices=8, platform="cuda") for devices in (4, 8)]
+    ['gather', 'ragged_all_to_all']
     """
-    return slots < devices * length
+    platform = this_platform() if platform is None else platform
+    rows = {"gather": devices * length}  # (n - 1) / n times so many are sent each way
+    if slots is not None:
+        rows["all_to_all"] = slots
+    if choices is not None and (exchange != "auto" or platform != "cpu"):
+        rows["ragged_all_to_all"] = choices * length
+    if exchange == "auto":
+        return min(reversed(rows), key=lambda name: rows[name])
+    return exchange if exchange in rows else "gather"
 
 
 def _axes_of(found: list, axes: tuple[str | None, ...], name: str) -> tuple[str, ...]:
@@ -93,7 +148,23 @@ def _axes_of(found: list, axes: tuple[str | None, ...], name: str) -> tuple[str,
     )
 
 
-def _with_whole(w: Array, found: list, axes: tuple[str | None, ...], name: str) -> Array:
-    """A weight gathered along the dimension of a logical axis."""
-    over = _axes_of(found, axes, name)
-    return jax.lax.all_gather(w, over, axis=axes.index(name), tiled=True) if over else w
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
+def _gathered(w: Array, over: tuple[str, ...], axis: int, dtype: Any) -> Array:
+    """All parts of a weight, rounded to `dtype`, in its own dtype: sent as `dtype`, but its gradient in its own.
+    Left to itself, XLA sends the weight so too on GPUs, where the product wants another layout than the parameters'."""
+    return jax.lax.all_gather(w.astype(dtype), over, axis=axis, tiled=True).astype(w.dtype)
+
+
+def _gathered_forward(w, over, axis, dtype):
+    return _gathered(w, over, axis, dtype), ()
+
+
+def _gathered_tangent(over, axis, dtype, saved, changes):
+    return jax.lax.all_gather(changes[0], over, axis=axis, tiled=True)
+
+
+def _gathered_backward(over, axis, dtype, saved, g):
+    return (jax.lax.psum_scatter(g, over, scatter_dimension=axis, tiled=True),)
+
+
+derivatives.define(_gathered, _gathered_forward, _gathered_tangent, _gathered_backward)

@@ -12,22 +12,24 @@ Letters beside those of `types`: E expert, k choice, M row of the sorted tokens.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxformer.functional.expert_rows import Exchange, through
+from jaxformer.functional.expert_exchange import EqualGroups, sizes_within, slots_exchange, sorted_exchange
+from jaxformer.functional.expert_rows import HERE, Exchange, through
 from jaxformer.functional.grouped_choice import GROUPED, choose
 from jaxformer.functional.layers import ACTIVATIONS
-from jaxformer.functional.router import sort_by_expert, within_capacity
+from jaxformer.functional.router import room_for, sort_by_expert, within_capacity
 from jaxformer.kernels.grouped.in_two import in_two
 from jaxformer.kernels.matmul import rounded_einsum
 from jaxformer.kernels.rematerialize import PRODUCT
 from jaxformer.types import Array
 
 Arrays = tuple[Array, ...]
+ROOM = 2  # times the rows that a device has if all experts are equally busy: what it takes at once
 
 
 def expert_mlp(
@@ -40,6 +42,8 @@ def expert_mlp(
     *,
     activation: str = "gelu",
     implementation: str = "auto",
+    over: tuple[str, ...] = (),
+    whole: Callable[[dict[str, Array]], Mapping[str, Array]] = dict,
 ) -> Array:
     """The outputs of each token's experts, multiplied by its gates and summed. No token is dropped.
 
@@ -55,6 +59,11 @@ def expert_mlp(
       implementation: of the products, "auto" or one of `grouped_choice.GROUPED`. JAX has a `vmap` of "ragged" only
         over tokens, choices and weights together, and no `jacfwd` by a weight: pass tokens as one [N, D], or take
         "blocks", which under `jit` has no `grad` of a `grad` but a `jvp` of one.
+      over: inside shard_map, the mesh axes over whose devices the experts are split, each with its part of the weights
+        and tokens of its own: tokens go to the devices of their experts and come back (a ragged all-to-all). E is then
+        the number of all experts.
+      whole: what makes whole weights of these, by name, if they are parts of them. Called again for what finds no room
+        on its device at first (`expert_rows.through`), because weights are seldom needed there.
 
     Returns:
       [N, D] in the dtype of x.
@@ -64,11 +73,14 @@ def expert_mlp(
 
     Source: Shazeer et al. 2017, section 2; Gale et al. 2022 (no dropped tokens).
     """
-    experts, width, hidden = w_up.shape
+    given = {"w_up": w_up, "w_down": w_down} | ({} if w_gate is None else {"w_gate": w_gate})
+    weights = whole(given)
+    experts, width, hidden = weights["w_up"].shape
+    devices = jax.lax.axis_size(over) if over else 1
     if x.ndim != 2 or x.shape[1] != width or chosen.shape != gates.shape or chosen.shape[:-1] != x.shape[:1]:
         raise ValueError(
-            f"expert_mlp: x {x.shape}, gates {gates.shape}, chosen {chosen.shape}; accepted for w_up {w_up.shape}: "
-            f"[N, {width}], and [N, k] of both"
+            f"expert_mlp: x {x.shape}, gates {gates.shape}, chosen {chosen.shape}; accepted for w_up [E, "
+            f"{width}, {hidden}]: [N, {width}], and [N, k] of both"
         )
     (tokens, per_token), dtype = chosen.shape, str(x.dtype)
     name = choose(width, hidden, dtype) if implementation == "auto" else implementation
@@ -79,14 +91,24 @@ def expert_mlp(
         raise ValueError(f"expert_mlp: {name} cannot do {why}; accepted: auto")
     if not tokens:
         return x
-    align = GROUPED[name].alignment(tokens * per_token, experts)
-    place, sizes, rows = sort_by_expert(chosen.reshape(-1), experts, align)
+    number = tokens * per_token
+    align = GROUPED[name].alignment(number, experts)
+    place, groups, rows = sort_by_expert(chosen.reshape(-1), devices * experts, 1 if over else align)
+    exchange: Exchange = HERE
+    if over:
+        exchange, groups = sorted_exchange(groups, over, rows, align)
+    room = room_for(ROOM * number, experts, align) if over else rows
 
-    def mlp_of(function: Callable[..., Array], x: Array, first: Arrays, last: Array) -> Array:
-        return GROUPED[name].mlp_of(function, x, first, last, sizes, align)
+    def mlp(x: Array, number: Array | int, first: bool) -> Array:
+        sizes = sizes_within(groups, number, room) if over else groups
+        found = weights if first else whole(given)
 
-    mlp = functools.partial(_mlp_of, mlp_of, weights=(w_up, w_gate, w_down), name=activation)
-    return through(x, gates, place.reshape(chosen.shape), rows, mlp)
+        def mlp_of(function: Callable[..., Array], x: Array, first: Arrays, last: Array) -> Array:
+            return GROUPED[name].mlp_of(function, x, first, last, sizes, align)
+
+        return _mlp_of(mlp_of, x, (found["w_up"], found.get("w_gate"), found["w_down"]), activation)
+
+    return through(x, gates, place.reshape(chosen.shape), rows, mlp, exchange, room)
 
 
 def capacity_mlp(
@@ -100,6 +122,7 @@ def capacity_mlp(
     *,
     activation: str = "gelu",
     over: tuple[str, ...] = (),
+    ragged: bool = False,
 ) -> Array:
     """`expert_mlp` where each expert takes `capacity` tokens of every row, see `within_capacity`; others get zeros.
 
@@ -110,6 +133,7 @@ def capacity_mlp(
       w_up, w_down, w_gate, activation: as of `expert_mlp`.
       over: inside shard_map, the mesh axes over whose devices the experts are split, each with its part of the weights
         and rows of its own: tokens go to the devices of their experts and come back (all-to-all).
+      ragged: only tokens are sent, not the places that stay empty (a ragged all-to-all).
 
     Returns:
       [B, T, D] in the dtype of x.
@@ -122,16 +146,26 @@ def capacity_mlp(
             f"capacity_mlp: x {x.shape}, gates {gates.shape}, chosen {chosen.shape}, capacity {capacity}; accepted: "
             "[B, T, D], [B, T, k] of both, and at least 1"
         )
-    experts, (batch, length, _) = len(w_up) * (jax.lax.axis_size(over) if over else 1), x.shape
+    devices, (batch, length, _) = jax.lax.axis_size(over) if over else 1, x.shape
+    experts = len(w_up) * devices
     if not batch * length:
         return x
     chosen, rank = within_capacity(chosen, experts, capacity)
-    rows = experts * batch * capacity
-    row = jnp.arange(batch, dtype=jnp.int32)[:, None, None]
-    place = jnp.where(chosen < experts, (chosen * batch + row) * capacity + rank, rows)
+    slots = batch * capacity
+    rows = experts * slots
+    exchange: Exchange = EqualGroups(len(w_up), over)
+    if over and ragged:
+        place, sizes, rows = sort_by_expert(chosen.reshape(-1), experts)
+        exchange = slots_exchange(sizes, over, rows, slots)
+    else:
+        row = jnp.arange(batch, dtype=jnp.int32)[:, None, None]
+        place = jnp.where(chosen < experts, (chosen * batch + row) * capacity + rank, rows)
     flat_x, flat_gates, flat_place = (a.reshape(batch * length, -1) for a in (x, gates, place))
-    mlp = functools.partial(_mlp_of, _equal_groups, weights=(w_up, w_gate, w_down), name=activation)
-    return through(flat_x, flat_gates, flat_place, rows, mlp, Exchange(len(w_up), over)).reshape(x.shape)
+
+    def mlp(x: Array, *_: object) -> Array:
+        return _mlp_of(_equal_groups, x, (w_up, w_gate, w_down), activation)
+
+    return through(flat_x, flat_gates, flat_place, rows, mlp, exchange).reshape(x.shape)
 
 
 def expert_choice_mlp(
@@ -181,7 +215,7 @@ def expert_choice_mlp(
     gates, taken = jax.lax.top_k(jnp.swapaxes(probabilities, 1, 2), capacity)  # [B, E, C]
     number = jnp.arange(batch, dtype=jnp.int32)[:, None]
     taken = taken.reshape(batch, -1)
-    exchange = Exchange(len(w_up), over)
+    exchange = EqualGroups(len(w_up), over)
 
     def sent(of_rows: Array, keep: bool = False) -> Array:  # [B, E C, F] -> [E B C, F], to the experts' devices
         parts = jnp.swapaxes(of_rows.reshape(batch, experts, capacity, -1), 0, 1)

@@ -19,7 +19,6 @@ Two more are recorded and not minimised:
 
 import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +26,7 @@ import jax.numpy as jnp
 from jaxformer.config import Execution, ModelConfig
 from jaxformer.errors import ConfigError
 from jaxformer.functional import experts, router
-from jaxformer.functional.expert_sharding import over_mesh
+from jaxformer.functional.expert_sharding import Here, Layer, Weights, over_mesh
 from jaxformer.functional.grouped_choice import ANY, GROUPED, part_of
 from jaxformer.functional.layer import Context, Cost, Sublayer, shard_residual, weight_init
 from jaxformer.functional.layers import mlp
@@ -84,8 +83,8 @@ def apply(params: Params, x: Array, cfg: ModelConfig, context: Context) -> tuple
     else:
         gates, chosen = router.route(logits, kind.top_k, params.get("bias"), kind.normalized)
         chosen = chosen if valid is None else jnp.where(valid[..., None], chosen, kind.count)
-        slots = None if context.progress is not None else slots
-        out = over_mesh(_layer(cfg, x, context), x, gates, chosen, weights, axes, exchange, slots)
+        slots, choices = (None, None) if context.progress is not None else (slots, kind.top_k)
+        out = over_mesh(_layer(cfg, x, context), x, gates, chosen, weights, axes, exchange, slots, choices)
     if kind.shared:
         shared = {name.removeprefix("shared_"): w for name, w in params.items() if name.startswith("shared_")}
         out = out + mlp(x, **shared, activation=kind.activation)
@@ -109,23 +108,28 @@ def not_padding(x: Array, context: Context) -> Array | None:
     return shards.reshape(x.shape[:2]) != 0
 
 
-def _expert_choice(cfg: ModelConfig, x: Array) -> Any:
+def _expert_choice(cfg: ModelConfig, x: Array) -> Layer:
     """The experts that choose, as `expert_sharding.over_mesh` takes them."""
-    kind, capacity = cfg.feed_forward, cfg.feed_forward.capacity(x.shape[1])
-    return lambda x, logits, valid, weights, first, over: experts.expert_choice_mlp(
-        x, logits, capacity, **weights, valid=valid[..., 0], activation=kind.activation, first_expert=first, over=over
-    )
+    kind = cfg.feed_forward
+    how = functools.partial(experts.expert_choice_mlp, capacity=kind.capacity(x.shape[1]), activation=kind.activation)
+
+    def choosing(x: Array, logits: Array, valid: Array, weights: Weights, here: Here) -> Array:
+        return how(x, logits, **here.whole(weights), valid=valid[..., 0], first_expert=here.first, over=here.over)
+
+    return choosing
 
 
-def _layer(cfg: ModelConfig, x: Array, context: Context) -> Any:
+def _layer(cfg: ModelConfig, x: Array, context: Context) -> Layer:
     """The experts, as `expert_sharding.over_mesh` takes them. Decoding drops nothing: its tokens come one by one."""
     kind = cfg.feed_forward
     if kind.dispatch == "capacity" and context.progress is None:
         capacity = kind.capacity(x.shape[1])
 
-        def bounded(x: Array, gates: Array, chosen: Array, weights: Params, first: Any, over: tuple[str, ...]) -> Array:
-            chosen = chosen if over else router.among(chosen, first, len(weights["w_up"]))
-            return experts.capacity_mlp(x, gates, chosen, capacity, **weights, activation=kind.activation, over=over)
+        how = functools.partial(experts.capacity_mlp, activation=kind.activation)
+
+        def bounded(x: Array, gates: Array, chosen: Array, weights: Weights, here: Here) -> Array:
+            own, weights = _own(chosen, weights, here), here.whole(weights)
+            return how(x, gates, own, capacity, **weights, over=here.over, ragged=here.ragged)
 
         return bounded
     name = context.execution.experts
@@ -133,14 +137,18 @@ def _layer(cfg: ModelConfig, x: Array, context: Context) -> Any:
     why = GROUPED[name].unsupported(cfg.width, hidden, cfg.dtype) if name in GROUPED else None
     if why is not None:
         raise ConfigError(f"config.execution.experts: {name} cannot do {why}; accepted: {ANY}")
-    how = functools.partial(experts.expert_mlp, activation=kind.activation, implementation=name)
+    layer = functools.partial(experts.expert_mlp, activation=kind.activation, implementation=name)
 
-    def dropless(x: Array, gates: Array, chosen: Array, weights: Params, first: Any, over: tuple[str, ...]) -> Array:
-        chosen = router.among(chosen, first, len(weights["w_up"]))
-        flat = (a.reshape(-1, a.shape[-1]) for a in (x, gates, chosen))
-        return how(*flat, **weights).reshape(x.shape)
+    def dropless(x: Array, gates: Array, chosen: Array, weights: Weights, here: Here) -> Array:
+        flat = (a.reshape(-1, a.shape[-1]) for a in (x, gates, _own(chosen, weights, here)))
+        return layer(*flat, **weights, over=here.over, whole=here.whole).reshape(x.shape)
 
     return dropless
+
+
+def _own(chosen: Array, weights: Weights, here: Here) -> Array:
+    """Choices as numbers of the experts that get them from here."""
+    return chosen if here.over else router.among(chosen, here.first, len(weights["w_up"]))
 
 
 def _terms(

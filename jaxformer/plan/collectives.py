@@ -70,7 +70,8 @@ def find(program: Program, mesh: dict[str, int]) -> list[Collective]:
         if kind == "all-reduce" and "all-reduce-scatter" in computation.name:
             kind = "reduce-scatter"
         axes, group = span(instruction, mesh)
-        each = computation.sizes(instruction)
+        ragged = instruction.opcode.startswith("ragged")
+        each = ragged_bytes(computation, instruction) if ragged else computation.sizes(instruction)
         share = (group - 1) / group if group else 1.0
         sent = {
             "all-gather": each * (group - 1),
@@ -84,6 +85,12 @@ def find(program: Program, mesh: dict[str, int]) -> list[Collective]:
                 Collective(kind, axes, group, sent, times, _shape(computation, instruction), _source(instruction))
             )
     return sorted(found, key=lambda c: -c.total)
+
+
+def ragged_bytes(computation: Computation, instruction: Instruction) -> float:
+    """Bytes that a device sends in a ragged all-to-all, to itself too, if all experts are equally busy: the smaller of
+    the array that it sends from and the one that others send to has as many rows as a device's tokens have choices."""
+    return min(computation.instructions[name].bytes for name in instruction.operands[:2])
 
 
 def span(instruction: Instruction, mesh: dict[str, int]) -> tuple[str, int]:

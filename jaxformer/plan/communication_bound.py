@@ -17,6 +17,9 @@
   data     gradients of what a device keeps, summed once, float32; also over fsdp, context and stage for parameters that
            they do not split (norms).
 
+A balance loss of experts over several micro-batches has all choices counted first (`training.gradients`), which is one
+more forward pass through the blocks.
+
 Rings as in `collectives`.
 """
 
@@ -60,7 +63,8 @@ def communication_bound(config: Config, specs: Any, mesh: Any) -> dict[str, floa
         add(("context",), _context(config, sizes))
     if STAGE in sizes:
         repeats, stages = config.execution.pipeline_repeats, sizes[STAGE]
-        numbers = 2 * (repeats + 1) * tokens_per_device(config, sizes) * config.model.width
+        ways = (repeats + 1) * (2 + int(_counts_first(config)))
+        numbers = ways * tokens_per_device(config, sizes) * config.model.width
         add((STAGE,), config.execution.gradient_accumulation_steps * numbers * _compute_bytes(config))
         if repeats > 1:
             away = sum(c // repeats != c % stages for c in range(stages * repeats)) / (stages * repeats)
@@ -87,6 +91,12 @@ def tokens_per_device(config: Config, sizes: dict[str, int]) -> float:
     return rows * config.model.context_length / splits
 
 
+def _counts_first(config: Config) -> bool:
+    """Whether there is one more forward pass, to count what the router chooses in all micro-batches."""
+    kind = config.model.feed_forward
+    return kind.has_experts and bool(kind.balance_weight) and config.execution.gradient_accumulation_steps > 1
+
+
 def _compute_bytes(config: Config) -> int:
     return 2 if config.model.dtype == "bfloat16" else 4
 
@@ -101,13 +111,13 @@ def _parameter(add: Any, name: str, spec: ParamSpec, config: Config, mesh: Any, 
     if STAGE in sizes and not spec.num_stacked:  # outside the stages, which share out all rows at once
         micro, tokens = 1, tokens * micro / sizes[STAGE]
     share = (parts - 1) / parts
-    whole = share * numbers * _compute_bytes(config)
+    whole, again = share * numbers * _compute_bytes(config), int(_counts_first(config))
     summed = int(spec.trained) * share * numbers * GRADIENT_BYTES
     if spec.num_stacked:
-        add(gathered, micro * (2 * whole + summed))
+        add(gathered, micro * ((2 + again) * whole + summed))
     elif spec.role == "input" and not ("vocab" in spec.axes and config.model.tie_embeddings):
         rows = share * tokens * config.model.width * _compute_bytes(config)
-        add(gathered, micro * (min(whole, rows) + min(summed, rows)))
+        add(gathered, micro * ((1 + again) * min(whole, rows) + min(summed, rows)))
     else:
         add(gathered, micro * (whole + summed))
     rest = tuple(a for a in sizes if a in ACTIVATION_RULES["rows"] and a not in used)
@@ -123,7 +133,8 @@ def _tensor(config: Config, sizes: dict[str, int]) -> float:
     for stack, each, costs in stack_costs(model, model.context_length, config.execution):
         sublayers = 1 if model.block.startswith("parallel") else len(costs)
         recomputed = (sublayers - 1) * int(config.execution.remat in ("attention", "full"))
-        sums += each * (stack.depth * (2 * sublayers + recomputed) + 2)
+        counted = sublayers * int(_counts_first(config))
+        sums += each * (stack.depth * (2 * sublayers + recomputed + counted) + 2)
     activations = sums * tokens * model.width * _compute_bytes(config)
     micro_batches = config.execution.gradient_accumulation_steps / sizes.get(STAGE, 1)  # through all layers
     return micro_batches * 2 * share * (activations + 3 * tokens * 4)
@@ -133,7 +144,7 @@ def _experts(config: Config, devices: int) -> float:
     """Bytes for each token of a device: to its experts and back, twice, and to them once more where that is not kept;
     or all tokens to all devices, where that is less."""
     model = config.model
-    ways = 4 + int(config.execution.remat in ("attention", "full"))
+    ways = 4 + int(config.execution.remat in ("attention", "full")) + 2 * int(_counts_first(config))
     rounds = sum(stack.depth * share for stack, share, _ in stack_costs(model, model.context_length, config.execution))
     times = min(model.feed_forward.top_k * (devices - 1) / devices, devices - 1)
     return config.execution.gradient_accumulation_steps * ways * rounds * times * model.width * _compute_bytes(config)
@@ -146,6 +157,6 @@ def _context(config: Config, sizes: dict[str, int]) -> float:
         rings = [cost.ring for cost in costs.values()]
         each = sum(parts * each / (tensor if parts % tensor == 0 else 1) for parts, each in rings)
         numbers += stack.depth * share * each
-    rounds = 1 + int(config.execution.remat == "full") + 2
+    rounds = 1 + int(config.execution.remat == "full") + 2 + int(_counts_first(config))
     tokens = rounds * (sizes["context"] - 1) * tokens_per_device(config, sizes)
     return config.execution.gradient_accumulation_steps * tokens * numbers * _compute_bytes(config)

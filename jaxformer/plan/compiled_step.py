@@ -14,7 +14,7 @@ from jaxformer.config import Config
 from jaxformer.data import vocabulary
 from jaxformer.data.progress_bars import say
 from jaxformer.errors import ConfigError
-from jaxformer.functional import attention_choice, grouped_choice
+from jaxformer.functional import attention_choice, expert_sharding, grouped_choice
 from jaxformer.functional.block_loss import chosen_chunk
 from jaxformer.models.attention_support import check_available, check_mesh, unsupported_by
 from jaxformer.models.families import family_of
@@ -81,6 +81,12 @@ def target_config(config: Config, topology: Topology, mesh: Mesh) -> Config:
         hidden = grouped_choice.part_of(model.feed_forward.hidden_width(model.width), mesh.shape["tensor"])
         grouped: Any = grouped_choice.choose(model.width, hidden, model.dtype, topology.chip.platform)
         execution = replace(execution, experts=grouped)
+    if execution.expert_exchange == "auto" and model.feed_forward.has_experts and not model.feed_forward.expert_choice:
+        kind, length = model.feed_forward, model.context_length
+        exchange: Any = expert_sharding.choose(
+            "auto", mesh.shape["expert"], length, kind.slots(length), kind.top_k, topology.chip.platform
+        )
+        execution = replace(execution, expert_exchange=exchange)
     loss = config.loss
     if loss.chunk_tokens is None and topology.chip.platform == "cuda":  # the others choose alike
         rows = config.train.global_batch_size // execution.gradient_accumulation_steps

@@ -8,7 +8,8 @@ import math
 import re
 from collections.abc import Mapping
 
-from jaxformer.plan.grouped_costs import grouped_flops, grouped_kernel
+from jaxformer.plan.collectives import ragged_bytes
+from jaxformer.plan.grouped_costs import grouped_flops, grouped_kernel, grouped_traffic
 from jaxformer.plan.hlo import Computation, Instruction, Program, Shape
 from jaxformer.plan.kernel_costs import kernel_flops, kernel_of
 
@@ -43,14 +44,18 @@ def flops(program: Program, shares: Mapping[str, float] | None = None) -> float:
     return total
 
 
-def traffic(program: Program) -> float:
+def traffic(program: Program, shares: Mapping[str, float] | None = None) -> float:
     """Bytes that instructions read from and write to the device's main memory; a fusion reads each operand once, and of
-    one that it only slices just the slice."""
+    one that it only slices just the slice. `shares`: as of `flops`."""
     total = 0.0
     for computation, instruction, times, fused in program.runs():
         if fused or instruction.opcode in FREE or instruction.opcode.endswith(("-done", "-update")) or not times:
             continue
-        total += times * _moved(program, computation, instruction)
+        grouped = grouped_kernel(instruction)
+        if grouped is not None:
+            total += times * grouped_traffic(computation, instruction, grouped, shares or {})
+        else:
+            total += times * _moved(program, computation, instruction)
     return total
 
 
@@ -66,6 +71,8 @@ def _moved(program: Program, computation: Computation, instruction: Instruction)
     if instruction.opcode.removesuffix("-start") in SLICES:
         elsewhere = operands and operands[0] and not any(s.main_memory for s in operands[0].shapes)
         return written + (0.0 if elsewhere else sum(s.bytes for s in results))
+    if instruction.opcode.startswith("ragged-all-to-all"):  # into the array of its second operand, in place
+        return 2 * ragged_bytes(computation, instruction)
     if instruction.opcode == "dynamic-update-slice" and len(operands) > 1 and operands[1]:
         return 2 * _main(operands[1].shapes)
     return written + sum(_main(o.shapes) for o in operands if o)

@@ -3,13 +3,14 @@
 `megablox` multiplies the tiles of rows that any group has rows in, once for each of those groups. With `blocks_gpu`
 every group begins a new block, so that its rows are those of all blocks that any group has. How many rows have a
 group, a plan does not know: it takes every expert to be as busy as the others, so that of the rows of all devices of
-the `expert` axis each device's experts have an equal share.
+the `expert` axis each device's experts have an equal share, and a ragged exchange needs one round.
 """
 
 import math
 import re
 from collections.abc import Mapping
 
+from jaxformer.functional.experts import ROOM
 from jaxformer.kernels.grouped.megablox import TILE
 from jaxformer.plan.hlo import Computation, Instruction, Shape
 
@@ -43,6 +44,22 @@ def grouped_flops(computation: Computation, instruction: Instruction, name: str,
     return 2.0 * math.prod(matrix) * (rows.sizes[0] * shares.get(SHARE, 1.0) + twice)
 
 
-def grouped_shares(sizes: Mapping[str, int]) -> dict[str, float]:
-    """What `grouped_flops` asks for, on a mesh with axes of these sizes."""
-    return {SHARE: 1 / sizes.get("expert", 1)}
+def grouped_traffic(
+    computation: Computation, instruction: Instruction, name: str, shares: Mapping[str, float]
+) -> float:
+    """Bytes that a call reads and writes, each array once; of the rows those that have a group. Arguments as of
+    `grouped_flops`."""
+    operands = [computation.instructions[o].shapes[0] for o in instruction.operands if o in computation.instructions]
+    arrays = [shape for shape in operands + list(instruction.shapes) if shape.main_memory]
+    share = shares.get(SHARE, 1.0)
+    return sum(shape.bytes * (share if len(shape.sizes) == 2 else 1.0) for shape in arrays)
+
+
+def grouped_shares(sizes: Mapping[str, int], exchange: str) -> dict[str, float]:
+    """What the others ask for, on a mesh with axes of these sizes and with such an `execution.expert_exchange`.
+
+    >>> grouped_shares({"expert": 8}, "gather"), grouped_shares({"expert": 8}, "ragged_all_to_all")
+    ({'rows of experts': 0.125}, {'rows of experts': 0.5})
+    """
+    rounds = sizes.get("expert", 1)  # times its own share of the rows is what a device has room for
+    return {SHARE: 1 / (min(rounds, ROOM) if exchange == "ragged_all_to_all" else rounds)}

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from jaxformer.functional.expert_rows import SELDOM
+
 BYTES = {"pred": 1.0, "bf16": 2.0, "token": 0.0, "opaque": 0.0}  # other types have their bits in their name
 _SHAPE = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,<= ]*)\](\{[^}]*\})?")
 _CALLED = re.compile(r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
@@ -91,13 +93,16 @@ class Program:
     def runs(
         self, name: str | None = None, times: float = 1.0, fused: bool = False
     ) -> Iterator[tuple[Computation, Instruction, float, bool]]:
-        """Every instruction that runs: its computation, itself, how often in one update, and whether it is inside a
-        fusion (where it reads and writes no memory). The arguments are for its own recursion into called computations.
+        """Every instruction that runs, without those of `expert_rows.SELDOM`: its computation, itself, how often in one
+        update, and whether it is inside a fusion (where it reads and writes no memory). The arguments are for its own
+        recursion into called computations.
         """
         computation = self.computations[self.entry if name is None else name]
         for instruction in computation.instructions.values():
             yield computation, instruction, times, fused
             inside = times * (self.trips(computation, instruction) if instruction.opcode == "while" else 1)
+            if instruction.opcode == "conditional" and f"/{SELDOM}/" in instruction.text:
+                continue
             for called in self.called(instruction):
                 yield from self.runs(called, inside, fused or instruction.opcode == "fusion")
 

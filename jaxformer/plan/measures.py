@@ -81,8 +81,8 @@ def describe(step: CompiledStep, topology: Topology) -> Plan:
 
     program = hlo.read(step.text)
     sent = collectives.find(program, sizes)
-    shares = visited_shares(config, topology) | grouped_shares(sizes)
-    flops, traffic = costs.flops(program, shares), costs.traffic(program)
+    shares = visited_shares(config, topology) | grouped_shares(sizes, config.execution.expert_exchange)
+    flops, traffic = costs.flops(program, shares), costs.traffic(program, shares)
     plan["flops"] |= {"program": flops, "useful": model_flops / (flops * len(topology.devices)) if flops else None}
     summed = _summed(sent, "count", "kind", "axes")
     return plan | {

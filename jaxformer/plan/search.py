@@ -57,7 +57,8 @@ def _experts(config: Config, topology: Topology) -> list[int]:
     kind = config.model.feed_forward
     if not kind.has_experts:
         return [1]
-    gathers = config.execution.expert_exchange == "gather" or kind.slots(config.model.context_length) is None
+    exchange, slots = config.execution.expert_exchange, kind.slots(config.model.context_length)
+    gathers = exchange == "gather" or (slots is None and topology.chip.platform == "cpu")
     near = topology.per_node if gathers else len(topology.devices)
     return [2**i for i in reversed(range(near.bit_length())) if kind.count % 2**i == 0 and 2**i <= near]
 

@@ -91,5 +91,7 @@ def test_exactness_and_autotuning_in_little(tmp_path):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-2000:]
     found = gpu_page.records(tmp_path / "exactness.jsonl")
-    assert {each["case"] for each in found} == {"packed", "t5 and soft cap"} and all(each["ok"] for each in found)
+    assert {each["case"] for each in found} == {"packed", "t5 and soft cap", "groups"} and all(
+        each["ok"] for each in found
+    )
     assert len(json.loads((tmp_path / "blocks.json").read_text())) == 3

@@ -20,6 +20,7 @@ from jaxformer.parallel.mesh import check_context, check_experts, make_mesh
 from jaxformer.plan.communication_bound import communication_bound
 
 ROWS = 16
+COLLECTIVES = "all_to_all", "all_gather", "ragged_all_to_all"
 
 
 def exchanged(dispatch, exchange, mesh):
@@ -37,16 +38,30 @@ def exchanged(dispatch, exchange, mesh):
         arguments_of = weights, np.asarray(cases.inputs_of(batch, np.float32))
         text = str(jax.make_jaxpr(run)(*arguments_of))
         run = jax.jit(run, compiler_options={"xla_backend_optimization_level": 0})
-        return jax.device_get(run(*arguments_of)), {n for n in ("all_to_all", "all_gather") if n in text}
+        return jax.device_get(run(*arguments_of)), {n for n in COLLECTIVES if f" {n}[" in text}
+
+
+WAYS = {  # the collectives of each exchange; a ragged one tells all how many rows come, and gathers them on CPU
+    "all_to_all": {"all_to_all"},
+    "gather": {"all_gather"},
+    "ragged_all_to_all": {"all_gather", "ragged_all_to_all"},
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dispatch", ["capacity", "expert_choice"])
-def test_both_exchanges_are_the_layer_of_one_device(dispatch):
+@pytest.mark.parametrize(
+    "dispatch, ways",
+    [
+        ("capacity", {"auto": "all_to_all", "ragged_all_to_all": "ragged_all_to_all", "gather": "gather"}),
+        ("expert_choice", {"auto": "all_to_all", "gather": "gather"}),
+        ("dropless", {"auto": "gather", "ragged_all_to_all": "ragged_all_to_all"}),
+    ],
+)
+def test_all_exchanges_are_the_layer_of_one_device(dispatch, ways):
     expected = exchanged(dispatch, "auto", MeshConfig(data=1))[0]
-    for exchange, collective in (("all_to_all", "all_to_all"), ("gather", "all_gather"), ("auto", "all_to_all")):
+    for exchange, way in ways.items():
         found, sent = exchanged(dispatch, exchange, MeshConfig(data=2, expert=4))
-        assert sent == {collective}
+        assert sent == WAYS[way], exchange
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -78,10 +93,13 @@ def test_padding_of_rows_in_parts():
 
 
 def test_what_an_expert_axis_sends_at_the_least():
-    def least(top_k, remat="none"):
-        kind = Experts(count=4, top_k=top_k, width=64)
+    def least(top_k, remat="none", micro_batches=1, balance=None):
+        kind = Experts(count=4, top_k=top_k, width=64, balance=balance)
         model = ModelConfig(num_layers=3, width=128, context_length=16, vocab_size=64, dtype="bfloat16")
-        model, execution = replace(model, feed_forward=kind), Execution(remat=remat)
+        model, execution = (
+            replace(model, feed_forward=kind),
+            Execution(remat=remat, gradient_accumulation_steps=micro_batches),
+        )
         cfg = Config(model=model, train=TrainConfig(global_batch_size=8), execution=execution)
         devices = make_mesh(MeshConfig(data=1, expert=4), jax.devices()[:4])
         return communication_bound(cfg, gpt.specs(cfg.model), devices)["expert"]
@@ -89,6 +107,8 @@ def test_what_an_expert_axis_sends_at_the_least():
     once = 3 * 4 * 3 / 4 * (8 * 16 / 4) * 128 * 2  # layers, ways, to others, tokens of a device, numbers, bytes
     assert least(2) - least(1) == once and least(4) - least(2) == 2 * once  # from k = 4 on, all to all is as cheap
     assert least(2, "full") - least(1, "full") == 5 / 4 * once and least(2, "dots") == least(2)
+    counted = least(2, micro_batches=2) - least(1, micro_batches=2)  # all choices first, which is a forward pass
+    assert counted == 6 / 4 * once == 6 / 4 * (least(2, balance=0.0) - least(1, balance=0.0))
 
 
 def refused(check, cfg, **mesh):

@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 from jaxformer.config import from_mapping
 from jaxformer.masks import Mask
 from jaxformer.plan import collectives, costs, hlo, kernel_costs, topology
+from jaxformer.plan.grouped_costs import grouped_shares
 
 
 @pytest.fixture(scope="module")
@@ -232,3 +233,50 @@ def test_shares_of_the_scores_that_kernels_visit():
     found = kernel_costs.visited_shares(config, topology.make("cpu:1"))
     assert found.keys() == kernel_costs.ATTENTION_KERNELS.keys()
     assert found["__cudnn$fmhaSoftmax"] == 36 / 64 and all(0.5 < x <= 0.75 for x in found.values())
+
+
+RAGGED = """
+%round (p: f32[32,4]) -> f32[32,4] {
+  %p = f32[32,4]{1,0} parameter(0)
+  ROOT %sum = f32[32,4]{1,0} all-reduce(%p), channel_id=3, replica_groups={{0,1,2,3}}
+}
+
+%skipped (p: f32[32,4]) -> f32[32,4] {
+  ROOT %p = f32[32,4]{1,0} parameter(0)
+}
+
+ENTRY %main (x: f32[8,4], y: f32[32,4], n: s32[4], b: pred[]) -> f32[32,4] {
+  %x = f32[8,4]{1,0} parameter(0)
+  %y = f32[32,4]{1,0} parameter(1)
+  %n = s32[4]{0} parameter(2)
+  %b = pred[] parameter(3)
+  %to = f32[32,4]{1,0} ragged-all-to-all(%x, %y, %n, %n, %n, /*index=5*/%n), channel_id=1, replica_groups={{0,1,2,3}}
+  %back = f32[8,4]{1,0} ragged-all-to-all(%to, %x, %n, %n, %n, /*index=5*/%n), channel_id=2, replica_groups={{0,1,2,3}}
+  ROOT %c = f32[32,4]{1,0} conditional(%b, %to, %to), true_computation=%round, false_computation=%skipped, NAMED
+}
+"""
+
+
+def test_a_ragged_exchange_sends_the_rows_of_one_device_and_later_rounds_count_nowhere():
+    def found(scope):
+        program = hlo.read(RAGGED.replace("NAMED", f'metadata={{op_name="jit(f)/transpose(jvp())/{scope}/cond"}}'))
+        return [(c.kind, c.total) for c in collectives.find(program, {"expert": 4})], costs.traffic(program)
+
+    sent = [("all-to-all", 3 / 4 * 8 * 4 * 4)] * 2
+    assert found("seldom") == (sent, 2 * 2 * 8 * 4 * 4)
+    assert found("often")[0] == [("all-reduce", 2 * 3 / 4 * 32 * 4 * 4), *sent]
+
+
+def test_kernels_of_groups_move_the_rows_that_have_a_group():
+    text = """
+ENTRY %main (owners: s32[8], x: bf16[512,64], w: bf16[4,64,128]) -> bf16[512,128] {
+  %owners = s32[8]{0} parameter(0)
+  %x = bf16[512,64]{1,0} parameter(1)
+  %w = bf16[4,64,128]{2,1,0} parameter(2)
+  ROOT %y = bf16[512,128]{1,0} custom-call(%owners, %x, %w), backend_config={name="grouped_gpu_product"}
+}
+"""
+    shares = grouped_shares({"expert": 4}, "ragged_all_to_all")
+    moved = 8 * 4 + 512 * (64 + 128) * 2 / 2 + 4 * 64 * 128 * 2
+    assert costs.traffic(hlo.read(text), shares) == moved
+    assert costs.flops(hlo.read(text), shares) == 2 * 512 / 2 * 64 * 128

@@ -56,6 +56,13 @@ MESHES = [
     ("capacity", MeshConfig(data=1, stage=2, expert=4)),
     ("capacity", MeshConfig(data=1, fsdp=2, stage=4)),
 ]
+EXCHANGED = [
+    ("dropless", BEFORE),
+    ("dropless", AFTER),
+    ("dropless", MeshConfig(data=1, fsdp=2, expert=2, tensor=2)),
+    ("capacity", MeshConfig(data=1, expert=8)),
+    ("capacity", MeshConfig(data=1, fsdp=2, stage=2, expert=2)),
+]
 
 
 def batch_of():
@@ -71,10 +78,11 @@ def batch_of():
 class OnMesh:
     """The steps of a run on a mesh, compiled quickly."""
 
-    def __init__(self, mesh, dispatch="dropless"):
+    def __init__(self, mesh, dispatch="dropless", exchange="auto"):
         self.mesh = make_mesh(mesh, jax.devices()[: int(np.prod([getattr(mesh, name) for name in ORDER]))])
         kind = replace(KIND, dispatch=dispatch)
         cfg = replace(CONFIG, mesh=mesh, model=replace(CONFIG.model, feed_forward=kind))
+        cfg = replace(cfg, execution=replace(cfg.execution, expert_exchange=exchange))
         model = make_model(cfg.model, LossConfig(), cfg.execution)
         self.steps = compile_steps(model, make_optimizer(cfg.optimizer, 10, model.specs), self.mesh, cfg)
         self.like = self.steps.abstract_state
@@ -138,6 +146,13 @@ def updated_alone(dispatch):
 @pytest.mark.parametrize("dispatch, mesh", MESHES, ids=str)
 def test_an_update_is_that_of_one_device(dispatch, mesh):
     run = OnMesh(mesh, dispatch)
+    agree(jax.device_get(run.update(run.put(first_state(run.like)))), updated_alone(dispatch))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dispatch, mesh", EXCHANGED, ids=str)
+def test_an_update_of_tokens_sent_by_themselves_is_that_of_one_device(dispatch, mesh):
+    run = OnMesh(mesh, dispatch, "ragged_all_to_all")
     agree(jax.device_get(run.update(run.put(first_state(run.like)))), updated_alone(dispatch))
 
 
