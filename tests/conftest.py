@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
@@ -83,12 +84,24 @@ def pytest_collection_modifyitems(config, items):
         items.sort(key=lambda item: (files.index(item.path) - first) % len(files))
 
 
+LATE = "not reached in time; `.ci/run slow` has no limit"
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     """Skips, and says so, what `--seconds` leaves no time for."""
     limit = item.config.getoption("--seconds")
     if limit is not None and time.monotonic() - STARTED > limit:
-        pytest.skip(f"{item.path.stem}: not reached within {limit:.0f} s; `.ci/run slow` has no such limit")
+        pytest.skip(LATE)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Says of which files that was; in one line, because of a long log only the end is kept, where the failures are."""
+    late = [each for each in terminalreporter.stats.get("skipped", ()) if LATE in str(each.longrepr)]
+    if late:
+        files = Counter(Path(each.nodeid.partition("::")[0]).stem.removeprefix("test_") for each in late)
+        named = ", ".join(f"{name} {number}" for name, number in files.items())
+        terminalreporter.write_line(f"not reached: {named}")
 
 
 def pytest_configure(config):

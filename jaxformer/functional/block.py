@@ -17,6 +17,8 @@ from jaxformer.functional.layer import NO_CONTEXT, Context, gather_sequence, nor
 from jaxformer.functional.layers import dropout
 from jaxformer.functional.multipliers import branch_scale, scaled
 from jaxformer.functional.sublayers import sublayers_of
+from jaxformer.functional.whole_weights import gathered_params
+from jaxformer.kernels.platforms import this_platform
 from jaxformer.kernels.rematerialize import ATTENTION, PRODUCT, SAME_IN_ALL_LAYERS, keeps_attention
 from jaxformer.masks import Mask
 from jaxformer.parallel.constraints import constrain_params
@@ -77,6 +79,8 @@ def block(
         streams, cache, terms = reversible.layer(params, reversible.enter(x), cfg, context, x.dtype)
         return reversible.leave(streams, x.dtype), cache, terms
     params = constrain_params(params, block_specs(cfg))
+    if context.execution.remat != "none" and this_platform() == "cuda":
+        params = gathered_params(params, block_specs(cfg), cfg.dtype)
     sublayers = sublayers_of(cfg)
     count = len(sublayers) + 1
     rngs = [None] * count if context.rng is None else list(jax.random.split(context.rng, count))

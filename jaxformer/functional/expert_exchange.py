@@ -11,6 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxformer.functional.router import room_for
 from jaxformer.kernels import derivatives
+from jaxformer.kernels.platforms import this_platform
 from jaxformer.kernels.rematerialize import PRODUCT
 from jaxformer.types import Array
 
@@ -201,14 +202,15 @@ def _from_by_gather(rows: Array, exchange: RaggedGroups) -> Array:
     return every.at[place].get(mode="fill", fill_value=0)
 
 
+# Not by `jax.lax.platform_dependent`: XLA keeps its conditional around a collective, and a GPU's host waits for it.
 @jax.custom_jvp
 def _sent(rows: Array, exchange: RaggedGroups) -> Array:
-    return jax.lax.platform_dependent(rows, exchange, cpu=_to_by_gather, default=_to_native)
+    return (_to_by_gather if this_platform() == "cpu" else _to_native)(rows, exchange)
 
 
 @jax.custom_jvp
 def _returned(rows: Array, exchange: RaggedGroups) -> Array:
-    return jax.lax.platform_dependent(rows, exchange, cpu=_from_by_gather, default=_from_native)
+    return (_from_by_gather if this_platform() == "cpu" else _from_native)(rows, exchange)
 
 
 # Every row goes to one place, so each of the two is the other's transpose.

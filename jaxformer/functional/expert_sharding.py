@@ -3,15 +3,14 @@
 Written with explicit collectives, because sorting is local: left to itself, XLA would gather all tokens to sort them.
 """
 
-import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax.sharding import PartitionSpec as P
 
-from jaxformer.kernels import derivatives
+from jaxformer.functional import whole_weights
 from jaxformer.kernels.platforms import this_platform
 from jaxformer.parallel.constraints import ACTIVATION_RULES, RULES, entries, mesh_axes
 from jaxformer.types import Array
@@ -94,7 +93,8 @@ def over_mesh(
         over = {each: _axes_of(lie[each], axes[each], "embed") for each in weights}
         parts = {each: axes[each].index("embed") for each in weights}
         return {
-            each: _gathered(w, over[each], parts[each], x.dtype) if over[each] else w for each, w in weights.items()
+            each: whole_weights.gathered(w, over[each], parts[each], x.dtype) if over[each] else w
+            for each, w in weights.items()
         }
 
     def local(x: Array, first: Array, second: Array, weights: Weights) -> Array:
@@ -146,25 +146,3 @@ def _axes_of(found: list, axes: tuple[str | None, ...], name: str) -> tuple[str,
     return tuple(
         axis for entry, axis_name in zip(found, axes, strict=True) if axis_name == name for axis in entry or ()
     )
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
-def _gathered(w: Array, over: tuple[str, ...], axis: int, dtype: Any) -> Array:
-    """All parts of a weight, rounded to `dtype`, in its own dtype: sent as `dtype`, but its gradient in its own.
-    Left to itself, XLA sends the weight so too on GPUs, where the product wants another layout than the parameters'."""
-    return jax.lax.all_gather(w.astype(dtype), over, axis=axis, tiled=True).astype(w.dtype)
-
-
-def _gathered_forward(w, over, axis, dtype):
-    return _gathered(w, over, axis, dtype), ()
-
-
-def _gathered_tangent(over, axis, dtype, saved, changes):
-    return jax.lax.all_gather(changes[0], over, axis=axis, tiled=True)
-
-
-def _gathered_backward(over, axis, dtype, saved, g):
-    return (jax.lax.psum_scatter(g, over, scatter_dimension=axis, tiled=True),)
-
-
-derivatives.define(_gathered, _gathered_forward, _gathered_tangent, _gathered_backward)

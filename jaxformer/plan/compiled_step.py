@@ -16,6 +16,7 @@ from jaxformer.data.progress_bars import say
 from jaxformer.errors import ConfigError
 from jaxformer.functional import attention_choice, expert_sharding, grouped_choice
 from jaxformer.functional.block_loss import chosen_chunk
+from jaxformer.kernels.platforms import compiled_for
 from jaxformer.models.attention_support import check_available, check_mesh, unsupported_by
 from jaxformer.models.families import family_of
 from jaxformer.models.own_kinds import check_model
@@ -128,7 +129,7 @@ def compile_step(config: Config, topology: Topology) -> CompiledStep:
     began = time.perf_counter()
     sizes = " x ".join(f"{name} {n}" for name, n in mesh.shape.items())
     say(f"compiling the train step for {topology.name}, mesh {sizes}, remat {config.execution.remat}")
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(mesh), compiled_for(topology.chip.platform):
         program: Any = steps.train
         lowered = program.lower(steps.abstract_state, abstract_chunk(config, mesh), jax.ShapeDtypeStruct((), jnp.int32))
         try:

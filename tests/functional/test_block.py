@@ -10,12 +10,14 @@ import pytest
 from flat_config import changed, model_config
 
 from jaxformer import masks
-from jaxformer.config import Execution
+from jaxformer.config import Execution, MeshConfig
 from jaxformer.functional import attention_layer, key_value_cache
 from jaxformer.functional import block as blocks
 from jaxformer.functional import positions as pos
 from jaxformer.functional.layer import Context, DecodeProgress
 from jaxformer.functional.position_encodings import rotation
+from jaxformer.kernels.platforms import compiled_for
+from jaxformer.parallel.mesh import make_mesh
 from jaxformer.specs import abstract_params, is_spec, stack_specs
 
 B, T, L = 2, 6, 2
@@ -316,3 +318,19 @@ def test_bfloat16_blocks_keep_float32_parameters_and_gradients():
     out, (d_params, d_x) = run_stack(cfg, params, jnp.array(random_x(cfg), jnp.bfloat16))
     assert out.dtype == d_x.dtype == jnp.bfloat16
     assert all(g.dtype == jnp.float32 and np.isfinite(g).all() for g in jax.tree.leaves(d_params))
+
+
+def test_layers_of_gathered_weights_are_the_layers():
+    """As on GPUs, where a layer that is computed again gathers each weight once for that; float32 rounds nothing."""
+    params = jax.tree.map(np.float32, random_params(stack_specs(blocks.block_specs(CFG), L)))
+    x = np.float32(np.random.default_rng(1).normal(size=(4, T, CFG.width)))
+    context = Context(masks.causal(), execution=Execution(remat="full", attention="xla", layers="scan"))
+
+    def run(params, x):
+        return jax.value_and_grad(lambda p: jnp.sum(jnp.sin(blocks.stack(p, x, CFG, context)[0])))(params)
+
+    alone = jax.jit(run)(params, x)
+    with jax.set_mesh(make_mesh(MeshConfig(data=1, fsdp=4, tensor=2), jax.devices())), compiled_for("cuda"):
+        assert "optimization_barrier" in str(jax.make_jaxpr(run)(params, x))
+        found = jax.jit(run)(params, x)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, alone)

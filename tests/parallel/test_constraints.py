@@ -7,6 +7,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxformer.config import MeshConfig
 from jaxformer.functional.attention import attention
+from jaxformer.functional.whole_weights import gathered_params
 from jaxformer.masks import Mask
 from jaxformer.parallel import constraints, context, mesh
 from jaxformer.specs import ParamSpec, zeros
@@ -57,6 +58,32 @@ def test_parameters_are_pinned_as_the_matrices_of_products():
     }  # fmt: skip
     for name, x in params.items():
         np.testing.assert_array_equal(pinned[name], x)
+
+
+def test_gathered_parameters_are_rounded_and_their_gradients_are_not():
+    """What is no hidden matrix, and what is not sharded along the width, stays as it is."""
+    specs = {
+        "w_up": ParamSpec((8, 6), ("embed", "mlp"), zeros, "hidden"),
+        "w_router": ParamSpec((8, 6), ("embed", None), zeros, "output"),
+        "experts": ParamSpec((4, 8, 6), ("experts", "embed", "mlp"), zeros, "hidden"),
+        "bias": ParamSpec((6,), ("mlp",), zeros, "bias"),
+    }
+    rng = np.random.default_rng(0)
+    params, g = ({n: rng.normal(size=s.shape).astype(np.float32) for n, s in specs.items()} for _ in range(2))
+
+    def run(params, g):
+        whole, pull = jax.vjp(lambda p: gathered_params(p, specs, "bfloat16"), params)
+        return whole, constraints.constrain_params(pull(g)[0], specs)
+
+    with jax.set_mesh(mesh_of(1, 4, 2)):
+        whole, gradients = jax.jit(run)(params, g)
+    for name, x in params.items():
+        np.testing.assert_array_equal(gradients[name], g[name])
+        np.testing.assert_array_equal(whole[name], x.astype(jnp.bfloat16).astype(np.float32) if name == "w_up" else x)
+    assert whole["w_up"].sharding.shard_shape((8, 6)) == (8, 3) and gradients["w_up"].sharding.shard_shape((8, 6)) == (
+        2,
+        3,
+    )
 
 
 def test_inside_a_users_shard_map_the_axes_are_the_users():
