@@ -110,21 +110,23 @@ def sorted_exchange(sizes: Array, over: tuple[str, ...], rows: int, align: int) 
     Returns:
       It, and the rows of each of this device's experts after it, [E / n] int32, multiples of `align`.
     """
-    counts = jax.lax.all_gather(sizes, over)
+    counts = jax.lax.all_gather(sizes.astype(jnp.int32), over)
     places, groups = packed(counts, align)
     room = room_for(len(counts) * rows, groups.shape[1], align)
-    begins = jnp.cumsum(counts, axis=1) - counts
+    begins = jnp.cumsum(counts, axis=1, dtype=jnp.int32) - counts
     return RaggedGroups(counts, begins, places, over, rows, room), groups[jax.lax.axis_index(over)]
 
 
 def slots_exchange(sizes: Array, over: tuple[str, ...], rows: int, slots: int) -> RaggedGroups:
     """The exchange after which each device has `slots` rows for every expert, as after `EqualGroups`. Other arguments
     as of `sorted_exchange`."""
-    counts = jax.lax.all_gather(sizes, over)
+    counts = jax.lax.all_gather(sizes.astype(jnp.int32), over)
     devices, experts = counts.shape
     own = jnp.arange(experts, dtype=jnp.int32) % (experts // devices)
     places = (own[None] * devices + jnp.arange(devices, dtype=jnp.int32)[:, None]) * slots
-    return RaggedGroups(counts, jnp.cumsum(counts, axis=1) - counts, places, over, rows, experts * slots)
+    return RaggedGroups(
+        counts, jnp.cumsum(counts, axis=1, dtype=jnp.int32) - counts, places, over, rows, experts * slots
+    )
 
 
 def packed(counts: Array, align: int) -> tuple[Array, Array]:
@@ -134,9 +136,9 @@ def packed(counts: Array, align: int) -> tuple[Array, Array]:
     >>> places.tolist(), sizes.tolist()
     ([[0, 0], [3, 1]], [[8], [4]])
     """
-    sizes = (-(-jnp.sum(counts, axis=0) // align) * align).reshape(len(counts), -1)
-    first = (jnp.cumsum(sizes, axis=1) - sizes).reshape(1, -1)
-    return first + jnp.cumsum(counts, axis=0) - counts, sizes
+    sizes = (-(-jnp.sum(counts, axis=0, dtype=jnp.int32) // align) * align).reshape(len(counts), -1)
+    first = (jnp.cumsum(sizes, axis=1, dtype=jnp.int32) - sizes).reshape(1, -1)
+    return first + jnp.cumsum(counts, axis=0, dtype=jnp.int32) - counts, sizes
 
 
 def sizes_within(sizes: Array, number: Array | int, room: int) -> Array:
@@ -145,7 +147,7 @@ def sizes_within(sizes: Array, number: Array | int, room: int) -> Array:
     >>> sizes_within(jnp.array([5, 2, 4]), 1, room=4).tolist()
     [1, 2, 1]
     """
-    ends = jnp.cumsum(sizes)
+    ends = jnp.cumsum(sizes, dtype=jnp.int32)
     return _within(ends, number, room) - _within(ends - sizes, number, room)
 
 

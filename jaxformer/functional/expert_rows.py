@@ -5,18 +5,46 @@ Letters as in `functional.experts`.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxformer.functional.expert_exchange import EqualGroups, RaggedGroups
+from jaxformer.functional.expert_exchange import EqualGroups, RaggedGroups, sizes_within
 from jaxformer.kernels import derivatives
 from jaxformer.types import Array
 
 Exchange = EqualGroups | RaggedGroups
+Weights = Mapping[str, Array]  # of experts, by name
 HERE = EqualGroups(0)  # all experts are on this device
 SELDOM = "seldom"  # the scope of what a plan takes not to run
+
+
+class Choices(NamedTuple):
+    """Where the rows of tokens stand on this device, before they are sent.
+
+    Attributes:
+      place: [N, k] int32, the row of each choice; the number of rows: nowhere.
+      source: [M] int32, the number of the choice, of all N k, that each row is for; N k: none.
+    """
+
+    place: Array
+    source: Array
+
+
+class Rounds(NamedTuple):
+    """What a ragged exchange brings to the experts here, `room` rows after another.
+
+    Attributes:
+      mlp: (rows [room, D], of each expert how many of them, whole weights) -> [room, D].
+      whole: makes whole weights of those that are here.
+      room: rows.
+    """
+
+    mlp: Callable[[Array, Array, Weights], Array]
+    whole: Callable[[Weights], Weights]
+    room: int
 
 
 def through(
@@ -24,50 +52,108 @@ def through(
     gates: Array,
     place: Array,
     rows: int,
-    mlp: Callable[[Array, Array | int, bool], Array],
+    mlp: Callable[[Array], Array],
     exchange: Exchange = HERE,
-    room: int | None = None,
 ) -> Array:
     """Tokens to the rows of their choices, to their experts, and back.
 
     Args:
       x: [N, D].
       gates: [N, k].
-      place: [N, k] int32, the row of each choice; `rows`: nowhere.
+      place: as of `Choices`.
       rows: of this device.
-      mlp: (rows of the experts here [M, D], number of the round, whether it is the first) -> [M, D].
+      mlp: (rows of the experts here [M, D]) -> [M, D].
       exchange: how rows get to their experts.
-      room: of a ragged exchange, rows that a device takes at once. What finds no room comes in later rounds, which are
-        skipped where no device has any. None: there is room for all.
 
     Returns:
       [N, D].
     """
+    return _visit(x, gates, _choices(place, rows), exchange, mlp)
+
+
+def in_rounds(
+    x: Array, gates: Array, place: Array, weights: Weights, groups: Array, exchange: RaggedGroups, rounds: Rounds
+) -> Array:
+    """`through` a ragged exchange with room for `rounds.room` rows: what finds none there comes in later rounds.
+
+    Of these there are as many as the device needs that gets most. They are computed again in the backward pass, which
+    keeps nothing of them.
+
+    Args:
+      x, gates, place: as of `through`.
+      weights: of the experts, parts of them or whole.
+      groups: [E / n] int32, rows of each expert of this device.
+      exchange: with room for all rows.
+      rounds: how the rows of one are computed.
+    """
+    choices, (mlp, whole, room) = _choices(place, exchange.rows), rounds
+    sizes, here = sizes_within(groups, 0, room), whole(weights)
+    first = _visit(x, gates, choices, exchange.window(0, room), lambda rows: mlp(rows, sizes, here))
+    if room >= exchange.room:
+        return first
+    # As many on all devices, those too that share out other experts: there are collectives in them.
+    used = jax.lax.pmax(jnp.max(exchange.places + exchange.counts), jax.sharding.get_abstract_mesh().manual_axes)
+    return first + _later(rounds, x, gates, weights, (choices, groups, exchange), -(-used // room))
+
+
+def _choices(place: Array, rows: int) -> Choices:
     number = math.prod(place.shape)
     # libtpu takes 12 s to compile this scatter where it is fused with what finds the places, 1 s alone.
     each = jax.lax.optimization_barrier(place.reshape(-1))
     source = jnp.full((rows,), number, jnp.int32).at[each].set(jnp.arange(number, dtype=jnp.int32), mode="drop")
-    own = _dispatch(x, place, source)
+    return Choices(place, source)
 
-    def visit(exchange: Exchange, number: Array | int = 0, first: bool = True) -> Array:
-        rows = exchange.to_experts(own, keep=first)
-        return _combine(mlp(rows, number, first), gates, place, source, exchange)
 
-    if isinstance(exchange, EqualGroups) or room is None or room >= exchange.room:
-        return visit(exchange)
-    # All take the same branch, those that share out other experts too: there are collectives in it.
-    used = jax.lax.pmax(jnp.max(exchange.places + exchange.counts), jax.sharding.get_abstract_mesh().manual_axes)
+def _visit(
+    x: Array, gates: Array, choices: Choices, exchange: Exchange, mlp: Callable[[Array], Array], keep: bool = True
+) -> Array:
+    rows = exchange.to_experts(_dispatch(x, *choices), keep)
+    return _combine(mlp(rows), gates, *choices, exchange)
 
-    @jax.checkpoint  # only what all rounds begin with is kept
-    def add(total: Array, number: Array) -> tuple[Array, None]:
-        return total + visit(exchange.window(number, room), number, first=False), None
 
-    def later() -> Array:
-        return jax.lax.scan(add, jnp.zeros_like(x), jnp.arange(1, -(-exchange.room // room), dtype=jnp.int32))[0]
+def _all_later(rounds: Rounds, x: Array, gates: Array, weights: Weights, where: Any, number: Array) -> Array:
+    """What rounds 1 to `number` - 1 add. `where`: (choices, groups, exchange) of `in_rounds`."""
 
-    first = visit(exchange.window(0, room))
+    def add(index: Array, total: Array) -> Array:
+        return total + _round(rounds, x, gates, weights, where, index)
+
     with jax.named_scope(SELDOM):
-        return first + jax.lax.cond(used > room, later, lambda: jnp.zeros_like(x))
+        return jax.lax.fori_loop(1, number, add, jnp.zeros_like(x))
+
+
+def _round(rounds: Rounds, x: Array, gates: Array, weights: Weights, where: Any, index: Array) -> Array:
+    (choices, groups, exchange), (mlp, whole, room) = where, rounds
+
+    def of(rows: Array) -> Array:
+        return mlp(rows, sizes_within(groups, index, room), whole(weights))
+
+    return _visit(x, gates, choices, exchange.window(index, room), of, keep=False)
+
+
+_later = jax.custom_jvp(_all_later, nondiff_argnums=(0,))
+
+
+def _later_tangent(rounds, saved, changes):
+    *arguments, where, number = saved
+
+    def of(x, gates, weights):
+        return _all_later(rounds, x, gates, weights, where, number)
+
+    return jax.jvp(of, arguments, list(changes[:3]))[1]
+
+
+def _later_backward(rounds, saved, g):
+    *arguments, where, number = saved
+
+    def add(index, total):
+        pull = jax.vjp(lambda x, gates, weights: _round(rounds, x, gates, weights, where, index), *arguments)[1]
+        return jax.tree.map(jnp.add, total, list(pull(g)))
+
+    with jax.named_scope(SELDOM):
+        return *jax.lax.fori_loop(1, number, add, jax.tree.map(jnp.zeros_like, arguments)), None, None
+
+
+derivatives.define(_later, None, _later_tangent, _later_backward, loops=True)
 
 
 def _rows_at(x: Array, index: Array) -> Array:

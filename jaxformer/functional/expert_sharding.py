@@ -11,11 +11,10 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 from jaxformer.functional import whole_weights
+from jaxformer.functional.expert_rows import Weights
 from jaxformer.kernels.platforms import this_platform
 from jaxformer.parallel.constraints import ACTIVATION_RULES, RULES, entries, mesh_axes
 from jaxformer.types import Array
-
-Weights = Mapping[str, Array]  # of experts, by name
 
 
 class Here(NamedTuple):
@@ -89,11 +88,13 @@ def over_mesh(
     else:
         exchange = "gather"
 
+    dtype = x.dtype
+
     def whole(weights: Weights) -> Weights:
         over = {each: _axes_of(lie[each], axes[each], "embed") for each in weights}
         parts = {each: axes[each].index("embed") for each in weights}
         return {
-            each: whole_weights.gathered(w, over[each], parts[each], x.dtype) if over[each] else w
+            each: whole_weights.gathered(w, over[each], parts[each], dtype) if over[each] else w
             for each, w in weights.items()
         }
 
@@ -129,15 +130,17 @@ def choose(
     ['gather', 'all_to_all']
     >>> [choose("auto", devices, 2048, slots=None, choices=8, platform="cuda") for devices in (4, 8)]
     ['gather', 'ragged_all_to_all']
+    >>> choose("auto", 8, 2048, slots=2048, choices=2, platform="cuda")
+    'ragged_all_to_all'
     """
     platform = this_platform() if platform is None else platform
-    rows = {"gather": devices * length}  # (n - 1) / n times so many are sent each way
+    rows: dict[str, float] = {"gather": devices * length}  # (n - 1) / n times so many are sent each way
     if slots is not None:
         rows["all_to_all"] = slots
     if choices is not None and (exchange != "auto" or platform != "cpu"):
-        rows["ragged_all_to_all"] = choices * length
+        rows["ragged_all_to_all"] = min(choices * length, math.inf if slots is None else slots)
     if exchange == "auto":
-        return min(reversed(rows), key=lambda name: rows[name])
+        return min(reversed(rows), key=rows.__getitem__)
     return exchange if exchange in rows else "gather"
 
 

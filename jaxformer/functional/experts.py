@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxformer.functional.expert_exchange import EqualGroups, sizes_within, slots_exchange, sorted_exchange
-from jaxformer.functional.expert_rows import HERE, Exchange, through
+from jaxformer.functional.expert_exchange import EqualGroups, slots_exchange, sorted_exchange
+from jaxformer.functional.expert_rows import Exchange, Rounds, in_rounds, through
 from jaxformer.functional.grouped_choice import GROUPED, choose
 from jaxformer.functional.layers import ACTIVATIONS
 from jaxformer.functional.router import room_for, sort_by_expert, within_capacity
@@ -43,7 +43,7 @@ def expert_mlp(
     activation: str = "gelu",
     implementation: str = "auto",
     over: tuple[str, ...] = (),
-    whole: Callable[[dict[str, Array]], Mapping[str, Array]] = dict,
+    whole: Callable[[Mapping[str, Array]], Mapping[str, Array]] = dict,
 ) -> Array:
     """The outputs of each token's experts, multiplied by its gates and summed. No token is dropped.
 
@@ -63,7 +63,7 @@ def expert_mlp(
         and tokens of its own: tokens go to the devices of their experts and come back (a ragged all-to-all). E is then
         the number of all experts.
       whole: what makes whole weights of these, by name, if they are parts of them. Called again for what finds no room
-        on its device at first (`expert_rows.through`), because weights are seldom needed there.
+        on its device at first (`expert_rows.in_rounds`), because weights are seldom needed there.
 
     Returns:
       [N, D] in the dtype of x.
@@ -91,24 +91,24 @@ def expert_mlp(
         raise ValueError(f"expert_mlp: {name} cannot do {why}; accepted: auto")
     if not tokens:
         return x
-    number = tokens * per_token
-    align = GROUPED[name].alignment(number, experts)
+    align = GROUPED[name].alignment(tokens * per_token, experts)
+    mlp = functools.partial(_grouped_mlp, name, align, activation)
     place, groups, rows = sort_by_expert(chosen.reshape(-1), devices * experts, 1 if over else align)
-    exchange: Exchange = HERE
-    if over:
-        exchange, groups = sorted_exchange(groups, over, rows, align)
-    room = room_for(ROOM * number, experts, align) if over else rows
+    place = place.reshape(chosen.shape)
+    if not over:
+        return through(x, gates, place, rows, lambda rows: mlp(rows, groups, weights))
+    exchange, groups = sorted_exchange(groups, over, rows, align)
+    rounds = Rounds(mlp, whole, room_for(ROOM * tokens * per_token, experts, align))
+    return in_rounds(x, gates, place, given, groups, exchange, rounds)
 
-    def mlp(x: Array, number: Array | int, first: bool) -> Array:
-        sizes = sizes_within(groups, number, room) if over else groups
-        found = weights if first else whole(given)
 
-        def mlp_of(function: Callable[..., Array], x: Array, first: Arrays, last: Array) -> Array:
-            return GROUPED[name].mlp_of(function, x, first, last, sizes, align)
+def _grouped_mlp(name: str, align: int, activation: str, x: Array, sizes: Array, weights: Mapping[str, Array]) -> Array:
+    """[M, D] -> [M, D], rows sorted by expert, so many of each."""
 
-        return _mlp_of(mlp_of, x, (found["w_up"], found.get("w_gate"), found["w_down"]), activation)
+    def mlp_of(function: Callable[..., Array], x: Array, first: Arrays, last: Array) -> Array:
+        return GROUPED[name].mlp_of(function, x, first, last, sizes, align)
 
-    return through(x, gates, place.reshape(chosen.shape), rows, mlp, exchange, room)
+    return _mlp_of(mlp_of, x, (weights["w_up"], weights.get("w_gate"), weights["w_down"]), activation)
 
 
 def capacity_mlp(
@@ -162,9 +162,7 @@ def capacity_mlp(
         place = jnp.where(chosen < experts, (chosen * batch + row) * capacity + rank, rows)
     flat_x, flat_gates, flat_place = (a.reshape(batch * length, -1) for a in (x, gates, place))
 
-    def mlp(x: Array, *_: object) -> Array:
-        return _mlp_of(_equal_groups, x, (w_up, w_gate, w_down), activation)
-
+    mlp = functools.partial(_mlp_of, _equal_groups, weights=(w_up, w_gate, w_down), name=activation)
     return through(flat_x, flat_gates, flat_place, rows, mlp, exchange).reshape(x.shape)
 
 

@@ -193,7 +193,9 @@ def sort_by_expert(chosen: Array, experts: int, align: int = 1) -> tuple[Array, 
     parts, inside, before, counts = _counted(chosen, experts)
     sizes = -(-counts // align) * align
     rows = room_for(len(chosen), experts, align)
-    begins = jnp.append(jnp.cumsum(sizes) - sizes, rows)  # those of nobody stand beyond the end
+    begins = jnp.append(
+        jnp.cumsum(sizes, dtype=jnp.int32) - sizes, jnp.int32(rows)
+    )  # those of nobody stand beyond the end
     # One lookup for both: libtpu compiles one of `begins` by `chosen` for 18 s.
     found = inside + jnp.take_along_axis(begins[None] + before, parts, axis=1)
     return jnp.minimum(found, rows).reshape(-1)[: len(chosen)], sizes, rows
@@ -213,7 +215,7 @@ def _counted(chosen: Array, experts: int) -> tuple[Array, Array, Array, Array]:
     [P, C]; how many fell on each expert and on nobody before each part, [P, E + 1]; and on each expert in all, [E]."""
     parts = jnp.pad(chosen, (0, -len(chosen) % _CHUNK), constant_values=experts).reshape(-1, _CHUNK)
     hot = jax.nn.one_hot(parts, experts + 1, dtype=bool)
-    totals = jnp.cumsum(jnp.sum(hot, axis=1, dtype=jnp.int32), axis=0)
+    totals = jnp.cumsum(jnp.sum(hot, axis=1, dtype=jnp.int32), axis=0, dtype=jnp.int32)
     earlier = jnp.tril(jnp.ones((_CHUNK, _CHUNK), bool), -1)
     inside = jnp.sum((parts[:, :, None] == parts[:, None, :]) & earlier[None], axis=2, dtype=jnp.int32)
     return parts, inside, jnp.pad(totals, ((1, 0), (0, 0)))[:-1], totals[-1, :experts]

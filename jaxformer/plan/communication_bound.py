@@ -18,7 +18,7 @@
            they do not split (norms).
 
 A balance loss of experts over several micro-batches has all choices counted first (`training.gradients`), which is one
-more forward pass through the blocks.
+more forward pass up to the last router.
 
 Rings as in `collectives`.
 """
@@ -111,7 +111,9 @@ def _parameter(add: Any, name: str, spec: ParamSpec, config: Config, mesh: Any, 
     if STAGE in sizes and not spec.num_stacked:  # outside the stages, which share out all rows at once
         micro, tokens = 1, tokens * micro / sizes[STAGE]
     share = (parts - 1) / parts
-    whole, again = share * numbers * _compute_bytes(config), int(_counts_first(config))
+    whole, again = share * numbers * _compute_bytes(config), float(_counts_first(config))
+    if "experts" in spec.axes:
+        again *= 1 - 1 / spec.shape[0]  # not those of the last layer
     summed = int(spec.trained) * share * numbers * GRADIENT_BYTES
     if spec.num_stacked:
         add(gathered, micro * ((2 + again) * whole + summed))
@@ -133,8 +135,8 @@ def _tensor(config: Config, sizes: dict[str, int]) -> float:
     for stack, each, costs in stack_costs(model, model.context_length, config.execution):
         sublayers = 1 if model.block.startswith("parallel") else len(costs)
         recomputed = (sublayers - 1) * int(config.execution.remat in ("attention", "full"))
-        counted = sublayers * int(_counts_first(config))
-        sums += each * (stack.depth * (2 * sublayers + recomputed + counted) + 2)
+        counted = (stack.depth * sublayers - 1) * int(_counts_first(config))
+        sums += each * (stack.depth * (2 * sublayers + recomputed) + counted + 2)
     activations = sums * tokens * model.width * _compute_bytes(config)
     micro_batches = config.execution.gradient_accumulation_steps / sizes.get(STAGE, 1)  # through all layers
     return micro_batches * 2 * share * (activations + 3 * tokens * 4)
@@ -143,11 +145,14 @@ def _tensor(config: Config, sizes: dict[str, int]) -> float:
 def _experts(config: Config, devices: int) -> float:
     """Bytes for each token of a device: to its experts and back, twice, and to them once more where that is not kept;
     or all tokens to all devices, where that is less."""
-    model = config.model
-    ways = 4 + int(config.execution.remat in ("attention", "full")) + 2 * int(_counts_first(config))
-    rounds = sum(stack.depth * share for stack, share, _ in stack_costs(model, model.context_length, config.execution))
-    times = min(model.feed_forward.top_k * (devices - 1) / devices, devices - 1)
-    return config.execution.gradient_accumulation_steps * ways * rounds * times * model.width * _compute_bytes(config)
+    model, kind, execution = config.model, config.model.feed_forward, config.execution
+    ways = 4 + int(execution.remat in ("attention", "full"))
+    layers = sum(stack.depth * share for stack, share, _ in stack_costs(model, model.context_length, execution))
+    rounds = ways * layers + 2 * max(layers - 1, 0) * int(_counts_first(config))
+    slots = kind.slots(model.context_length)
+    chosen = math.inf if slots is None else slots / model.context_length
+    times = min((chosen if kind.expert_choice else min(kind.top_k, chosen)) * (devices - 1) / devices, devices - 1)
+    return execution.gradient_accumulation_steps * rounds * times * model.width * _compute_bytes(config)
 
 
 def _context(config: Config, sizes: dict[str, int]) -> float:

@@ -101,7 +101,7 @@ class Program:
         for instruction in computation.instructions.values():
             yield computation, instruction, times, fused
             inside = times * (self.trips(computation, instruction) if instruction.opcode == "while" else 1)
-            if instruction.opcode == "conditional" and f"/{SELDOM}/" in instruction.text:
+            if instruction.opcode == "while" and f"/{SELDOM}/" in instruction.text:
                 continue
             for called in self.called(instruction):
                 yield from self.runs(called, inside, fused or instruction.opcode == "fusion")

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jaxformer.functional import expert_exchange, expert_rows
+from jaxformer.config import Execution
+from jaxformer.functional import expert_exchange, expert_rows, experts
+from jaxformer.functional.block import rematerialized
 from jaxformer.functional.expert_exchange import slots_exchange, sorted_exchange
 from jaxformer.functional.experts import capacity_mlp, expert_mlp
 from jaxformer.functional.router import sort_by_expert
@@ -59,24 +61,44 @@ def test_any_number_of_tokens_finds_its_experts(case, implementation):
     cases.close(*layer_of(functools.partial(expert_mlp, implementation=implementation), case))
 
 
-def test_later_rounds_are_taken_only_where_a_device_has_no_room(monkeypatch):
-    seen, visit = [], expert_rows._combine
+def test_there_are_as_many_rounds_as_the_busiest_device_needs(monkeypatch):
+    """With room for twice the rows of a device; the fourth could bring up to four times as many."""
+    seen, combine = [], expert_rows._combine
 
     def watched(rows, *rest):
         jax.debug.callback(lambda: seen.append(len(rows)))
-        return visit(rows, *rest)
+        return combine(rows, *rest)
 
     monkeypatch.setattr(expert_rows, "_combine", watched)
+    monkeypatch.setattr(experts, "ROOM", 1)
     x, up, down = cases.drawn((DEVICES * TOKENS, WIDTH), (EXPERTS, WIDTH, 6), (EXPERTS, 6, WIDTH), dtype=np.float32)
-    gates, rounds = np.ones((DEVICES * TOKENS, CHOICES), np.float32), {}
-    run = on_devices(functools.partial(expert_mlp, over=OVER, implementation="ragged"))
-    for case in ("even", "one device"):
-        cases.quickly(run)(x, gates, choices(case), up, down)
+    gates, number = np.ones((DEVICES * TOKENS, CHOICES), np.float32), TOKENS * CHOICES
+    run = cases.quickly(on_devices(functools.partial(expert_mlp, over=OVER, implementation="ragged")))
+    for rows, rounds in ((number, 1), (number + 1, 2), (2 * number, 2), (2 * number + 1, 3), (4 * number, 4)):
+        chosen = np.full(DEVICES * number, EXPERTS, np.int32)
+        chosen[:rows] = 6  # the others go to nobody
+        run(x, gates, chosen.reshape(-1, CHOICES), up, down)
         jax.effects_barrier()
-        rounds[case] = len(seen) / DEVICES
-        assert set(seen) == {2 * TOKENS * CHOICES}
+        assert seen == [number] * rounds * DEVICES, rows
         seen.clear()
-    assert rounds == {"even": 1, "one device": 2}
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "attention", "full"])
+def test_nothing_of_later_rounds_is_kept(remat):
+    """But what they begin with: neither their rows nor copies of weights."""
+    x, up, down = cases.drawn((DEVICES * TOKENS, WIDTH), (EXPERTS, WIDTH, 6), (EXPERTS, 6, WIDTH), dtype=np.float32)
+    gates, chosen = np.ones((DEVICES * TOKENS, CHOICES), np.float32), choices("even")
+
+    def layer(x, gates, up, down):
+        run = on_devices(functools.partial(expert_mlp, over=OVER, implementation="ragged"))
+        return jnp.sum(jnp.sin(run(x, gates, chosen, up, down)))
+
+    run = rematerialized(layer, Execution(remat=remat), in_loop=True)
+    kept = jax.tree.leaves(jax.eval_shape(lambda *of: jax.vjp(run, *of)[1], x, gates, up, down))
+    room = 2 * TOKENS * CHOICES * DEVICES
+    most = {"none": 3, "dots": 3, "attention": 0, "full": 0}[remat]  # rows, and the results of both products
+    assert len([each for each in kept if each.shape[:1] == (room,)]) == most
+    assert {each.shape for each in kept if each.ndim == 3} == {up.shape, down.shape}
 
 
 @pytest.mark.parametrize("capacity", [1, 3])
@@ -124,3 +146,19 @@ def test_what_the_collective_is_told(case, how, monkeypatch):
     native, gathered = cases.quickly(on_devices(both))(rows, back, choices(case))
     jax.tree.map(np.testing.assert_array_equal, native, gathered)
     assert any(np.abs(each).max() > 0 for each in native) or (case, how) == ("even", "window")
+
+
+def test_numbers_of_rows_are_32_bits_wide():
+    """TPUs have no collective of wider ones."""
+
+    def dtypes(chosen):
+        sizes = sort_by_expert(chosen.reshape(-1), EXPERTS)[1]
+        exchanges = sorted_exchange(sizes, OVER, chosen.size, 4)[0], slots_exchange(sizes, OVER, chosen.size, 3)
+        found.extend({leaf.dtype.name for leaf in jax.tree.leaves(exchanges[0].window(1, 8))})
+        found.extend({leaf.dtype.name for leaf in jax.tree.leaves(exchanges)})
+        return chosen
+
+    found = []
+    with jax.enable_x64(True):
+        jax.eval_shape(on_devices(dtypes), choices("even"))
+    assert set(found) == {"int32"}

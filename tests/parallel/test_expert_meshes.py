@@ -103,8 +103,8 @@ def test_padding_of_rows_in_parts():
 
 
 def test_what_an_expert_axis_sends_at_the_least():
-    def least(top_k, remat="none", micro_batches=1, balance=None):
-        kind = Experts(count=4, top_k=top_k, width=64, balance=balance)
+    def least(top_k, remat="none", micro_batches=1, **more):
+        kind = Experts(count=4, top_k=top_k, width=64, **more)
         model = ModelConfig(num_layers=3, width=128, context_length=16, vocab_size=64, dtype="bfloat16")
         model, execution = (
             replace(model, feed_forward=kind),
@@ -117,8 +117,10 @@ def test_what_an_expert_axis_sends_at_the_least():
     once = 3 * 4 * 3 / 4 * (8 * 16 / 4) * 128 * 2  # layers, ways, to others, tokens of a device, numbers, bytes
     assert least(2) - least(1) == once and least(4) - least(2) == 2 * once  # from k = 4 on, all to all is as cheap
     assert least(2, "full") - least(1, "full") == 5 / 4 * once and least(2, "dots") == least(2)
-    counted = least(2, micro_batches=2) - least(1, micro_batches=2)  # all choices first, which is a forward pass
-    assert counted == 6 / 4 * once == 6 / 4 * (least(2, balance=0.0) - least(1, balance=0.0))
+    counted = least(2, micro_batches=2) - least(1, micro_batches=2)  # all choices first: forward up to the last router
+    assert counted == (4 * 3 + 2 * 2) / 12 * once and least(2, balance=0.0) - least(1, balance=0.0) == once
+    dropping = least(2, dispatch="capacity", capacity_factor=0.5) - least(1, dispatch="capacity", capacity_factor=0.5)
+    assert dropping == once / 2  # what finds no place is not sent
 
 
 def refused(check, cfg, **mesh):

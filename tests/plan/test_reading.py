@@ -241,25 +241,25 @@ RAGGED = """
   ROOT %sum = f32[32,4]{1,0} all-reduce(%p), channel_id=3, replica_groups={{0,1,2,3}}
 }
 
-%skipped (p: f32[32,4]) -> f32[32,4] {
-  ROOT %p = f32[32,4]{1,0} parameter(0)
+%condition (p: f32[32,4]) -> pred[] {
+  %p = f32[32,4]{1,0} parameter(0)
+  ROOT %true = pred[] constant(true)
 }
 
-ENTRY %main (x: f32[8,4], y: f32[32,4], n: s32[4], b: pred[]) -> f32[32,4] {
+ENTRY %main (x: f32[8,4], y: f32[32,4], n: s32[4]) -> f32[32,4] {
   %x = f32[8,4]{1,0} parameter(0)
   %y = f32[32,4]{1,0} parameter(1)
   %n = s32[4]{0} parameter(2)
-  %b = pred[] parameter(3)
   %to = f32[32,4]{1,0} ragged-all-to-all(%x, %y, %n, %n, %n, /*index=5*/%n), channel_id=1, replica_groups={{0,1,2,3}}
   %back = f32[8,4]{1,0} ragged-all-to-all(%to, %x, %n, %n, %n, /*index=5*/%n), channel_id=2, replica_groups={{0,1,2,3}}
-  ROOT %c = f32[32,4]{1,0} conditional(%b, %to, %to), true_computation=%round, false_computation=%skipped, NAMED
+  ROOT %c = f32[32,4]{1,0} while(%to), condition=%condition, body=%round, NAMED
 }
 """
 
 
 def test_a_ragged_exchange_sends_the_rows_of_one_device_and_later_rounds_count_nowhere():
     def found(scope):
-        program = hlo.read(RAGGED.replace("NAMED", f'metadata={{op_name="jit(f)/transpose(jvp())/{scope}/cond"}}'))
+        program = hlo.read(RAGGED.replace("NAMED", f'metadata={{op_name="jit(f)/transpose(jvp())/{scope}/while"}}'))
         return [(c.kind, c.total) for c in collectives.find(program, {"expert": 4})], costs.traffic(program)
 
     sent = [("all-to-all", 3 / 4 * 8 * 4 * 4)] * 2
