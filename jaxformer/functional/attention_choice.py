@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from jaxformer.kernels.attention import chunked, cudnn, flash_gpu, splash, xla
 from jaxformer.kernels.attention.distance_bias import DistanceBias
-from jaxformer.kernels.platforms import GPU, this_platform
 from jaxformer.masks import Mask
 from jaxformer.parallel import constraints
+from jaxformer.parallel.platforms import GPU, this_platform
 from jaxformer.patterns import Local
 from jaxformer.types import Array
 

@@ -18,10 +18,10 @@ from jaxformer.functional.layers import dropout
 from jaxformer.functional.multipliers import branch_scale, scaled
 from jaxformer.functional.sublayers import sublayers_of
 from jaxformer.functional.whole_weights import gathered_params
-from jaxformer.kernels.platforms import this_platform
 from jaxformer.kernels.rematerialize import ATTENTION, PRODUCT, SAME_IN_ALL_LAYERS, keeps_attention
 from jaxformer.masks import Mask
 from jaxformer.parallel.constraints import constrain_params
+from jaxformer.parallel.platforms import this_platform
 from jaxformer.types import Array, Params
 
 Terms = dict[str, Array]  # name -> sum over tokens and layers, a term of the objective

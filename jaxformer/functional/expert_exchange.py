@@ -11,8 +11,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxformer.functional.router import room_for
 from jaxformer.kernels import derivatives
-from jaxformer.kernels.platforms import this_platform
 from jaxformer.kernels.rematerialize import PRODUCT
+from jaxformer.parallel.platforms import this_platform
 from jaxformer.types import Array
 
 

@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxformer.functional import whole_weights
 from jaxformer.functional.expert_rows import Weights
-from jaxformer.kernels.platforms import this_platform
 from jaxformer.parallel.constraints import ACTIVATION_RULES, RULES, entries, mesh_axes
+from jaxformer.parallel.platforms import this_platform
 from jaxformer.types import Array
 
 

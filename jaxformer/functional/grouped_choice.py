@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from jaxformer.kernels.grouped import blocks_gpu, expert_blocks, megablox, ragged_products
 from jaxformer.kernels.grouped.in_two import in_two
-from jaxformer.kernels.platforms import GPU, this_platform
+from jaxformer.parallel.platforms import GPU, this_platform
 from jaxformer.types import Array
 
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from jaxformer.kernels import derivatives
 from jaxformer.kernels.matmul import rounded_einsum, transposed_product
-from jaxformer.kernels.platforms import this_platform
+from jaxformer.parallel.platforms import this_platform
 from jaxformer.types import Array
 
 State = tuple[Array, ...]  # each [B, H]; the first goes through the weights and is the output

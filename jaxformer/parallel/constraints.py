@@ -19,6 +19,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from jaxformer.low_rank import map_weights
+from jaxformer.parallel.platforms import this_platform
 from jaxformer.types import Array
 
 # THE rule table of parameters: logical axis -> the mesh axes that shard it. None: never sharded.
@@ -169,13 +170,10 @@ def reduce_scatter_sum(x: Array, *axes: str | None) -> Array:
 
 def _scatter(x: Array, axis: str, dimension: int) -> Array:
     """The sum over a mesh axis, of which each device gets its shard along `dimension`."""
-
-    def direct(x: Array) -> Array:
-        return jax.lax.psum_scatter(x, axis, scatter_dimension=dimension, tiled=True)
-
-    if x.ndim != 2 or dimension == 0 or x.shape[1] // jax.lax.axis_size(axis) % LANES == 0:
-        return direct(x)
-    return jax.lax.platform_dependent(x, tpu=lambda x: scatter_by_rows(x, axis), default=direct)
+    columns = x.ndim == 2 and dimension == 1
+    if this_platform() == "tpu" and columns and x.shape[1] // jax.lax.axis_size(axis) % LANES:
+        return scatter_by_rows(x, axis)
+    return jax.lax.psum_scatter(x, axis, scatter_dimension=dimension, tiled=True)
 
 
 def scatter_by_rows(x: Array, axis: str) -> Array:

@@ -16,12 +16,12 @@ from jaxformer.data.progress_bars import say
 from jaxformer.errors import ConfigError
 from jaxformer.functional import attention_choice, expert_sharding, grouped_choice
 from jaxformer.functional.block_loss import chosen_chunk
-from jaxformer.kernels.platforms import compiled_for
 from jaxformer.models.attention_support import check_available, check_mesh, unsupported_by
 from jaxformer.models.families import family_of
 from jaxformer.models.own_kinds import check_model
 from jaxformer.modules import make_model
 from jaxformer.parallel.mesh import batch_sharding, check_context, check_experts, check_stages, make_mesh
+from jaxformer.parallel.platforms import compiled_for
 from jaxformer.plan.communication_bound import tokens_per_device
 from jaxformer.plan.topology import Topology
 from jaxformer.training.chunks import longest_chunk

@@ -16,8 +16,8 @@ from jaxformer.functional import block as blocks
 from jaxformer.functional import positions as pos
 from jaxformer.functional.layer import Context, DecodeProgress
 from jaxformer.functional.position_encodings import rotation
-from jaxformer.kernels.platforms import compiled_for
 from jaxformer.parallel.mesh import make_mesh
+from jaxformer.parallel.platforms import compiled_for
 from jaxformer.specs import abstract_params, is_spec, stack_specs
 
 B, T, L = 2, 6, 2

@@ -14,10 +14,10 @@ from jaxformer.errors import ConfigError
 from jaxformer.functional import experts_layer
 from jaxformer.functional.block import rematerialized
 from jaxformer.functional.layer import Context
-from jaxformer.kernels.platforms import compiled_for
 from jaxformer.masks import Mask, segments
 from jaxformer.models import gpt
 from jaxformer.parallel.mesh import check_context, check_experts, make_mesh
+from jaxformer.parallel.platforms import compiled_for
 from jaxformer.plan.communication_bound import communication_bound
 
 ROWS = 16
