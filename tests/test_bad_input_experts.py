@@ -23,6 +23,7 @@ BERT = ["--config.model.family=bert", "--config.data.objective=masked"]
             "layers of experts and others in parallel blocks",
         ),
         ([*EXPERTS, f"{FIELD}.dense_activation=geglu"], "dense layers between experts where there are none"),
+        (["--config.execution.expert_exchange=gather"], "how experts meet tokens where there are none"),
         ([*EXPERTS, "--config.execution.expert_exchange=all_to_all"], "an all-to-all of any number of tokens"),
         (
             [*CHOICE, *BERT, "--config.execution.expert_exchange=ragged_all_to_all"],

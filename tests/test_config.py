@@ -100,6 +100,14 @@ WRONG = [
         "gather, ragged_all_to_all",
     ),
     (
+        {"execution": {"expert_exchange": "gather"}},
+        "config.execution.expert_exchange: gather; model.feed_forward.kind=dense has no experts; accepted: auto",
+    ),
+    (
+        {"execution": {"experts": "blocks"}},
+        "config.execution.experts: blocks; model.feed_forward.kind=dense has no experts; accepted: auto",
+    ),
+    (
         {
             "model": {"family": "bert", "feed_forward": {**EXPERTS, "dispatch": "expert_choice"}},
             "data": {"objective": "masked"},

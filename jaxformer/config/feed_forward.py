@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal
 
 from jaxformer.config.checks import at_least
 from jaxformer.config.choice import Choice
+from jaxformer.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,12 @@ class FeedForwardConfig(Choice, group="model.feed_forward", default="dense"):
 
     def check_execution(self, execution: Any) -> None:
         """Raises ConfigError: this kind cannot be computed as a section `Execution` says."""
+        for name in () if self.has_experts else ("experts", "expert_exchange"):
+            if getattr(execution, name) != "auto":
+                raise ConfigError(
+                    f"config.execution.{name}: {getattr(execution, name)}; model.feed_forward.kind={self.kind} has no "
+                    "experts; accepted: auto"
+                )
 
     def summary(self) -> str:
         """What an overview says of it beside the model's width; mostly nothing."""

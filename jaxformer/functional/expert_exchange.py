@@ -1,4 +1,4 @@
-"""How rows get to the devices of their experts and back, where the devices of mesh axes share out the experts.
+"""Sends rows of tokens to the devices that hold their experts, and back.
 
 Letters as in `functional.experts`, n devices.
 """
@@ -19,7 +19,7 @@ from jaxformer.types import Array
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class EqualGroups:
-    """Rows of equal groups, one for each expert: an all-to-all.
+    """Every expert gets the same number of rows from every device: an all-to-all.
 
     Attributes:
       experts: those of this device.
@@ -32,7 +32,7 @@ class EqualGroups:
     def to_experts(self, rows: Array, keep: bool = False) -> Array:
         """[E N, D], N of each expert -> [E N, D], those that all devices have for the experts of this one.
 
-        `keep`: the backward pass keeps them where it keeps products, because sending them again costs as much.
+        `keep`: they are kept for the backward pass wherever the results of matrix products are.
         """
         if not self.over:
             return rows
@@ -57,8 +57,7 @@ class RaggedGroups:
 
     Attributes:
       counts: [n, E] int32, rows that each device has for each expert.
-      begins: [n, E] int32, where they begin on that device. In both arrays all rows for one expert follow each other,
-        as do those for one device here.
+      begins: [n, E] int32, where they begin on that device, whose rows are ordered by expert.
       places: [n, E] int32, where they begin on the device of that expert.
       over: the axes.
       rows: of a device before they are sent, M.
@@ -85,7 +84,7 @@ class RaggedGroups:
         return _returned(rows, self)
 
     def window(self, number: Array | int, room: int) -> "RaggedGroups":
-        """Of this exchange the rows that stand in the `number`-th `room` rows of the devices of their experts.
+        """The part of this exchange that lands in rows [number * room, (number + 1) * room) of each device.
 
         >>> one = RaggedGroups(jnp.array([[3, 2]]), jnp.array([[0, 3]]), jnp.array([[0, 4]]), (), rows=5, room=8)
         >>> second = one.window(1, room=3)
@@ -99,7 +98,7 @@ class RaggedGroups:
 
 def sorted_exchange(sizes: Array, over: tuple[str, ...], rows: int, align: int) -> tuple[RaggedGroups, Array]:
     """The exchange after which the rows for one expert follow each other, one device after the other, and each expert
-    begins at a multiple of `align`; with room for all rows of all devices.
+    begins at a multiple of `align`; sized for the worst case, in which all rows of all devices go to one.
 
     Args:
       sizes: [E] int32, rows of this device for each expert. They stand one expert after the other.
@@ -142,7 +141,7 @@ def packed(counts: Array, align: int) -> tuple[Array, Array]:
 
 
 def sizes_within(sizes: Array, number: Array | int, room: int) -> Array:
-    """Of groups of these sizes, one after the other, what is in the `number`-th `room` rows.
+    """Of groups of these sizes, one after the other, what is in rows [number * room, (number + 1) * room).
 
     >>> sizes_within(jnp.array([5, 2, 4]), 1, room=4).tolist()
     [1, 2, 1]
@@ -152,7 +151,7 @@ def sizes_within(sizes: Array, number: Array | int, room: int) -> Array:
 
 
 def _within(place: Array, number: Array | int, room: int) -> Array:
-    """Places in the `number`-th `room` rows: what is before is 0, what is after `room`."""
+    """Places counted from number * room on: those before become 0, those after the next `room` rows `room`."""
     return jnp.clip(place - number * room, 0, room)
 
 

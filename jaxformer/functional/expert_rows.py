@@ -1,4 +1,4 @@
-"""Tokens to the rows of the experts that they chose, through these, and back to sums of what each expert made of them.
+"""Copies each token to a row for each expert that it chose, applies the experts, and sums the results of each token.
 
 Letters as in `functional.experts`.
 """
@@ -18,7 +18,7 @@ from jaxformer.types import Array
 Exchange = EqualGroups | RaggedGroups
 Weights = Mapping[str, Array]  # of experts, by name
 HERE = EqualGroups(0)  # all experts are on this device
-SELDOM = "seldom"  # the scope of what a plan takes not to run
+SELDOM = "seldom"  # named scope: plans leave out what is in it
 
 
 class Choices(NamedTuple):
@@ -61,8 +61,8 @@ def through(
       x: [N, D].
       gates: [N, k].
       place: as of `Choices`.
-      rows: of this device.
-      mlp: (rows of the experts here [M, D]) -> [M, D].
+      rows: of this device before they are sent, M.
+      mlp: of the experts here, of rows after they are sent, [M, D] -> [M, D].
       exchange: how rows get to their experts.
 
     Returns:
@@ -192,8 +192,8 @@ def _sum_of_choices(rows: Array, gates: Array | None, place: Array) -> Array:
 def _combine(rows: Array, gates: Array, place: Array, source: Array, exchange: Exchange) -> Array:
     """Each token's rows times its gates, summed: [M, D] -> [N, D]. The rows come from their experts.
 
-    The gradient of a gate is computed where its expert is, so the backward pass does not need the rows here: a block
-    that computes its forward pass again need not send them again.
+    The gradient of a gate is computed on its expert's device, so a block that computes its forward pass again does not
+    have to send the experts' outputs back a second time.
     """
     return _sum_of_choices(exchange.from_experts(rows), gates, place)
 
@@ -207,7 +207,7 @@ def _combine_backward(saved, g):
     rows, gates, place, source, exchange = saved
     wide = jnp.promote_types(rows.dtype, jnp.float32)
     of_rows = exchange.to_experts(jnp.asarray(g).at[source // place.shape[1]].get(mode="clip")).astype(wide)
-    chosen = source < place.size  # the others of `of_rows` are of some token; to fill them here would be one more pass
+    chosen = source < place.size  # rows that no token chose hold those of some token; masked below
     about = jnp.stack([_rows_at(gates.reshape(-1), source).astype(wide), chosen.astype(wide)], axis=1)
     about = exchange.to_experts(about)
     d_rows = jnp.where(about[:, 1:] > 0, of_rows * about[:, :1], 0)

@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from jaxformer.functional import whole_weights
 from jaxformer.functional.expert_rows import Weights
-from jaxformer.parallel.constraints import ACTIVATION_RULES, RULES, entries, mesh_axes
+from jaxformer.functional.experts import ROOM
+from jaxformer.parallel.constraints import ACTIVATION_RULES, LANES, RULES, entries, mesh_axes
 from jaxformer.parallel.platforms import this_platform
 from jaxformer.types import Array
 
@@ -22,7 +24,7 @@ class Here(NamedTuple):
 
     Attributes:
       first: number of the first expert whose weights are here.
-      over: mesh axes over which the layer itself sends tokens; none: it has all tokens that are to meet these experts.
+      over: mesh axes over which the layer itself sends tokens; empty: all tokens for these experts are already here.
       ragged: whether by a ragged all-to-all.
       whole: gathers weights that are sharded along the model's width.
     """
@@ -53,25 +55,24 @@ def over_mesh(
     A device has some rows, and of the weights those that `constraints.RULES` say. Weights that are sharded along the
     model's width are gathered, and their gradients summed and scattered. Where the hidden layer is sharded, each
     device has a part of every token's output, and the parts are summed. Between the n devices that share out the
-    experts, one of three goes over the links, forward and backward, and a quarter more where rows are not kept:
+    experts, one of three goes over the links, forward and backward together (5 in place of 4 where rows are not kept):
 
       gather             the rows of all of them, and the sums of the outputs, scattered: 4 (n - 1) times the bytes of a
                          device's rows, however many experts a token has
       all_to_all         tokens to their experts and back, padded to what an expert can take: 4 (n - 1) / n times the
-                         bytes of the slots that all experts have for a device's rows. Only where that number is known
-                         before
+                         bytes of the slots that all experts have for a device's rows. Only with a capacity
       ragged_all_to_all  the same without the padding: 4 (n - 1) / n times the bytes of the k choices of a device's
                          tokens, if all experts are equally busy. Not where experts choose: they fill their slots
 
     Args:
-      layer: a sum over experts, and over the hidden layer of each; so it may get a part of either.
+      layer: its output is a sum over experts and hidden units, so each device can compute a part of that sum.
       x: [B, T, D].
       first, second: [B, T, ...] each: what the router says of each token.
       weights: of the experts, by name.
       axes: the logical axes of each, the first of them "experts".
       exchange: one of the three where it can be done, or "auto": what sends least, see `choose`.
       slots: tokens that all experts together take of a row; None: any number.
-      choices: experts that a token chooses; None: they are not to be sent by themselves.
+      choices: experts that a token chooses; None: no ragged exchange is possible.
     """
     if not mesh_axes():
         return layer(x, first, second, weights, Here())
@@ -84,7 +85,7 @@ def over_mesh(
     summed = hidden + tuple(axis for axis in split if axis not in gathered)
     devices = math.prod(mesh_axes()[axis] for axis in gathered)
     if devices > 1 and gathered == split:
-        exchange = choose(exchange, devices, x.shape[1], slots, choices)
+        exchange = choose(exchange, devices, (x.shape[1], x.shape[2]), x.dtype.name, slots, choices)
     else:
         exchange = "gather"
 
@@ -114,34 +115,46 @@ def over_mesh(
 
 
 def choose(
-    exchange: str, devices: int, length: int, slots: int | None, choices: int | None, platform: str | None = None
+    exchange: str,
+    devices: int,
+    shape: tuple[int, int],
+    dtype: str,
+    slots: int | None,
+    choices: int | None,
+    platform: str | None = None,
 ) -> str:
-    """The exchange that sends least, for "auto"; another where it can be done, else "gather".
+    """For "auto" the exchange that sends the fewest bytes; any other if it can be done, else "gather".
 
-    CPUs have no ragged all-to-all: `expert_exchange.RaggedGroups` gathers there, so "auto" does not choose it.
+    A gather is to send a quarter less than others if it needs room for the rows of more devices than they do. A ragged
+    all-to-all sends gates beside the rows, and TPUs fill up both to whole lanes. CPUs have none
+    (`expert_exchange.RaggedGroups` gathers there), so it is not chosen.
 
     Args:
       exchange, slots, choices: as of `over_mesh`.
       devices: those that share out the experts.
-      length: of a row.
+      shape: (length of a row of tokens, width of the model).
+      dtype: of the tokens.
       platform: that of the devices; None: of this process.
 
-    >>> [choose("auto", devices, 2048, slots=5120, choices=2, platform="cpu") for devices in (2, 4)]
+    >>> [choose("auto", devices, (2048, 512), "bfloat16", 5120, 2, "cpu") for devices in (2, 4)]
     ['gather', 'all_to_all']
-    >>> [choose("auto", devices, 2048, slots=None, choices=8, platform="cuda") for devices in (4, 8)]
+    >>> [choose("auto", devices, (2048, 512), "bfloat16", None, 8, "cuda") for devices in (4, 8)]
     ['gather', 'ragged_all_to_all']
-    >>> choose("auto", 8, 2048, slots=2048, choices=2, platform="cuda")
-    'ragged_all_to_all'
+    >>> [choose("auto", 4, (2048, width), "bfloat16", 5120, 2, "tpu") for width in (192, 2048)]
+    ['all_to_all', 'ragged_all_to_all']
     """
-    platform = this_platform() if platform is None else platform
-    rows: dict[str, float] = {"gather": devices * length}  # (n - 1) / n times so many are sent each way
+    platform, (length, width) = this_platform() if platform is None else platform, shape
+    each = width * jnp.dtype(dtype).itemsize
+    found = {"gather": devices * length * each * (1.25 if devices > ROOM else 1.0)}
     if slots is not None:
-        rows["all_to_all"] = slots
+        found["all_to_all"] = slots * each
     if choices is not None and (exchange != "auto" or platform != "cpu"):
-        rows["ragged_all_to_all"] = min(choices * length, math.inf if slots is None else slots)
+        filled = each + -width % LANES * jnp.dtype(dtype).itemsize
+        alone = filled + 2 * 4 * LANES / 4 if platform == "tpu" else each + 3 * 4 / 4  # gates go two ways of four
+        found["ragged_all_to_all"] = min(choices * length, math.inf if slots is None else slots) * alone
     if exchange == "auto":
-        return min(reversed(rows), key=rows.__getitem__)
-    return exchange if exchange in rows else "gather"
+        return min(found, key=found.__getitem__)
+    return exchange if exchange in found else "gather"
 
 
 def _axes_of(found: list, axes: tuple[str | None, ...], name: str) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from jaxformer.kernels.rematerialize import PRODUCT
 from jaxformer.types import Array
 
 Arrays = tuple[Array, ...]
-ROOM = 2  # times the rows that a device has if all experts are equally busy: what it takes at once
+ROOM = 2  # a device's buffer in a ragged exchange, in multiples of its fair share of rows
 
 
 def expert_mlp(
@@ -62,8 +62,8 @@ def expert_mlp(
       over: inside shard_map, the mesh axes over whose devices the experts are split, each with its part of the weights
         and tokens of its own: tokens go to the devices of their experts and come back (a ragged all-to-all). E is then
         the number of all experts.
-      whole: what makes whole weights of these, by name, if they are parts of them. Called again for what finds no room
-        on its device at first (`expert_rows.in_rounds`), because weights are seldom needed there.
+      whole: gathers weights, by name, of which each device has parts. Called again in later rounds
+        (`expert_rows.in_rounds`) rather than kept, as those seldom run.
 
     Returns:
       [N, D] in the dtype of x.

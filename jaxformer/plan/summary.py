@@ -24,6 +24,16 @@ def size(number: float | None) -> str:
     return f"{number:.0f} B"
 
 
+def _experts(plan: Plan) -> list[str]:
+    """How experts are computed and what their devices send each other."""
+    execution, kind = plan["config"].get("execution", {}), plan["config"].get("model", {}).get("feed_forward", {})
+    if kind.get("kind") != "experts":
+        return []
+    products = f", products by {execution['experts']}" if kind["dispatch"] == "dropless" else ""
+    sent = f", exchange by {execution['expert_exchange']}" if plan["mesh"].get("expert", 1) > 1 else ""
+    return [f"experts: {kind['dispatch']}{products}{sent}"]
+
+
 def lines(plan: Plan) -> list[str]:
     """The whole plan as lines of text."""
     mesh = " x ".join(f"{name} {n}" for name, n in plan["mesh"].items())
@@ -32,6 +42,7 @@ def lines(plan: Plan) -> list[str]:
     out = [
         f"{plan['topology']}: {plan['devices']} devices, mesh {mesh}; {plan['parameters']:,} parameters, {used}"
         f"{plan['tokens']} tokens an update; compiled in {plan['seconds']:.0f} s",
+        *_experts(plan),
         "",
         "memory of one device",
     ]

@@ -71,7 +71,7 @@ def test_all_exchanges_are_the_layer_of_one_device(dispatch, ways):
     [("dropless", "ragged_all_to_all"), ("capacity", "ragged_all_to_all"), ("expert_choice", "all_to_all")],
 )
 def test_what_is_chosen_elsewhere(dispatch, collective):
-    with compiled_for("tpu"):
+    with compiled_for("cuda"):
         assert collective in exchanged(dispatch, "auto", MeshConfig(data=1, expert=4), run=False)
 
 

@@ -86,9 +86,9 @@ def test_the_search_tries_parts_of_the_experts_in_turn():
 
     def found(exchange="auto", **fields):
         cfg = config(micro=2)
-        cfg = replace(cfg, execution=replace(cfg.execution, expert_exchange=exchange))
         model = replace(cfg.model, feed_forward=Experts(count=16, top_k=2, width=16, **fields))
-        return [(c.mesh.stage, c.mesh.expert, c.mesh.fsdp) for c in candidates(replace(cfg, model=model), topology)]
+        cfg = replace(cfg, model=model, execution=replace(cfg.execution, expert_exchange=exchange))
+        return [(c.mesh.stage, c.mesh.expert, c.mesh.fsdp) for c in candidates(cfg, topology)]
 
     assert found("gather")[:5] == [(1, 8, 2), (1, 4, 4), (2, 8, 1), (1, 2, 8), (2, 4, 2)]
     assert found()[:3] == found(dispatch="capacity")[:3] == [(1, 16, 1), (1, 8, 2), (1, 4, 4)]
