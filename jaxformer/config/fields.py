@@ -108,7 +108,7 @@ class Section:
         known, inside = field_types(typing.cast(Any, cls)), _places(cls)
         # By this name, or by another library's, inside this section or another; else what is nearest, here or inside.
         named = {each: f"config.{path}" for each, path in (_places(Section._whole) | SYNONYMS).items()}
-        near = inside.get(name) or nearest(name, known, 0.9) or named.get(name.lower(), "").removeprefix(f"{where}.")
+        near = inside.get(name) or nearest(name, known, 0.92) or named.get(name.lower(), "").removeprefix(f"{where}.")
         near = near or nearest(name, known, 0.8) or inside.get(nearest(name, inside, 0.8), "") or nearest(name, known)
         hint = hint or (f"did you mean {near}?" if near else f"accepted: {', '.join(known) or 'none'}")
         raise ConfigError(f"{where}.{name}: no such field; {hint}")
