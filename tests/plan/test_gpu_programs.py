@@ -61,7 +61,9 @@ step = compile_step(from_mapping(json.loads(sys.argv[2])), target)
 sizes = {tuple(map(int, found.split(","))) for found in re.findall(r"[a-z]+[0-9]*[a-z0-9]*\\[([0-9,]+)\\]", step.text)}
 plan = measures.describe(step, target)
 print(json.dumps({"attention": step.config.execution.attention, "sizes": sorted(sizes), "flops": plan["flops"],
-                  "traffic": plan["traffic"], "memory": plan["memory"], "kernels": step.text.count("flash_gpu_keys")}))
+                  "traffic": plan["traffic"], "memory": plan["memory"], "kernels": step.text.count("flash_gpu_keys"),
+                  "collectives": plan["collectives"], "minimum": plan["minimum"],
+                  "conditionals": step.text.count(" conditional(")}))
 """
 
 
@@ -233,3 +235,36 @@ def test_the_plan_prices_the_kernels():
     expected = 2 * (4 * layer - 2 * length * width * hidden + (2 + 2 + 4 + 3) * visited * pairs)
     assert found["flops"]["program"] == pytest.approx(expected + 3 * logits, rel=0.002)
     assert found["attention"] == "flash_gpu"
+
+
+@pytest.mark.parametrize("remat", ["dots", "attention", "full"])
+def test_a_weight_is_gathered_twice_in_all(remat):
+    """For the forward and the backward pass, though that computes with it twice."""
+    config = {
+        "model": {**SMALL, "num_layers": 8, "context_length": 1024, "remat": remat, "tie_embeddings": False},
+        "mesh": {"fsdp": 8}, "train": {"batch_rows": 64, "steps_per_dispatch": 1},
+    }  # fmt: skip
+    found = run(STEP, "h100:1x8", json.dumps(config))
+    gathered = sum(each["bytes"] for each in found["collectives"] if each["kind"] == "all-gather")
+    once = 8 * 12 * 256**2 * 2 * 7 / 8  # layers, matrices, bytes, from others
+    assert 2 * once < gathered < 2.2 * once, found["collectives"]  # what is more are tables
+
+
+@pytest.mark.parametrize("dispatch", ["dropless", "capacity"])
+def test_experts_get_the_chosen_tokens_alone(dispatch):
+    """And no conditional waits for the host, but in the loop of later rounds."""
+    config = {
+        "model": {
+            **SMALL, "context_length": 1024, "remat": "full",
+            "feed_forward": {"kind": "experts", "count": 8, "top_k": 2, "width": 512, "dispatch": dispatch},
+        },
+        "mesh": {"data": 1, "fsdp": 2, "expert": 4}, "train": {"batch_rows": 64, "steps_per_dispatch": 1},
+    }  # fmt: skip
+    found = run(STEP, "h100:1x8", json.dumps(config))
+    sent = sum(
+        each["bytes"] for each in found["collectives"] if (each["kind"], each["axes"]) == ("all-to-all", "expert")
+    )
+    rows, width, layers = 64 * 1024 / 8 * 2 * 3 / 4, 256 * 2, 2
+    gates = 3 * 4 * rows * layers  # one number there and two back
+    assert sent == pytest.approx(5 * rows * width * layers + gates, rel=0.01)
+    assert found["conditionals"] == 0
