@@ -193,9 +193,8 @@ def sort_by_expert(chosen: Array, experts: int, align: int = 1) -> tuple[Array, 
     parts, inside, before, counts = _counted(chosen, experts)
     sizes = -(-counts // align) * align
     rows = room_for(len(chosen), experts, align)
-    begins = jnp.append(
-        jnp.cumsum(sizes, dtype=jnp.int32) - sizes, jnp.int32(rows)
-    )  # those of nobody stand beyond the end
+    # Those of nobody stand beyond the end.
+    begins = jnp.append(jnp.cumsum(sizes, dtype=jnp.int32) - sizes, jnp.int32(rows))
     # One lookup for both: libtpu compiles one of `begins` by `chosen` for 18 s.
     found = inside + jnp.take_along_axis(begins[None] + before, parts, axis=1)
     return jnp.minimum(found, rows).reshape(-1)[: len(chosen)], sizes, rows

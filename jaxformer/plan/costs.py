@@ -51,9 +51,8 @@ def traffic(program: Program, shares: Mapping[str, float] | None = None) -> floa
     for computation, instruction, times, fused in program.runs():
         if fused or instruction.opcode in FREE or instruction.opcode.endswith(("-done", "-update")) or not times:
             continue
-        grouped = grouped_kernel(instruction)
-        if grouped is not None:
-            total += times * grouped_traffic(computation, instruction, grouped, shares or {})
+        if grouped_kernel(instruction) is not None:
+            total += times * grouped_traffic(computation, instruction, shares or {})
         else:
             total += times * _moved(program, computation, instruction)
     return total

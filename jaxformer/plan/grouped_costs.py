@@ -44,10 +44,8 @@ def grouped_flops(computation: Computation, instruction: Instruction, name: str,
     return 2.0 * math.prod(matrix) * (rows.sizes[0] * shares.get(SHARE, 1.0) + twice)
 
 
-def grouped_traffic(
-    computation: Computation, instruction: Instruction, name: str, shares: Mapping[str, float]
-) -> float:
-    """Bytes that a call reads and writes, each array once; of the rows those that have a group. Arguments as of
+def grouped_traffic(computation: Computation, instruction: Instruction, shares: Mapping[str, float]) -> float:
+    """Bytes that a call reads and writes, each array once; of the rows those that have a group. `shares`: as of
     `grouped_flops`."""
     operands = [computation.instructions[o].shapes[0] for o in instruction.operands if o in computation.instructions]
     arrays = [shape for shape in operands + list(instruction.shapes) if shape.main_memory]
