@@ -10,15 +10,13 @@ all its updates on that task. The same command continues after a stop: runs are 
 records.jsonl.
 """
 
-import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from experiments import stretches
 from experiments.objectives_page import ARMS, figure, page
 from experiments.transfer_runs import Planned, parsed_of, study, study_flags, train
-from jaxformer.data import text_files, tokenizers
 from jaxformer.errors import ConfigError
 from jaxformer.models.flops import training_flops
 from jaxformer.runtime.program import program
@@ -27,9 +25,7 @@ from jaxformer.storage import files
 LEAST_FLOP = 1e12  # a fifth of it is tens of updates
 FLOP, TUNING = 1e13, 0.2  # of the first part of a run, and of tuning as a part of it
 SEEDS = 3
-SOURCE, TARGET = 440, 220  # characters of a stretch, up to the end of a word
-MOST = 191, 95  # tokens of a source and of a target that a row holds
-PAIRS, HELD_OUT, HELD_OUT_TEXTS, LEAST = 30_000, 2000, 500, 50
+PAIRS, HELD_OUT, HELD_OUT_TEXTS = 30_000, 2000, 500
 TRAIN_BYTES = 24_000_000
 FIELDS = {  # of the task: where its texts are in a line
     "pairs": {"data.source_field": "source", "data.target_field": "target"},
@@ -42,64 +38,22 @@ def config_of(kind: str) -> str:
     return f"pretraining_objectives:{kind}"
 
 
-def cut(text: str) -> Iterator[tuple[str, str]]:
-    """Neighbouring pairs of stretches of a text: a source and what follows it; each ends where a word does.
-
-    >>> source, target = next(cut("word " * 200))
-    >>> len(source), len(target), target[:5]
-    (444, 220, ' word')
-    """
-    begin = 0
-    while True:
-        middle = text.find(" ", begin + SOURCE)
-        end = text.find(" ", middle + TARGET) if middle >= 0 else -1
-        if end < 0:
-            return
-        yield text[begin:middle], text[middle:end]
-        begin = end
-
-
-def pairs_of(flag: str, pattern: str, separator: str, count: int) -> list[tuple[str, str]]:
-    """About so many pairs of the documents of the files that a flag names, spread over them evenly.
-
-    Raises:
-      ConfigError: there are no such files, or fewer than LEAST pairs in them.
-    """
-    found = [
-        pair
-        for path in text_files.find((pattern,), flag)
-        for book in text_files.documents(path, separator=separator, text_field="text", field=flag)
-        for pair in cut(book)
-        if len(pair[0]) < SOURCE + 40 and len(pair[1]) < TARGET + 40  # a table of figures may have no spaces
-    ]
-    if len(found) < LEAST:
-        raise ConfigError(f"--{flag}: {pattern!r} holds {len(found)} pairs; accepted: texts of at least {LEAST}")
-    return found[:: max(len(found) // count, 1)]
-
-
 def prepare(options: Any) -> dict[str, Path]:
     """Writes what all runs share, and returns where it is: a tokenizer, pairs, held-out pairs and held-out texts.
 
     Raises:
       ConfigError: it is not there yet, and no files were given; or there are none.
     """
-    names = {"tokenizer": "tokenizer.json", "pairs": "pairs.jsonl", "held_out": "held_out.jsonl", "texts": "texts.txt"}
+    names = {"tokenizer": "tokenizer.json"} | stretches.FILES | {"texts": "texts.txt"}
     paths = {name: options.workdir / file for name, file in names.items()}
     if all(path.exists() for path in paths.values()):
         return paths
     for flag in ("files", "validation"):
         if not getattr(options, flag):
             raise ConfigError(f"--{flag}: none; accepted: a glob of text files, or --stage=report")
-    training = pairs_of("files", options.files, options.separator, PAIRS)
-    held_out = pairs_of("validation", options.validation, options.separator, HELD_OUT)
-    options.workdir.mkdir(parents=True, exist_ok=True)
-    tokenizer = tokenizers.train("bpe", ("".join(pair) for pair in training), 1024)
-    tokenizer.save(options.workdir)
-    for name, pairs in (("pairs", training), ("held_out", held_out)):
-        sizes = [[len(tokens) for tokens in tokenizer.encode_batch([pair[side] for pair in pairs])] for side in (0, 1)]
-        fitting = [pair for pair, *size in zip(pairs, *sizes, strict=True) if size[0] <= MOST[0] and size[1] <= MOST[1]]
-        lines = [json.dumps({"source": source, "target": target}) for source, target in fitting]
-        files.write_atomically(paths[name], ("\n".join(lines) + "\n").encode())
+    training = stretches.pairs_of("files", options.files, options.separator, PAIRS)
+    held_out = stretches.pairs_of("validation", options.validation, options.separator, HELD_OUT)
+    stretches.write(options.workdir, training, held_out)
     texts = ["".join(pair) for pair in held_out[:: max(len(held_out) // HELD_OUT_TEXTS, 1)]]
     files.write_atomically(paths["texts"], options.separator.join(texts).encode())
     return paths

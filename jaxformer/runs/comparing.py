@@ -25,6 +25,13 @@ SHARED = (
     "model.vocab_size", "model.width", "model.num_layers", "model.attention.num_heads",
 )  # fmt: skip
 SHAPES = tuple(f"ladder.{name}" for name in LadderConfig.SHAPE)
+# Objectives that predict the same targets of the same pairs, and the fields that say in which form: losses of two forms
+# can be compared.
+FORMS = "pairs", "instructions"
+OF_FORM = (
+    "data.objective", "data.text_field", "data.source_field", "data.target_field", "data.labelled",
+    "model.context_length",
+)  # fmt: skip
 
 
 class Entrant(NamedTuple):
@@ -69,9 +76,11 @@ def entrants(parsed: Parsed) -> list[Entrant]:
             raise ConfigError(f"{where}: {shown(str(values))}; accepted: {{field: value}}, one field at least")
         if name == BASELINE and values:
             raise ConfigError(f"{where}: is what the others are compared with; accepted: another name")
+        objectives = parsed.config.data.objective, values.get("data.objective")
+        free = OF_FORM if sorted(map(str, objectives)) == sorted(FORMS) else ()
         for field in values:
             today = ALIASES.get(field, field)
-            if today not in SHAPES and any(f"{today}.".startswith(f"{each}.") for each in SHARED):
+            if today not in SHAPES and _within(today, SHARED) and not _within(today, free):
                 raise ConfigError(
                     f"{where}: {field} is shared by all; accepted: fields of model and optimizer, {', '.join(SHAPES)}"
                 )
@@ -98,6 +107,10 @@ def chosen(found: Sequence[Entrant], only: str | None) -> list[Entrant]:
     if unknown := [name for name in names or () if name not in {each.name for each in found}]:
         raise ConfigError(f"--only: no ladder {unknown[0]!r}; accepted: {', '.join(each.name for each in found)}")
     return [each for each in found if names is None or each.name in names]
+
+
+def _within(field: str, sections: Sequence[str]) -> bool:
+    return any(f"{field}.".startswith(f"{each}.") for each in sections)
 
 
 def _no_folder(name: str) -> str | None:
@@ -136,8 +149,39 @@ def plan(
         except ConfigError as error:
             where = "" if entrant.name == BASELINE else f"config.variants.{entrant.name}: "
             raise ConfigError(f"{where}{error}") from None
+        _check_targets(found, opened)
         scaling_study.print_plan(opened[-1], settings, log, by_trial=by_trial, at_once=at_once)
     return opened
+
+
+def _check_targets(found: Sequence[Entrant], opened: Sequence[Any]) -> None:
+    """Raises ConfigError: the last entrant that is opened has another objective than the first, and its held-out rows
+    do not hold as many targets each."""
+    first, last = opened[0].config.data.objective, opened[-1].config.data.objective
+    if first == last:
+        return
+    counts = [_targets(study) for study in (opened[0], opened[-1])]
+    if len(counts[0]) == len(counts[1]):
+        wrong = next((row for row, pair in enumerate(zip(*counts, strict=True)) if len(set(pair)) > 1), None)
+        if wrong is None:
+            return
+        what = f"held-out row {wrong + 1} has {counts[1][wrong]:g} targets, and {counts[0][wrong]:g}"
+    else:
+        what = f"{len(counts[1])} held-out rows, and {len(counts[0])}"
+    where = f"config.variants.{found[len(opened) - 1].name}.data.objective"
+    raise ConfigError(
+        f"{where}: with {last} {what} with {first}; accepted: one data.tokenizer_file, and rows with room for every "
+        "pair but not for two"
+    )
+
+
+def _targets(study: Any) -> list[float]:
+    """Of each held-out row that its study evaluates."""
+    from jaxformer.runs import texts
+
+    held_out = texts.held_out_of(study.config, study.corpus).values()
+    batches = [batch for each in held_out for batch in each.sample or each.batches]
+    return [float(row) for batch in batches for row in batch.weights.sum(axis=1) if row]
 
 
 def told(entrant: Entrant) -> str:
