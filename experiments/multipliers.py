@@ -18,7 +18,7 @@ from jaxformer import records
 from jaxformer.config import load
 from jaxformer.errors import ConfigError
 from jaxformer.runs.command_line import file_path, parser
-from jaxformer.runs.comparing import BASELINE, RECORDS
+from jaxformer.runs.comparing import BASELINE, FORMS, OF_FORM, RECORDS
 from jaxformer.runtime.program import program
 from jaxformer.scaling import multiplier_page, plotting
 from jaxformer.scaling.compare import Multiplier, compare
@@ -54,7 +54,12 @@ LITERATURE = {
     "gru": "about as good as the LSTM (Chung et al. 2014; Jozefowicz et al. 2015)",
     "sinusoidal": "worse than relative positions (Shaw et al. 2018; Press et al. 2022)",
     "experts": "2 to 7 times less compute, less so as models grow (Fedus et al. 2022; Clark et al. 2022)",
+    "encoder_decoder": "better than a decoder alone on tasks (Raffel et al. 2020), worse on text (Wang et al. 2022)",
+    "one_layer_each": "few layers of a decoder are enough for translation (Kasai et al. 2021)",
 }
+STRETCHES = "python -m experiments.stretches --files='books/train-0[0-4].txt.xz' \\\n    " + (
+    "--validation=books/validation.txt.xz --out=pairs"
+)
 
 
 def finished(out: Path, variants: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -108,13 +113,14 @@ def page(
 ) -> str:
     """README.md of the folder; `baseline`: the manifest of its ladder, `against`: of `beyond`, `more`: lines about runs
     of one size."""
-    told = any(each in LITERATURE for each in found)
+    cited = any(each in LITERATURE for each in found)
     head = ["variant", "multiplier M", "verdict", "M per tenfold compute", "in parameters", "what changes"]
-    rows = [head + ["others found"] * told, ["---"] * (len(head) + told)]
+    rows = [head + ["others found"] * cited, ["---"] * (len(head) + cited)]
     for each, of in found.items():
-        changes = ", ".join(f"`{field}={value_text(value)}`" for field, value in variants[each].items())
+        told = {field: value for field, value in variants[each].items() if field not in OF_FORM[1:]}
+        changes = ", ".join(f"`{field}={value_text(value)}`" for field, value in told.items())
         cells = [f"`{each}`", str(of.flop), of.verdict, str(of.trend), str(of.parameters), changes]
-        rows.append(cells + [LITERATURE.get(each, "")] * told)
+        rows.append(cells + [LITERATURE.get(each, "")] * cited)
     first = next(iter(found.values()))
     left = [each for each in variants if each not in found]
     notes = [f"- `{each}`: {note}" for each, of in found.items() for note in of.notes]
@@ -136,7 +142,7 @@ def page(
         *more,
         "## How",
         "",
-        *_command(baseline["command"], name, out),
+        *_command(baseline, name, out),
         "",
         f"The baseline is the config as it is; {_text(baseline['config']['data'])}. Ladders are "
         "trained one by one, on cores that other programs shared, so measured seconds are left out here. What it does "
@@ -161,17 +167,24 @@ def _same(variants: dict[str, Any], found: dict[str, Multiplier]) -> list[str]:
 def _text(data: Mapping[str, Any]) -> str:
     if data["source"] == "stdlib":
         return "the text is Python's own standard library, some of its files held out"
+    if data["objective"] in FORMS:
+        return (
+            "it reads a pair as one row of 288 tokens, the others as a source of 192 and a target of 96; all predict "
+            "the target. A pair is a stretch of a novel and what follows it; whole books are held out"
+        )
     return "`books/` holds 200 MB of novels, whole books held out"
 
 
-def _command(command: list[str], name: str, out: str) -> list[str]:
+def _command(baseline: Mapping[str, Any], name: str, out: str) -> list[str]:
     """The lines that train one ladder and make the page."""
-    flags = [flag for flag in command[2:] if not flag.startswith(("--only", "--config.workdir"))]
+    flags = [flag for flag in baseline["command"][2:] if not flag.startswith(("--only", "--config.workdir"))]
     quoted = [re.sub(r"=(.*[*\\].*)", r"='\1'", flag) for flag in flags]
     lines = [f"jaxformer compare {name}", *quoted, f"--config.workdir=experiments/results/{out}", "--only=NAME"]
     text = lines[0]
     for line in lines[1:]:
         text += (" " if len(text.splitlines()[-1] + line) < 98 else " \\\n    ") + line
+    if baseline["config"]["data"]["objective"] in FORMS:
+        text = f"{STRETCHES}\n{text}"
     text += f"\npython -m experiments.multipliers {name} --out=experiments/results/{out}"
     return [f"    {line}" for line in text.splitlines()]
 

@@ -3,7 +3,7 @@
     python -m experiments.stretches --files='books/train-*.txt.xz' --validation=books/validation.txt.xz \\
         --out=runs/stretches
 
-Writes pairs.jsonl, held_out.jsonl and the tokenizer of `config_of` a comparison, tokenizer.json, into a folder.
+Writes pairs.jsonl, held_out.jsonl and their tokenizer, tokenizer.json, into a folder: what `compare_pairs` needs.
 """
 
 import json
@@ -42,14 +42,19 @@ def cut(text: str) -> Iterator[tuple[str, str]]:
 
 
 def pairs_of(flag: str, pattern: str, separator: str, count: int) -> list[tuple[str, str]]:
-    """About so many pairs of the documents of the files that a flag names, spread over them evenly.
+    """At least so many pairs, if there are, and less than twice as many, spread evenly over the documents of the files
+    that a flag names.
 
     Raises:
       ConfigError: there are no such files, or fewer than LEAST pairs in them.
     """
+    try:
+        paths = text_files.find((pattern,), flag)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("config.", "--", 1)) from None
     found = [
         pair
-        for path in text_files.find((pattern,), flag)
+        for path in paths
         for book in text_files.documents(path, separator=separator, text_field="text", field=flag)
         for pair in cut(book)
         if len(pair[0]) < SOURCE + 40 and len(pair[1]) < TARGET + 40  # a table of figures may have no spaces
@@ -60,10 +65,13 @@ def pairs_of(flag: str, pattern: str, separator: str, count: int) -> list[tuple[
 
 
 def write(out: Path, training: Pairs, held_out: Pairs, least: tuple[int, int] = (0, 0)) -> list[Path]:
-    """Writes those pairs whose sides have `least` to MOST tokens, and a tokenizer for them; returns the paths."""
-    out.mkdir(parents=True, exist_ok=True)
+    """Writes those pairs whose sides have `least` to MOST tokens, and a tokenizer for them; returns the paths.
+
+    Raises:
+      ConfigError: there are no such pairs; nothing has been written.
+    """
     tokenizer = tokenizers.train("bpe", ("".join(pair) for pair in training), 1024)
-    tokenizer.save(out)
+    texts = {}
     for name, pairs in zip(FILES.values(), (training, held_out), strict=True):
         sizes = [[len(tokens) for tokens in tokenizer.encode_batch([pair[side] for pair in pairs])] for side in (0, 1)]
         lines = [
@@ -71,8 +79,17 @@ def write(out: Path, training: Pairs, held_out: Pairs, least: tuple[int, int] = 
             for (source, target), *size in zip(pairs, *sizes, strict=True)
             if all(low <= each <= high for each, low, high in zip(size, least, MOST, strict=True))
         ]
-        files.write_atomically(out / name, ("\n".join(lines) + "\n").encode())
-    return [out / name for name in ("tokenizer.json", *FILES.values())]
+        if not lines:
+            raise ConfigError(
+                f"{name}: none of {len(pairs)} pairs has a source of {least[0]} to {MOST[0]} tokens and a target of "
+                f"{least[1]} to {MOST[1]}; accepted: texts that have"
+            )
+        texts[name] = "\n".join(lines) + "\n"
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(out)
+    for name, text in texts.items():
+        files.write_atomically(out / name, text.encode())
+    return [out / name for name in ("tokenizer.json", *texts)]
 
 
 def main() -> None:

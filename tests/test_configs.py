@@ -59,6 +59,7 @@ LARGE = {
     "bigbird_base",
     "compare_ablations",
     "compare_mechanisms",
+    "compare_pairs",
     "compare_tiny",
     "denoising_entropy",
     "pretraining_objectives",

@@ -79,7 +79,7 @@ def entrants(parsed: Parsed) -> list[Entrant]:
         objectives = parsed.config.data.objective, values.get("data.objective")
         free = OF_FORM if sorted(map(str, objectives)) == sorted(FORMS) else ()
         for field in values:
-            today = ALIASES.get(field, field)
+            today = ALIASES.get(field) or field
             if today not in SHAPES and _within(today, SHARED) and not _within(today, free):
                 raise ConfigError(
                     f"{where}: {field} is shared by all; accepted: fields of model and optimizer, {', '.join(SHAPES)}"
@@ -180,8 +180,9 @@ def _targets(study: Any) -> list[float]:
     from jaxformer.runs import texts
 
     held_out = texts.held_out_of(study.config, study.corpus).values()
-    batches = [batch for each in held_out for batch in each.sample or each.batches]
-    return [float(row) for batch in batches for row in batch.weights.sum(axis=1) if row]
+    every = [each.sample or each.batches for each in held_out]
+    counts = [batches[number].weights.sum(axis=1) for batches in every for number in range(len(batches))]
+    return [float(count) for batch in counts for count in batch if count]
 
 
 def told(entrant: Entrant) -> str:

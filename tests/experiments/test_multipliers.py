@@ -13,6 +13,7 @@ RESULTS = Path(__file__).parents[2] / "experiments" / "results"
 COMPARISONS = {
     "compare_ablations": "ablations",
     "compare_mechanisms": "mechanisms",
+    "compare_pairs": "pairs",
     "compare_tiny:seeds": "same",
 }
 
@@ -22,7 +23,8 @@ def variants_of(config):
 
 
 def test_every_variant_has_what_others_found():
-    assert multipliers.LITERATURE.keys() == {*variants_of("compare_ablations"), *variants_of("compare_mechanisms")}
+    names = "compare_ablations", "compare_mechanisms", "compare_pairs"
+    assert multipliers.LITERATURE.keys() == {variant for name in names for variant in variants_of(name)}
 
 
 def test_a_folder_without_a_baseline(tmp_path):

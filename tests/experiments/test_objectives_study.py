@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import objectives, objectives_page
+from experiments import objectives, objectives_page, stretches
 from experiments.transfer_runs import read
 from jaxformer.config import from_mapping, load
 from jaxformer.errors import ConfigError
@@ -31,7 +31,7 @@ def texts(tmp_path):
 
 def test_pairs_follow_each_other_and_fit_a_row(texts):
     book = (texts / "held.txt").read_text()
-    pairs = list(objectives.cut(book))
+    pairs = list(stretches.cut(book))
     assert "".join(source + target for source, target in pairs) == book[: sum(map(len, sum(pairs, ())))]
     paths = objectives.prepare(options(texts))
     lines = [json.loads(line) for line in paths["pairs"].read_text().splitlines()]

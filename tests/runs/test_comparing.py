@@ -24,7 +24,7 @@ from jaxformer.training.sweep.trial import SweepSeconds
 
 CONFIG = """
 def get_config():
-    return {
+    config = {
         "model": {"context_length": 16, "positions": "rotary"},
         "data": {"source": "markov", "language_symbols": 16, "language_order": 1, "language_tokens": 500_000},
         "optimizer": {"schedule": "wsd", "warmup_steps": 5, "learning_rate": 1e-2},
@@ -36,19 +36,20 @@ def get_config():
                    "learning_rates": (1.0,)},
         "variants": VARIANTS,
     }
+    config["data"].update(DATA)
+    return config
 """
 
 
-def config(folder, variants):
-    (folder / "ladder.py").write_text(CONFIG.replace("VARIANTS", repr(variants)))
+def config(folder, variants, data=()):
+    (folder / "ladder.py").write_text(CONFIG.replace("VARIANTS", repr(variants)).replace("DATA", repr(dict(data))))
     return [f"--config={folder / 'ladder.py'}", f"--config.workdir={folder / 'study'}",
             f"--config.data.cache_dir={folder / 'cache'}"]  # fmt: skip
 
 
-def entrants(folder, variants, *flags):
-    return comparing.entrants(
-        parse_config(parser("", "compare"), [*config(folder, variants), *flags], StudyConfig, beside=("variants",))
-    )
+def entrants(folder, variants, *flags, data=()):
+    given = [*config(folder, variants, data), *flags]
+    return comparing.entrants(parse_config(parser("", "compare"), given, StudyConfig, beside=("variants",)))
 
 
 def test_variants_differ_in_what_they_change(tmp_path):
@@ -72,7 +73,59 @@ def test_depth_and_heads_of_a_width_may_differ(tmp_path):
         entrants(tmp_path, {"a": {"ladder.budgets": (1e7, 2e7)}})
 
 
-@pytest.mark.parametrize("name", ["compare_tiny", "compare_ablations", "compare_mechanisms"])
+FORM = {
+    "model.family": "encoder_decoder", "model.context_length": 8, "model.encoder.source_length": 8,
+    "data.objective": "pairs", "data.source_field": "s", "data.target_field": "t",
+    "data.text_field": "text", "data.labelled": None,
+}  # fmt: skip
+
+
+def pairs(folder):
+    """Writes pairs of 5 to 7 and of 4 to 6 bytes, and returns `data` of a comparison of instructions."""
+    for name, start in (("train", 0), ("held", 1)):
+        lines = [{"s": "abcdefg"[: 5 + n % 3], "t": "ABCDEF"[: 4 + n % 3]} for n in range(start, start + 40)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return {
+        "source": "files", "files": str(folder / "train.jsonl"), "validation_files": str(folder / "held.jsonl"),
+        "tokenizer": "bytes", "objective": "instructions", "text_field": "s",
+        "labelled": {"label_field": "t", "template": "{content}"},
+    }  # fmt: skip
+
+
+def test_a_variant_may_tell_the_same_pairs_in_another_form(tmp_path):
+    base, other = entrants(tmp_path, {"a": FORM}, data=pairs(tmp_path))
+    assert (base.config.source_length, other.config.source_length) == (None, 8)
+    assert "data.objective: 'instructions' -> 'pairs'" in other.overrides
+    shared = "config.variants.a: {} is shared by all; accepted: fields of model and optimizer"
+    text = {key: value for key, value in FORM.items() if key != "data.objective"}
+    with pytest.raises(ConfigError, match=shared.format("model.context_length")):
+        entrants(tmp_path, {"a": text}, data=pairs(tmp_path))
+    with pytest.raises(ConfigError, match=shared.format("model.context_length")):
+        entrants(tmp_path, {"a": FORM})  # pairs beside next tokens
+    with pytest.raises(ConfigError, match=shared.format("data.files")):
+        entrants(tmp_path, {"a": FORM | {"data.files": "other.jsonl"}}, data=pairs(tmp_path))
+
+
+def test_held_out_rows_of_two_forms_have_the_same_targets(tmp_path, monkeypatch):
+    monkeypatch.setattr(scaling_study, "print_plan", lambda *_, **__: None)
+    given = "--config.ladder.max_epochs=1e9", "--config.ladder.min_steps=1", "--config.train.eval_rows=none"
+
+    def plan(form):
+        return comparing.plan(entrants(tmp_path, {"a": form}, *given, data=pairs(tmp_path)), None, False, print)
+
+    real = comparing._targets
+    counts = [real(study) for study in plan(FORM)]  # the end token is one
+    assert counts[0] == counts[1] and len(counts[0]) == 40 and set(counts[0]) == {5, 6, 7}
+    refused = "config.variants.a.data.objective: {}; accepted: one data.tokenizer_file, and rows with room for every"
+    with pytest.raises(ConfigError, match=refused.format("with pairs 10 held-out rows, and 40 with instructions")):
+        plan(FORM | {"model.context_length": 32, "model.encoder.source_length": 32})  # four pairs share a row
+    monkeypatch.setattr(comparing, "_targets", lambda study: [each + (study.config.data.objective == "pairs")
+                                                              for each in real(study)])  # fmt: skip
+    with pytest.raises(ConfigError, match=refused.format("with pairs held-out row 1 has 7 targets, and 6 with .*ns")):
+        plan(FORM)
+
+
+@pytest.mark.parametrize("name", ["compare_tiny", "compare_ablations", "compare_mechanisms", "compare_pairs"])
 def test_every_size_of_every_shipped_variant_can_be_built(name, tmp_path):
     (tmp_path / "text.txt").write_text("text")
     flags = [name, "--config.model.vocab_size=1024", f"--config.workdir={tmp_path / 'study'}"]
@@ -83,8 +136,9 @@ def test_every_size_of_every_shipped_variant_can_be_built(name, tmp_path):
         config = each.config
         models = [size_model(config.model, width, config.ladder) for width in config.ladder.widths]
         sizes = [count_parameters(model).active for model in models]
+        most = 15 if config.source_length is None else 20  # FLOP are of a target; to each come two of the source
         flops = [training_flops(model, config.data) / size for model, size in zip(models, sizes, strict=True)]
-        assert sizes == sorted(set(sizes)) and all(4 < ratio < 15 for ratio in flops), (each.name, sizes, flops)
+        assert sizes == sorted(set(sizes)) and all(4 < ratio < most for ratio in flops), (each.name, sizes, flops)
 
 
 def simulated(study, m):
