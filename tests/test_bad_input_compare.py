@@ -16,8 +16,8 @@ LADDER = {
 }
 
 
-def said(place, variants, *flags):
-    config = LADDER if variants is None else {**LADDER, "variants": variants}
+def said(place, variants, *flags, **sections):
+    config = LADDER | sections if variants is None else {**LADDER, **sections, "variants": variants}
     place.config.write_text(f"def get_config():\n    return {config!r}\n")
     where = [f"--config.workdir={place.folder / 'study'}", f"--config.data.cache_dir={place.folder / 'cache'}"]
     return place.run("compare", f"--config={place.config}", *where, "--config.optimizer.weight_decay=0.3", *flags)
@@ -52,6 +52,29 @@ def test_a_variant_that_the_sizes_of_the_ladder_cannot_have(place, monkeypatch):
     given = ("--stage=plan", "--config.optimizer.warmup_steps=0")
     found = said(place, {"a": {"model.parametrization": "mup"}}, *given)
     assert found == (2, expected()["comparison with a variant of a base above the sizes"])
+
+
+def test_a_variant_of_the_same_pairs_in_other_rows(place, monkeypatch):
+    one_device(monkeypatch)
+    monkeypatch.setattr(compare, "a_device_for_each_core", lambda: None)
+    paths = [place.folder / f"{name}.jsonl" for name in ("train", "held")]
+    for path in paths:
+        path.write_text('{"s": "abcdefg", "t": "ABCDEF"}\n' * 4)
+    data = {"source": "files", "files": str(paths[0]), "validation_files": str(paths[1]), "tokenizer": "bytes",
+            "objective": "instructions", "text_field": "s",
+            "labelled": {"label_field": "t", "template": "{content}"}}  # fmt: skip
+    form = {
+        "model.family": "encoder_decoder",
+        "model.encoder.source_length": 16,
+        "data.objective": "pairs",
+        "data.source_field": "s",
+        "data.target_field": "t",
+        "data.text_field": "text",
+        "data.labelled": None,
+    }
+    given = ("--stage=plan", "--config.optimizer.warmup_steps=0", "--config.ladder.max_epochs=1e9")
+    wanted = expected()["comparison with a variant of the same pairs in other rows"]
+    assert said(place, {"a": form}, *given, data=data) == (2, wanted)
 
 
 def test_a_report_of_nothing(place):
