@@ -1,4 +1,4 @@
-"""What an encoder-decoder is worth beside a GPT that reads source and target as one row: about two hours on 2 cores.
+"""What models of a source and a target are worth beside a GPT that reads both as one row: about an hour on 2 cores.
 
 jaxformer compare compare_pairs --config.data.files=pairs.jsonl --config.data.validation_files=held_out.jsonl \
     --config.data.tokenizer_file=tokenizer.json
@@ -9,6 +9,14 @@ Both predict the same targets. `experiments/stretches.py` makes such pairs of te
 from jaxformer.config import load
 
 SOURCE, TARGET = 192, 96  # tokens of a row
+
+RECURRENT = {
+    "model.family": "recurrent_seq2seq",
+    "model.attention.kind": "alignment",
+    "model.positions": "none",
+    "model.block": "plain",
+    "model.feed_forward.activation": "gelu",  # it has none
+}
 
 
 def get_config():
@@ -34,5 +42,6 @@ def get_config():
     config["variants"] = {
         "encoder_decoder": form,
         "one_layer_each": form | {"ladder.min_layers": 1},
+        "bahdanau": form | RECURRENT | {"ladder.min_layers": 1},
     }
     return config

@@ -55,6 +55,7 @@ LITERATURE = {
     "sinusoidal": "worse than relative positions (Shaw et al. 2018; Press et al. 2022)",
     "experts": "2 to 7 times less compute, less so as models grow (Fedus et al. 2022; Clark et al. 2022)",
     "encoder_decoder": "better than a decoder alone on tasks (Raffel et al. 2020), worse on text (Wang et al. 2022)",
+    "bahdanau": "worse than attention alone in translation (Vaswani et al. 2017)",
     "one_layer_each": "few layers of a decoder are enough for translation (Kasai et al. 2021)",
 }
 STRETCHES = "python -m experiments.stretches --files='books/train-0[0-4].txt.xz' \\\n    " + (
