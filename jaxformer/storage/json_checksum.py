@@ -60,5 +60,7 @@ def parse(text: str | bytes) -> Any:
     """The value of a JSON text. Raises ValueError: it is not JSON, or nested too deeply."""
     try:
         return json.loads(text)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start} is not of text in UTF-8") from None
     except RecursionError:
         raise ValueError("nested too deeply") from None

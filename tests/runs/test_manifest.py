@@ -120,11 +120,13 @@ def test_what_an_earlier_version_wrote_is_read(config):
         ("[" * 100_000, "cannot be read (nested too deeply)"),
         ("\x00", "cannot be read (Expecting value: line 1 column 1 (char 0))"),
         ("", "cannot be read (Expecting value: line 1 column 1 (char 0))"),
+        (b'{"seed": "\xff"}', "cannot be read (byte 10 is not of text in UTF-8)"),
     ],
 )
 def test_a_manifest_that_is_none_is_one_line(config, content, words):
     os.mkdir(config.workdir)
-    path(config).write_text(content if isinstance(content, str) else json.dumps(content))
+    content = content if isinstance(content, str | bytes) else json.dumps(content)
+    path(config).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ConfigError) as error:
         manifest.read_config(config.workdir)
     assert str(error.value).startswith(f"workdir {config.workdir}: manifest.json") and words in str(error.value)

@@ -271,8 +271,8 @@ def restore_params(
                 raise CheckpointError(f"checkpoint {path} has no {item}; it holds {', '.join(sorted(items))}")
             wanted = item or ("ema" if "ema" in items else "params")
             said, values = _read(path, {wanted: abstract}, fingerprint, also)
-            if said:
-                print(said, file=sys.stderr, flush=True)
+            for note in filter(None, (tried and f"the checkpoint of step {found} is taken instead", said)):
+                print(note, file=sys.stderr, flush=True)
             return values[wanted], found
         except InvalidCheckpointError as reason:
             tried += 1
