@@ -3,6 +3,7 @@
 Written with explicit collectives, because sorting is local: left to itself, XLA would gather all tokens to sort them.
 """
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -17,6 +18,8 @@ from jaxformer.functional.experts import ROOM
 from jaxformer.parallel.constraints import ACTIVATION_RULES, LANES, RULES, entries, mesh_axes
 from jaxformer.parallel.platforms import this_platform
 from jaxformer.types import Array
+
+LOG = logging.getLogger(__name__)  # says which exchange a layer takes; `--log` of the programs shows it
 
 
 class Here(NamedTuple):
@@ -83,11 +86,15 @@ def over_mesh(
     hidden, split = (_axes_of(lie[name], axes[name], axis) for axis in ("mlp", "experts"))
     gathered = tuple(axis for axis in lie_rows[0] or () if axis in split)
     summed = hidden + tuple(axis for axis in split if axis not in gathered)
-    devices = math.prod(mesh_axes()[axis] for axis in gathered)
+    devices = math.prod(mesh_axes()[axis] for axis in split)
+    asked, exchange = exchange, "gather"
     if devices > 1 and gathered == split:
-        exchange = choose(exchange, devices, (x.shape[1], x.shape[2]), x.dtype.name, slots, choices)
-    else:
-        exchange = "gather"
+        exchange = choose(asked, devices, (x.shape[1], x.shape[2]), x.dtype.name, slots, choices)
+        LOG.info(f"experts: {asked} is {exchange} between {devices} devices")
+    elif devices > 1:
+        LOG.info(
+            f"experts: {asked} is gather, as {x.shape[0]} rows are not split over the {devices} devices of experts"
+        )
 
     dtype = x.dtype
 

@@ -1,6 +1,7 @@
 """A layer of experts on several devices: what it sends, what cannot be split."""
 
 import re
+import sys
 from dataclasses import replace
 
 import expert_cases as cases
@@ -64,6 +65,16 @@ def test_all_exchanges_are_the_layer_of_one_device(dispatch, ways):
         found, sent = exchanged(dispatch, exchange, MeshConfig(data=2, expert=4))
         assert sent == WAYS[way], exchange
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_log_says_which_exchange_is_taken(caplog, monkeypatch):
+    caplog.set_level("INFO")
+    exchanged("dropless", "ragged_all_to_all", MeshConfig(data=2, expert=4), run=False)
+    assert caplog.messages[-1] == "experts: ragged_all_to_all is ragged_all_to_all between 4 devices"
+    monkeypatch.setattr(sys.modules[__name__], "ROWS", 3)
+    assert exchanged("dropless", "ragged_all_to_all", MeshConfig(data=1, expert=4), run=False) == set()
+    line = "experts: ragged_all_to_all is gather, as 3 rows are not split over the 4 devices of experts"
+    assert caplog.messages[-1] == line
 
 
 @pytest.mark.parametrize(
