@@ -171,7 +171,8 @@ def _text(data: Mapping[str, Any]) -> str:
     if data["objective"] in FORMS:
         return (
             "it reads a pair as one row of 288 tokens, the others as a source of 192 and a target of 96; all predict "
-            "the target. A pair is a stretch of a novel and what follows it; whole books are held out"
+            "the target, and are taught by nothing else. A GPT that learns from sources too is what `objectives` "
+            "compares. A pair is a stretch of a novel and what follows it; whole books are held out"
         )
     return "`books/` holds 200 MB of novels, whole books held out"
 
