@@ -118,7 +118,8 @@ def log_ticks(axis: Any, text: Callable[[float], str] | None = None) -> None:
     low, high = axis.get_view_interval()
     if high < 100 * low:
         ticker = matplotlib().ticker
-        locator = ticker.LogLocator(subs=(1.0, 2.0, 5.0)) if high > 8 * low else ticker.MaxNLocator(4)
+        near = ticker.MaxNLocator(4, steps=[1, 2, 2.5, 5, 10])  # so that 1, where ratios end or begin, is one
+        locator = ticker.LogLocator(subs=(1.0, 2.0, 5.0)) if high > 8 * low else near
         _set_ticks(axis, locator, text or (lambda value: count(value) if value >= 1000 else f"{value:g}"))
 
 
