@@ -18,7 +18,7 @@ from jaxformer import records
 from jaxformer.config import load
 from jaxformer.errors import ConfigError
 from jaxformer.runs.command_line import file_path, parser
-from jaxformer.runs.comparing import BASELINE, FORMS, OF_FORM, RECORDS
+from jaxformer.runs.comparing import BASELINE, OF_PAIRS, RECORDS
 from jaxformer.runtime.program import program
 from jaxformer.scaling import multiplier_page, plotting
 from jaxformer.scaling.compare import Multiplier, compare
@@ -53,6 +53,7 @@ LITERATURE = {
     "lstm": "as good on early tokens of a row, worse on later ones (Kaplan et al. 2020, section 3.2)",
     "gru": "about as good as the LSTM (Chung et al. 2014; Jozefowicz et al. 2015)",
     "sinusoidal": "worse than relative positions (Shaw et al. 2018; Press et al. 2022)",
+    "transformer_xl": "better where texts are long (Dai et al. 2019)",
     "experts": "2 to 7 times less compute, less so as models grow (Fedus et al. 2022; Clark et al. 2022)",
     "encoder_decoder": "better than a decoder alone on tasks (Raffel et al. 2020), worse on text (Wang et al. 2022)",
     "bahdanau": "worse than attention alone in translation (Vaswani et al. 2017)",
@@ -118,7 +119,7 @@ def page(
     head = ["variant", "multiplier M", "verdict", "M per tenfold compute", "in parameters", "what changes"]
     rows = [head + ["others found"] * cited, ["---"] * (len(head) + cited)]
     for each, of in found.items():
-        told = {field: value for field, value in variants[each].items() if field not in OF_FORM[1:]}
+        told = {field: value for field, value in variants[each].items() if field not in OF_PAIRS[1:]}
         changes = ", ".join(f"`{field}={value_text(value)}`" for field, value in told.items())
         cells = [f"`{each}`", str(of.flop), of.verdict, str(of.trend), str(of.parameters), changes]
         rows.append(cells + [LITERATURE.get(each, "")] * cited)
@@ -168,7 +169,7 @@ def _same(variants: dict[str, Any], found: dict[str, Multiplier]) -> list[str]:
 def _text(data: Mapping[str, Any]) -> str:
     if data["source"] == "stdlib":
         return "the text is Python's own standard library, some of its files held out"
-    if data["objective"] in FORMS:
+    if data["objective"] == "instructions":
         return (
             "it reads a pair as one row of 288 tokens, the others as a source of 192 and a target of 96; all predict "
             "the target, and are taught by nothing else. A GPT that learns from sources too is what `objectives` "
@@ -185,7 +186,7 @@ def _command(baseline: Mapping[str, Any], name: str, out: str) -> list[str]:
     text = lines[0]
     for line in lines[1:]:
         text += (" " if len(text.splitlines()[-1] + line) < 98 else " \\\n    ") + line
-    if baseline["config"]["data"]["objective"] in FORMS:
+    if baseline["config"]["data"]["objective"] == "instructions":
         text = f"{STRETCHES}\n{text}"
     text += f"\npython -m experiments.multipliers {name} --out=experiments/results/{out}"
     return [f"    {line}" for line in text.splitlines()]

@@ -25,13 +25,15 @@ SHARED = (
     "model.vocab_size", "model.width", "model.num_layers", "model.attention.num_heads",
 )  # fmt: skip
 SHAPES = tuple(f"ladder.{name}" for name in LadderConfig.SHAPE)
-# Objectives that predict the same targets of the same pairs, and the fields that say in which form: losses of two forms
-# can be compared.
-FORMS = "pairs", "instructions"
-OF_FORM = (
+# Two objectives that predict the same targets, so that their losses can be compared, and the fields that differ then.
+OF_PAIRS = (
     "data.objective", "data.text_field", "data.source_field", "data.target_field", "data.labelled",
     "model.context_length",
 )  # fmt: skip
+FORMS = {
+    frozenset({"pairs", "instructions"}): OF_PAIRS,
+    frozenset({"next_token", "segment_recurrence"}): ("data.objective",),
+}
 
 
 class Entrant(NamedTuple):
@@ -76,8 +78,7 @@ def entrants(parsed: Parsed) -> list[Entrant]:
             raise ConfigError(f"{where}: {shown(str(values))}; accepted: {{field: value}}, one field at least")
         if name == BASELINE and values:
             raise ConfigError(f"{where}: is what the others are compared with; accepted: another name")
-        objectives = parsed.config.data.objective, values.get("data.objective")
-        free = OF_FORM if sorted(map(str, objectives)) == sorted(FORMS) else ()
+        free = FORMS.get(frozenset({parsed.config.data.objective, str(values.get("data.objective"))}), ())
         for field in values:
             today = ALIASES.get(field) or field
             if today not in SHAPES and _within(today, SHARED) and not _within(today, free):

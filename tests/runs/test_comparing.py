@@ -92,11 +92,16 @@ def pairs(folder):
     }  # fmt: skip
 
 
-def test_a_variant_may_tell_the_same_pairs_in_another_form(tmp_path):
+def test_a_variant_may_predict_the_same_targets_in_another_form(tmp_path):
     base, other = entrants(tmp_path, {"a": FORM}, data=pairs(tmp_path))
     assert (base.config.source_length, other.config.source_length) == (None, 8)
     assert "data.objective: 'instructions' -> 'pairs'" in other.overrides
+    memory = {"model.family": "transformer_xl", "model.positions": "relative", "model.memory": 8,
+              "data.objective": "segment_recurrence"}  # fmt: skip
+    assert entrants(tmp_path, {"a": memory})[1].config.data.objective == "segment_recurrence"
     shared = "config.variants.a: {} is shared by all; accepted: fields of model and optimizer"
+    with pytest.raises(ConfigError, match=shared.format("model.context_length")):
+        entrants(tmp_path, {"a": memory | {"model.context_length": 8}})
     text = {key: value for key, value in FORM.items() if key != "data.objective"}
     with pytest.raises(ConfigError, match=shared.format("model.context_length")):
         entrants(tmp_path, {"a": text}, data=pairs(tmp_path))
