@@ -59,7 +59,7 @@ NUMBERS = frozenset(
      "flops_6nd_per_token", "floor", "floor_stderr", "productive_share", "productive_seconds", "wall_seconds",
      "startup_seconds", "compilation_seconds", "data_seconds", "evaluation_seconds", "checkpoint_seconds"}
 )  # fmt: skip
-WORDS = frozenset({"split", "event", "run", "trunk", "role", "status", "fingerprint", "row_losses"})
+WORDS = frozenset({"split", "event", "run", "trunk", "role", "status", "fingerprint", "row_losses", "row_targets"})
 # name of a compressor -> bits per byte; what -> seconds of this start that were spent on it so far, and "total"
 BY_NAME = frozenset({"compressed_bits_per_byte", "spent"})
 # Text fields that become file names: a study copied from elsewhere must not point outside its folder.

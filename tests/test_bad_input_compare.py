@@ -54,27 +54,35 @@ def test_a_variant_that_the_sizes_of_the_ladder_cannot_have(place, monkeypatch):
     assert found == (2, expected()["comparison with a variant of a base above the sizes"])
 
 
-def test_a_variant_of_the_same_pairs_in_other_rows(place, monkeypatch):
+FORM = {
+    "model.family": "encoder_decoder", "model.context_length": 8, "model.encoder.source_length": 8,
+    "data.objective": "pairs", "data.source_field": "s", "data.target_field": "t", "data.text_field": "text",
+    "data.labelled": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "form", "more"), [
+    ("comparison with a variant of another task", {"data.objective": "masked"}, {}),
+    ("comparison with a variant of other fields", FORM | {"data.source_field": "t", "data.target_field": "s"}, {}),
+    ("comparison with a variant of longer pairs", FORM | {"model.encoder.source_length": 16}, {}),
+    ("comparison of pairs in two forms with lines left out", FORM, {"on_error": "skip"}),
+    ("comparison of pairs in two forms with some alone", FORM, {"max_examples": 2}),
+    ("comparison with a variant of the same pairs in other rows", FORM, {}),
+])  # fmt: skip
+def test_a_variant_of_the_same_pairs_in_another_form(place, monkeypatch, case, form, more):
     one_device(monkeypatch)
     monkeypatch.setattr(compare, "a_device_for_each_core", lambda: None)
     paths = [place.folder / f"{name}.jsonl" for name in ("train", "held")]
+    said_too = ', "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]'
     for path in paths:
-        path.write_text('{"s": "abcdefg", "t": "ABCDEF"}\n' * 4)
+        path.write_text('{"s": "abcdef", "t": "ABCDEF"%s}\n' % (said_too if path == paths[1] else "") * 4)
     data = {"source": "files", "files": str(paths[0]), "validation_files": str(paths[1]), "tokenizer": "bytes",
-            "objective": "instructions", "text_field": "s",
-            "labelled": {"label_field": "t", "template": "{content}"}}  # fmt: skip
-    form = {
-        "model.family": "encoder_decoder",
-        "model.encoder.source_length": 16,
-        "data.objective": "pairs",
-        "data.source_field": "s",
-        "data.target_field": "t",
-        "data.text_field": "text",
-        "data.labelled": None,
-    }
+            "objective": "instructions", "text_field": "s", "on_error": more.get("on_error", "stop"),
+            "labelled": {"label_field": "t", "template": "{content}",
+                         "max_examples": more.get("max_examples")}}  # fmt: skip
     given = ("--stage=plan", "--config.optimizer.warmup_steps=0", "--config.ladder.max_epochs=1e9")
-    wanted = expected()["comparison with a variant of the same pairs in other rows"]
-    assert said(place, {"a": form}, *given, data=data) == (2, wanted)
+    assert said(place, {"a": form}, *given, data=data) == (2, expected()[case])
+    assert not any(path.is_file() for path in (place.folder / "study").rglob("*"))
 
 
 def test_a_report_of_nothing(place):

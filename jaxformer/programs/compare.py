@@ -11,6 +11,7 @@ share the ladders of one comparison: each plans and trains those it names, and -
 trained.
 """
 
+import re
 import shlex
 
 from jaxformer.errors import ConfigError
@@ -90,11 +91,15 @@ def conclude(parsed: Parsed) -> None:
     if missing := [name for name, mine in records.items() if not mine]:
         raise ConfigError(f"workdir {workdir}: no run of {', '.join(missing)} has finished; --stage=run trains them")
     baseline = records[comparing.BASELINE]
-    worth = {
-        entrant.name: compare(baseline, records[entrant.name], replicates=parsed.options.bootstrap)
-        for entrant in found
-        if entrant.name != comparing.BASELINE
-    }
+    worth = {}
+    for entrant in found:
+        if entrant.name == comparing.BASELINE:
+            continue
+        try:
+            worth[entrant.name] = compare(baseline, records[entrant.name], replicates=parsed.options.bootstrap)
+        except ConfigError as error:
+            told = re.sub("^variant: ", f"config.variants.{entrant.name}: ", str(error))
+            raise ConfigError(told) from None
     changes = {entrant.name: comparing.told(entrant) for entrant in found}
     command = f"jaxformer compare --config={shlex.quote(parsed.source)}"
     command += "".join(f" --config.{name}={shlex.quote(text)}" for name, text in parsed.given.items())

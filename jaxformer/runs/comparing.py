@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from jaxformer import records
-from jaxformer.config import diff, from_mapping, load, to_dict
+from jaxformer.config import Config, diff, from_mapping, load, to_dict
 from jaxformer.config.aliases import ALIASES
 from jaxformer.config.fields import shown
 from jaxformer.errors import ConfigError
@@ -78,7 +78,14 @@ def entrants(parsed: Parsed) -> list[Entrant]:
             raise ConfigError(f"{where}: {shown(str(values))}; accepted: {{field: value}}, one field at least")
         if name == BASELINE and values:
             raise ConfigError(f"{where}: is what the others are compared with; accepted: another name")
-        free = FORMS.get(frozenset({parsed.config.data.objective, str(values.get("data.objective"))}), ())
+        objective = parsed.config.data.objective
+        free = FORMS.get(frozenset({objective, str(values.get("data.objective"))}), ())
+        if "data.objective" in values and not free:
+            others = [name for form in FORMS for name in form - {objective} if objective in form]
+            raise ConfigError(
+                f"{where}: data.objective {values['data.objective']!r}; accepted beside a baseline of {objective}: "
+                f"{', '.join(others) or 'none other'}"
+            )
         for field in values:
             today = ALIASES.get(field) or field
             if today not in SHAPES and _within(today, SHARED) and not _within(today, free):
@@ -93,6 +100,8 @@ def entrants(parsed: Parsed) -> list[Entrant]:
             config.model.attention.summary()
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
+        if free == OF_PAIRS:
+            _check_pairs(where, parsed.config, config)
         told = parsed.overrides + diff(base, to_dict(replace(config, workdir=parsed.config.workdir)))
         out.append(Entrant(name, dict(values), replace(config, workdir=str(folder / name)), told))
     return out
@@ -155,20 +164,45 @@ def plan(
     return opened
 
 
+def _check_pairs(where: str, base: Config, config: Config) -> None:
+    """Raises ConfigError: a baseline and a variant do not tell all of the same pairs, whole, in their two forms."""
+    pairs, row = (base, config) if base.data.objective == "pairs" else (config, base)
+    assert row.data.labelled is not None
+    fields = [(pairs.data.source_field, pairs.data.target_field), (row.data.text_field, row.data.labelled.label_field)]
+    if fields[0] != fields[1]:
+        raise ConfigError(
+            f"{where}: pairs are {' and '.join(map(str, fields[0]))} of a line, with instructions "
+            f"{' and '.join(map(str, fields[1]))}; accepted: the same data.source_field as data.text_field, and "
+            "data.target_field as data.labelled.label_field"
+        )
+    room = (pairs.source_length or 0) + pairs.model.context_length
+    if row.model.context_length < room:
+        raise ConfigError(
+            f"{where}: model.context_length {row.model.context_length} with instructions; accepted: at least {room}, "
+            "the room for a pair with pairs"
+        )
+    for field, value, wanted in (
+        ("data.long_pairs", pairs.data.long_pairs, "stop"),
+        ("data.on_error", row.data.on_error, "stop"),
+        ("data.labelled.max_examples", row.data.labelled.max_examples, None),
+    ):
+        if value != wanted:
+            raise ConfigError(f"{where}: {field} {shown(value)}; accepted where pairs have two forms: {wanted}")
+
+
 def _check_targets(found: Sequence[Entrant], opened: Sequence[Any]) -> None:
     """Raises ConfigError: the last entrant that is opened has another objective than the first, and its held-out rows
-    do not hold as many targets each."""
+    ask for other tokens."""
     first, last = opened[0].config.data.objective, opened[-1].config.data.objective
     if first == last:
         return
-    counts = [_targets(study) for study in (opened[0], opened[-1])]
-    if len(counts[0]) == len(counts[1]):
-        wrong = next((row for row, pair in enumerate(zip(*counts, strict=True)) if len(set(pair)) > 1), None)
-        if wrong is None:
-            return
-        what = f"held-out row {wrong + 1} has {counts[1][wrong]:g} targets, and {counts[0][wrong]:g}"
-    else:
-        what = f"{len(counts[1])} held-out rows, and {len(counts[0])}"
+    one, other = (_targets(study) for study in (opened[0], opened[-1]))
+    if one == other:
+        return
+    what = f"{len(other)} held-out rows, and {len(one)}"
+    if len(one) == len(other):
+        wrong = next(row for row in range(len(one)) if one[row] != other[row])
+        what = f"held-out row {wrong + 1} asks for other tokens than"
     where = f"config.variants.{found[len(opened) - 1].name}.data.objective"
     raise ConfigError(
         f"{where}: with {last} {what} with {first}; accepted: one data.tokenizer_file, and rows with room for every "
@@ -176,14 +210,13 @@ def _check_targets(found: Sequence[Entrant], opened: Sequence[Any]) -> None:
     )
 
 
-def _targets(study: Any) -> list[float]:
-    """Of each held-out row that its study evaluates."""
+def _targets(study: Any) -> list[bytes]:
+    """What each held-out row of a study asks for."""
     from jaxformer.runs import texts
+    from jaxformer.training.sweep.kept_rows import targets_of
 
-    held_out = texts.held_out_of(study.config, study.corpus).values()
-    every = [each.sample or each.batches for each in held_out]
-    counts = [batches[number].weights.sum(axis=1) for batches in every for number in range(len(batches))]
-    return [float(count) for batch in counts for count in batch if count]
+    every = [each.batches for each in texts.held_out_of(study.config, study.corpus).values()]
+    return [row for batches in every for number in range(len(batches)) for row in targets_of(batches[number])]
 
 
 def told(entrant: Entrant) -> str:

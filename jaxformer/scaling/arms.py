@@ -24,7 +24,8 @@ from jaxformer.errors import ConfigError
 Floats = np.ndarray
 Record = Mapping[str, Any]
 
-ROWS = "row_losses"  # field of a final record: the losses of the held-out rows
+# Fields of a final record: the losses of the held-out rows; a digest of what they ask for (earlier records have none).
+ROWS, TARGETS = "row_losses", "row_targets"
 NEEDED = ("run", "role", "status", "width", "params", "flops", "tokens", "seed", "learning_rate", "loss", "loss_stderr")
 POSITIVE = ("params", "flops", "tokens", "learning_rate", "loss")  # of a point of the ladder: their logs are used
 _MOST_EXCESS = 0.02  # a parabola that promises more than 2 % is not believed
@@ -45,6 +46,7 @@ class Arm(NamedTuple):
       rows: [I, J] loss of each held-out row, if all runs kept them.
       weights: [J] tokens of each row.
       edges: a line for each size whose best rate is the lowest or highest tried.
+      targets: digest of what the held-out rows ask for; None: not known.
     """
 
     names: tuple[str, ...]
@@ -58,6 +60,7 @@ class Arm(NamedTuple):
     rows: Floats | None
     weights: Floats | None
     edges: tuple[str, ...]
+    targets: str | None
 
 
 def arm(records: Sequence[Record], called: str) -> Arm:
@@ -90,6 +93,9 @@ def arm(records: Sequence[Record], called: str) -> Arm:
     kept = [unpack_rows(record[ROWS]) for record in points] if all(ROWS in record for record in points) else []
     if len({len(losses) for losses, _ in kept}) > 1:
         raise ConfigError(f"{called}: its runs were evaluated on different numbers of held-out rows")
+    targets = {record[TARGETS] for record in points if TARGETS in record}
+    if len(targets) > 1:
+        raise ConfigError(f"{called}: its runs were evaluated on different held-out rows")
 
     def column(name: str) -> Floats:
         return np.array([float(record[name]) for record in points])
@@ -99,6 +105,7 @@ def arm(records: Sequence[Record], called: str) -> Arm:
         column("loss_stderr"), np.array([_of_run(lost, record, usual) for record in points]),
         np.array([seconds.get(str(record["run"]), math.nan) for record in points]), column("seed"),
         np.stack([losses for losses, _ in kept]) if kept else None, kept[0][1] if kept else None, _edges(finals),
+        next(iter(targets), None),
     )  # fmt: skip
 
 

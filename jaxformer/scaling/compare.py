@@ -133,12 +133,9 @@ def compare(
             f"variant: evaluated on {v.rows.shape[1]} held-out rows, the baseline on {b.rows.shape[1]}; "
             "accepted: the same"
         )
-    if b.weights is not None and v.weights is not None and not np.array_equal(b.weights, v.weights):
-        row = int(np.argmax(b.weights != v.weights))
-        raise ConfigError(
-            f"variant: {v.weights[row]:g} targets in held-out row {row + 1}, the baseline {b.weights[row]:g}; "
-            "accepted: the same"
-        )
+    counts = b.weights is not None and v.weights is not None and not np.array_equal(b.weights, v.weights)
+    if counts or (None not in (b.targets, v.targets) and b.targets != v.targets):
+        raise ConfigError("variant: its held-out rows ask for other tokens than the baseline's; accepted: the same")
     both, flops, common = _together(b, v)
     names = [name for name in surface.possible(both[0]) if name in surface.possible(both[1])]
     pairs = {}

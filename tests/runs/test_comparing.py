@@ -105,29 +105,36 @@ def test_a_variant_may_predict_the_same_targets_in_another_form(tmp_path):
     text = {key: value for key, value in FORM.items() if key != "data.objective"}
     with pytest.raises(ConfigError, match=shared.format("model.context_length")):
         entrants(tmp_path, {"a": text}, data=pairs(tmp_path))
-    with pytest.raises(ConfigError, match=shared.format("model.context_length")):
-        entrants(tmp_path, {"a": FORM})  # pairs beside next tokens
+    line = "a: data.objective 'pairs'; accepted beside a baseline of next_token: segment_recurrence"
+    with pytest.raises(ConfigError, match=line):
+        entrants(tmp_path, {"a": FORM})
     with pytest.raises(ConfigError, match=shared.format("data.files")):
         entrants(tmp_path, {"a": FORM | {"data.files": "other.jsonl"}}, data=pairs(tmp_path))
 
 
-def test_held_out_rows_of_two_forms_have_the_same_targets(tmp_path, monkeypatch):
+def test_held_out_rows_of_two_forms_ask_for_the_same_tokens(tmp_path, monkeypatch):
     monkeypatch.setattr(scaling_study, "print_plan", lambda *_, **__: None)
-    given = "--config.ladder.max_epochs=1e9", "--config.ladder.min_steps=1", "--config.train.eval_rows=none"
+    given = "--config.ladder.max_epochs=1e9", "--config.ladder.min_steps=1"
 
-    def plan(form):
-        return comparing.plan(entrants(tmp_path, {"a": form}, *given, data=pairs(tmp_path)), None, False, print)
+    def plan(form, data=()):
+        return comparing.plan(entrants(tmp_path, {"a": form}, *given, data=data), None, False, print)
 
-    real = comparing._targets
-    counts = [real(study) for study in plan(FORM)]  # the end token is one
-    assert counts[0] == counts[1] and len(counts[0]) == 40 and set(counts[0]) == {5, 6, 7}
-    refused = "config.variants.a.data.objective: {}; accepted: one data.tokenizer_file, and rows with room for every"
-    with pytest.raises(ConfigError, match=refused.format("with pairs 10 held-out rows, and 40 with instructions")):
-        plan(FORM | {"model.context_length": 32, "model.encoder.source_length": 32})  # four pairs share a row
-    monkeypatch.setattr(comparing, "_targets", lambda study: [each + (study.config.data.objective == "pairs")
-                                                              for each in real(study)])  # fmt: skip
-    with pytest.raises(ConfigError, match=refused.format("with pairs held-out row 1 has 7 targets, and 6 with .*ns")):
-        plan(FORM)
+    one, other = (comparing._targets(study) for study in plan(FORM, pairs(tmp_path)))
+    assert one == other and len(one) == 40 and {row[0] for row in one} == {5, 6, 7}  # the end token is one
+    memory = {"model.family": "transformer_xl", "model.positions": "relative", "model.memory": 8,
+              "data.objective": "segment_recurrence"}  # fmt: skip
+    one, other = (comparing._targets(study) for study in plan(memory))
+    assert one == other and len(one) > 100 and {row[0] for row in one[:-1]} == {16}
+    data = pairs(tmp_path)
+    said = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": "ABCXYZ"}]  # read where there are any
+    lines = (tmp_path / "held.jsonl").read_text().splitlines()
+    lines[2] = json.dumps(json.loads(lines[2]) | {"messages": said})
+    (tmp_path / "held.jsonl").write_text("\n".join(lines) + "\n")
+    line = (
+        "a.data.objective: with pairs held-out row 3 asks for other tokens than with instructions; accepted: one data"
+    )
+    with pytest.raises(ConfigError, match=line):
+        plan(FORM, data)
 
 
 @pytest.mark.parametrize("name", ["compare_tiny", "compare_ablations", "compare_mechanisms", "compare_pairs"])

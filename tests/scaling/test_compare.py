@@ -173,9 +173,14 @@ def test_ladders_that_cannot_be_compared_are_refused_in_one_line():
                   for rows in (4, 5))  # fmt: skip
     with pytest.raises(ConfigError, match="variant: evaluated on 5 held-out rows, the baseline on 4"):
         compare(one, other)
-    other = [{**each, arms.ROWS: arms.pack_rows(np.ones(4), np.array([1, 1, 3, 1]))} for each in ladder]
-    with pytest.raises(ConfigError, match="variant: 3 targets in held-out row 3, the baseline 1; accepted: the same"):
-        compare(one, other)
+    counts = [{**each, arms.ROWS: arms.pack_rows(np.ones(4), np.array([1, 1, 3, 1]))} for each in ladder]
+    asked, others = ([{**each, arms.TARGETS: digest} for each in one] for digest in ("a1", "b2"))
+    for pair in ((one, counts), (asked, others)):
+        with pytest.raises(ConfigError, match="variant: its held-out rows ask for other tokens than the baseline's"):
+            compare(*pair)
+    with pytest.raises(ConfigError, match="variant: its runs were evaluated on different held-out rows"):
+        compare(asked, [*asked[1:], others[0]])
+    compare(asked, [*asked[1:], one[0]])  # an earlier record
     for name, value in (("loss", np.nan), ("loss", 0.0), ("loss", np.inf), ("flops", None), ("params", 0)):
         with pytest.raises(ConfigError, match=rf"^variant: .*: {name} {value}; accepted: a number above 0$"):
             compare(ladder, [*ladder[:-1], {**ladder[-1], name: value}])
