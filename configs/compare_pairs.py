@@ -1,9 +1,10 @@
-"""What models of a source and a target are worth beside a GPT that reads both as one row: about an hour on 2 cores.
+"""What an encoder-decoder is worth beside a GPT that reads source and target as one row: about an hour on 2 cores.
 
 jaxformer compare compare_pairs --config.data.files=pairs.jsonl --config.data.validation_files=held_out.jsonl \
     --config.data.tokenizer_file=tokenizer.json
 
-Both predict the same targets. `experiments/stretches.py` makes such pairs of texts: a stretch, and what follows it.
+Both predict the same targets. `experiments/stretches.py` makes such files: stretches of texts, what follows each, and
+their tokenizer.
 """
 
 from jaxformer.config import load
@@ -20,7 +21,7 @@ RECURRENT = {
 
 
 def get_config():
-    """The ladder of `compare_mechanisms`; the baseline is tuned on instructions without words around them."""
+    """The ladder of `compare_mechanisms`; the baseline reads a pair as one row, by a template that adds nothing."""
     config = load("compare_mechanisms")
     config["model"] |= {"context_length": SOURCE + TARGET}
     config["data"] |= {

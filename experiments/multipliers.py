@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import loss_by_place_page
+from experiments import loss_by_place_page, stretches
 from experiments.transfer_runs import write
 from jaxformer import records
 from jaxformer.config import load
@@ -101,7 +101,7 @@ def _beyond(found: Mapping[tuple[str, str], Multiplier]) -> list[str]:
     if not found:
         return []
     said = [f"- `{one}` against `{other}`: {of.flop}, {of.verdict}" for (one, other), of in found.items()]
-    return ["Against a variant all of whose changes they have, so what the rest of them is worth:", "", *said, ""]
+    return ["Beside a variant that they extend, by which M is what their other changes are worth:", "", *said, ""]
 
 
 def page(
@@ -146,7 +146,7 @@ def page(
         "",
         *_command(baseline, name, out),
         "",
-        f"The baseline is the config as it is; {_text(baseline['config']['data'])}. Ladders are "
+        f"{_text(baseline['config'], variants)} Ladders are "
         "trained one by one, on cores that other programs shared, so measured seconds are left out here. What it does "
         "not show: larger models, other text, changes together.",
         "",
@@ -166,16 +166,22 @@ def _same(variants: dict[str, Any], found: dict[str, Multiplier]) -> list[str]:
     ]
 
 
-def _text(data: Mapping[str, Any]) -> str:
+def _text(config: Mapping[str, Any], variants: Mapping[str, Any]) -> str:
+    data, whole = config["data"], "The baseline is the config as it is;"
     if data["source"] == "stdlib":
-        return "the text is Python's own standard library, some of its files held out"
-    if data["objective"] == "instructions":
-        return (
-            "it reads a pair as one row of 288 tokens, the others as a source of 192 and a target of 96; all predict "
-            "the target, and are taught by nothing else. A GPT that learns from sources too is what `objectives` "
-            "compares. A pair is a stretch of a novel and what follows it; whole books are held out"
-        )
-    return "`books/` holds 200 MB of novels, whole books held out"
+        return f"{whole} the text is Python's own standard library, some of its files held out."
+    if data["objective"] != "instructions":
+        return f"{whole} `books/` holds 200 MB of novels, whole books held out."
+    form = next(iter(variants.values()))
+    sizes = [f"{low} to {high}" for low, high in zip(stretches.ALONE, stretches.MOST, strict=True)]
+    return (
+        f"The baseline, the config as it is, is a GPT of {config['ladder']['min_layers']} layers that reads a pair as "
+        f"one row of {config['model']['context_length']} tokens. The others have a source of "
+        f"{form['model.encoder.source_length']} and a target of {form['model.context_length']}, and as many layers on "
+        "each side as it, or `ladder.min_layers`. No loss is taken on the source; a GPT that learns from sources too "
+        f"is what `objectives` compares. A pair is a stretch of a novel ({sizes[0]} tokens) and what follows it "
+        f"({sizes[1]}); whole books are held out."
+    )
 
 
 def _command(baseline: Mapping[str, Any], name: str, out: str) -> list[str]:

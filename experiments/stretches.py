@@ -18,7 +18,7 @@ from jaxformer.storage import files
 
 SOURCE, TARGET = 440, 220  # characters of a stretch, up to the end of a word
 MOST = 191, 95  # tokens of a source and of a target that a row of 192 and 96 holds
-ALONE = 97, 48  # fewest, for a row that has no room for two pairs
+ALONE = 97, 48  # fewest tokens of each, so that two pairs never fit one row
 LEAST = 50  # pairs
 FILES = {"pairs": "pairs.jsonl", "held_out": "held_out.jsonl"}
 Pairs = Sequence[tuple[str, str]]
@@ -49,16 +49,15 @@ def pairs_of(flag: str, pattern: str, separator: str, count: int) -> list[tuple[
       ConfigError: there are no such files, or fewer than LEAST pairs in them.
     """
     try:
-        paths = text_files.find((pattern,), flag)
+        found = [
+            pair
+            for path in text_files.find((pattern,), flag)
+            for book in text_files.documents(path, separator=separator, text_field="text", field=flag)
+            for pair in cut(book)
+            if len(pair[0]) < SOURCE + 40 and len(pair[1]) < TARGET + 40  # a table of figures may have no spaces
+        ]
     except ConfigError as error:
         raise ConfigError(str(error).replace("config.", "--", 1)) from None
-    found = [
-        pair
-        for path in paths
-        for book in text_files.documents(path, separator=separator, text_field="text", field=flag)
-        for pair in cut(book)
-        if len(pair[0]) < SOURCE + 40 and len(pair[1]) < TARGET + 40  # a table of figures may have no spaces
-    ]
     if len(found) < LEAST:
         raise ConfigError(f"--{flag}: {pattern!r} holds {len(found)} pairs; accepted: texts of at least {LEAST}")
     return found[:: max(len(found) // count, 1)]
@@ -84,6 +83,9 @@ def write(out: Path, training: Pairs, held_out: Pairs, least: tuple[int, int] = 
                 f"{name}: none of {len(pairs)} pairs has a source of {least[0]} to {MOST[0]} tokens and a target of "
                 f"{least[1]} to {MOST[1]}; accepted: texts that have"
             )
+        print(
+            f"{name}: {len(lines)} of {len(pairs)} pairs, of {least[0]} to {MOST[0]} and {least[1]} to {MOST[1]} tokens"
+        )
         texts[name] = "\n".join(lines) + "\n"
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save(out)
@@ -108,7 +110,11 @@ def main() -> None:
         raise ConfigError(f"--out: {options.out} is a file; accepted: a folder")
     training = pairs_of("files", options.files, options.separator, options.pairs)
     held_out = pairs_of("validation", options.validation, options.separator, options.held_out)
-    for path in write(options.out, training, held_out, ALONE):
+    try:
+        paths = write(options.out, training, held_out, ALONE)
+    except OSError as error:
+        raise ConfigError(f"--out: {options.out} cannot be written ({error.strerror})") from None
+    for path in paths:
         print(path)
 
 

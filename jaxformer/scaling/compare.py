@@ -25,6 +25,7 @@ from jaxformer.scaling.surface import Floats, Runs, Surface
 from jaxformer.scaling.worth import Interval
 
 BUDGETS, SIZES = 3, 3  # fewest common budgets, and fewest sizes of each ladder there
+HARDLY = 1.2  # times the smallest size tried: a best size below this could be smaller still
 REFUTED = 10.0  # Mallows' Cp above the lowest: a form without support
 _LEAST_NOISE = 1e-7
 _FRONTIER_POINTS = 21
@@ -285,6 +286,10 @@ def _left_out(pair: tuple[Surface, Surface], runs: tuple[Runs, Runs], t: Floats,
 
 def _notes(b: Arm, v: Arm, budgets: Sequence[AtBudget], paired: bool) -> tuple[str, ...]:
     out = [f"{at.flops:.3g} FLOP: a best size is the smallest or largest tried" for at in budgets if not at.inside]
+    for who, each, best in (("baseline", b, "size_b"), ("variant", v, "size_v")):
+        low = [f"{at.flops:.3g}" for at in budgets if at.inside and getattr(at, best) < HARDLY * each.n.min()]
+        if low:
+            out.append(f"{who}: at {', '.join(low)} FLOP the best size is hardly above the smallest tried")
     out += [f"{who}: {line}" for who, each in (("baseline", b), ("variant", v)) for line in each.edges]
     if not paired:
         out.append("held-out rows were not kept: their errors count as independent, so the interval is too wide")

@@ -14,6 +14,7 @@ def said(tmp_path, monkeypatch):
     words = [f"{number * number % 97}" * (1 + number * number % 5) for number in range(12_000)]
     (tmp_path / "books0.txt").write_text("\f".join([" ".join(words), " ".join(words[::-1])]))
     (tmp_path / "held.txt").write_text(" ".join(words[::2]))
+    (tmp_path / "odd.txt").write_bytes(b"\xff" * 10_000)
     monkeypatch.chdir(tmp_path)
 
     def run(*flags):
@@ -46,10 +47,13 @@ def test_a_row_has_room_for_every_pair_and_not_for_two(said, tmp_path, monkeypat
     [
         ("--separator=", "--separator: ''; accepted: the text between two documents"),
         ("--out=held.txt", "--out: held.txt is a file; accepted: a folder"),
+        ("--out=held.txt/x", "--out: held.txt/x cannot be written (Not a directory)"),
+        ("--files=odd.txt", "--files: "),
         ("--files=none*.txt", "--files: no file matches 'none*.txt'"),
     ],
 )
-def test_bad_flags_are_one_line(said, tmp_path, flag, line):
+def test_bad_flags_are_one_line(said, tmp_path, monkeypatch, flag, line):
+    monkeypatch.setattr(stretches, "ALONE", (0, 0))
     with pytest.raises(ConfigError) as error:
         said(flag)
     assert str(error.value).startswith(line) and not (tmp_path / "out").exists()

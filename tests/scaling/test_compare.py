@@ -201,3 +201,28 @@ def test_intervals_hold_what_was_planted(name, planted):
     assert found["m_held"] >= 17 and found["trend_held"] >= 17, found
     if planted == "1.5, growing":
         assert found["verdicts"] == {"saves, grows": 20}
+
+
+def test_a_best_size_hardly_above_the_smallest_is_said():
+    same = {
+        "kind": "final",
+        "role": "ladder",
+        "status": "finished",
+        "seed": 0,
+        "learning_rate": 0.01,
+        "loss_stderr": 0.0,
+    }
+
+    def ladder(smallest):
+        rng, out = np.random.default_rng(3), []
+        for c in (1e15, 1e16, 1e17):
+            for n in smallest * (1e15 / 120) ** 0.5 * np.geomspace(1, 40, 7):
+                loss = 9 * c**-0.06 * np.exp(0.05 * np.log(n / (c / 120) ** 0.5) ** 2 + 0.0003 * rng.normal())
+                out.append({**same, "run": f"{c:g}, {n:g}", "width": n, "params": n, "flops": c, "tokens": c / 6 / n,
+                            "loss": loss})  # fmt: skip
+        return out
+
+    line = "variant: at 1e+15 FLOP the best size is hardly above the smallest tried"
+    for smallest, said in ((0.93, True), (0.4, False)):
+        notes = compare(ladder(0.3), ladder(smallest), replicates=100).notes
+        assert (line in notes) == said, notes
