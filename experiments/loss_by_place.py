@@ -81,7 +81,11 @@ def updates(folder: Path, width: int) -> Any:
         rows, length = config.train.global_batch_size, config.model.context_length
         tokens = np.random.default_rng(0).integers(0, config.model.vocab_size or 1, (rows, length), dtype=np.int32)
         at = np.broadcast_to(np.arange(length, dtype=np.int32), tokens.shape)
-        arrays: Any = (tokens, tokens, np.ones(tokens.shape, np.float32), at, np.ones_like(tokens))
+        memory = config.model.memory or 0
+        before = {"memory_tokens": tokens[:, :memory], "memory_positions": at[:, :memory],
+                  "memory_segments": np.ones((rows, memory), np.int32)}  # fmt: skip
+        arrays: Any = (tokens, tokens, np.ones(tokens.shape, np.float32), at + memory, np.ones_like(tokens),
+                       before if memory else None)  # fmt: skip
         batch = Batch(*arrays)
         chunk = steps.place_chunk([batch] * UPDATES)
         state = [steps.init()]
