@@ -122,9 +122,8 @@ def _evaluated(
         }
     places: list[dict[str, float]] = []
     if by_position:
-        each, places = taken_out(
-            each, {name: part.share for name, part in held_out.items()}, config.model.context_length
-        )
+        length = config.model.context_length + (config.model.memory or 0)
+        each, places = taken_out(each, {name: part.share for name, part in held_out.items()}, length)
     found = evaluation_of(each, held_out)
     log(f"{workdir} at step {step}, {words}: {describe(found.values)}")
     messages.print_sources(found.sources, log)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxformer.errors import ConfigError
 from jaxformer.training.metrics import WeightedMean, combined
@@ -34,19 +35,24 @@ def eval_by_position(params: Params, batch: Batch, frozen: object = None, *, mod
         raise ConfigError(
             "--by-position: the run predicts labels, and its loss is not one of tokens; accepted: without"
         )
-    places = buckets(batch.tokens.shape[1])
+    places = buckets(batch.tokens.shape[1] + _before(batch))
 
     def within(first: Array, last: Array) -> Sums:
         inside = (batch.positions >= first) & (batch.positions <= last)
         part = batch._replace(weights=jnp.where(inside, batch.weights, 0))
         return model.loss(params, part, None, frozen)[1]
 
-    firsts, lasts = zip((0, batch.tokens.shape[1]), *places, strict=True)
-    found = jax.vmap(within)(jnp.array(firsts), jnp.array(lasts))
+    firsts, lasts = zip((0, np.iinfo(np.int32).max), *places, strict=True)
+    found = jax.vmap(within)(jnp.array(firsts, jnp.int32), jnp.array(lasts, jnp.int32))
     found = jax.tree.map(lambda x: x.astype(jnp.float32).reshape(len(x), -1), found)
     sums, weights = found["loss"]
     by_place = {name_of(*place): (sums[i], weights[i]) for i, place in enumerate(places, start=1)}
     return jax.tree.map(lambda x: x[0], found) | by_place
+
+
+def _before(batch: Batch) -> int:
+    """Tokens of a memory, in which places are counted too."""
+    return batch.inputs["memory_tokens"].shape[1] if batch.inputs and "memory_tokens" in batch.inputs else 0
 
 
 def name_of(first: int, last: int) -> str:
@@ -62,7 +68,7 @@ def taken_out(
     Args:
       found: by name of the source, of `evaluate` with `eval_by_position`.
       shares: of the sources, which add up to 1.
-      length: tokens of a row.
+      length: tokens of a row, and of the memory before it.
 
     Returns:
       The other metrics; and for each bucket that has tokens in every source its `first` and `last` place, `loss`,

@@ -14,7 +14,7 @@ from jaxformer.training import by_position, evaluate
 from jaxformer.training.eval_step import eval_step
 from jaxformer.types import Batch
 
-B, T = 3, 11
+B, T, M = 3, 11, 6
 SEGMENTS = np.array([[1] * 4 + [2] * 7, [1] * 11, [1] * 9 + [0] * 2])
 POSITIONS = np.array([[*range(4), *range(7)], range(11), [*range(9), 0, 0]])
 SIZES = {"num_layers": 1, "width": 8, "context_length": T, "vocab_size": 13, "attention": {"num_heads": 2}}
@@ -22,6 +22,7 @@ MODELS = {
     "gpt": {},
     "bert": {"family": "bert"},
     "encoder_decoder": {"family": "encoder_decoder", "encoder": {"source_length": 5}},
+    "transformer_xl": {"family": "transformer_xl", "positions": "relative", "memory": M},
 }
 
 
@@ -40,17 +41,23 @@ def test_it_is_the_mean_of_the_tokens_there(name):
             "source_positions": np.arange(5) + np.zeros((B, 1), int),
         }
         inputs["source_segments"] = np.array([[1, 1, 2, 2, 2], [1] * 5, [1] * 4 + [0]])
-    batch = Batch(tokens, targets, weights, POSITIONS, SEGMENTS, inputs)
+    memory, positions = 0, POSITIONS
+    if name == "transformer_xl":  # the first document of a row begins in its memory
+        memory, positions = M, POSITIONS + M * (SEGMENTS == 1)
+        before = np.arange(M) + np.zeros((B, 1), int)
+        inputs = {"memory_tokens": dice.integers(0, 13, (B, M)), "memory_positions": before,
+                  "memory_segments": np.ones_like(before)}  # fmt: skip
+    batch = Batch(tokens, targets, weights, positions, SEGMENTS, inputs)
     model, given = make_model(cfg, LossConfig()), jax.tree.map(jnp.asarray, batch)
     found = jax.device_get(jax.jit(lambda p, b: by_position.eval_by_position(p, b, model=model))(params, given))
 
     fields = {"positions": given.positions, "segments": given.segments, **(given.inputs or {})}
     logits = jax.jit(lambda params: family_of(cfg).apply(params, given.tokens, cfg, **fields))(params)
     nll = -np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), targets[..., None], 2)[..., 0]
-    places = by_position.buckets(T)
-    assert places == [(0, 0), (1, 1), (2, 3), (4, 7), (8, 10)]
+    places = by_position.buckets(T + memory)
+    assert places == [(0, 0), (1, 1), (2, 3), (4, 7), *([(8, 15), (16, 16)] if memory else [(8, 10)])]
     for first, last in places:
-        there = weights * ((first <= POSITIONS) & (last >= POSITIONS))
+        there = weights * ((first <= positions) & (last >= positions))
         sums, counts = found.pop(by_position.name_of(first, last))
         np.testing.assert_allclose(sums, (nll * there).sum(1), rtol=1e-4, atol=1e-5)
         np.testing.assert_array_equal(counts, there.sum(1))

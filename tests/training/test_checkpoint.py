@@ -440,7 +440,7 @@ def test_a_copy_under_another_step_is_passed_over(saved, capfd):
     assert restore_params(directory, abstract_params(make_model().specs))[1] == 2
     lines = capfd.readouterr().err.splitlines()
     reason = f"checkpoint {directory / '7'} is not valid: it holds step 2: the folder was copied or renamed"
-    assert lines == [f"{reason}; trying an older one", reason]
+    assert lines == [f"{reason}; trying an older one", reason, "the checkpoint of step 2 is taken instead"]
 
 
 RUN, OTHER, OLD, OLDER = "a" * 32, "b" * 32, "c" * 16, "d" * 16
