@@ -78,8 +78,9 @@ def draw(out: Path) -> dict[str, bytes]:
         figure, axes = plotting.panel()
         axes.axhline(0, color="0.4", linewidth=1)
         for i, each in enumerate(others):
-            at = [row["first"] + 1 for row in _told(each)]
-            lost = [row["loss"] - known[row["first"]] for row in _told(each)]
+            both = [row for row in _told(each) if row["first"] in known]
+            at = [row["first"] + 1 for row in both]
+            lost = [row["loss"] - known[row["first"]] for row in both]
             style = plotting.line_style(i, len(others)) | {"marker": plotting.marker(i), "markersize": 4}
             axes.plot(at, lost, label=each["variant"], **style)
         axes.set(xscale="log", xlabel="place of the token in its document, from 1", ylabel="loss above dense, nats")
