@@ -1,4 +1,4 @@
-"""What an encoder-decoder is worth beside a GPT that reads source and target as one row: about an hour on 2 cores.
+"""What an encoder-decoder is worth beside a GPT that reads source and target as one row: about two hours on 2 cores.
 
 jaxformer compare compare_pairs --config.data.files=pairs.jsonl --config.data.validation_files=held_out.jsonl \
     --config.data.tokenizer_file=tokenizer.json

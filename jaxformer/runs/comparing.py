@@ -184,7 +184,7 @@ def _check_pairs(where: str, base: Config, config: Config) -> None:
     for field, value, wanted in (
         ("data.long_pairs", pairs.data.long_pairs, "stop"),
         ("data.on_error", row.data.on_error, "stop"),
-        ("data.labelled.max_examples", row.data.labelled.max_examples, None),
+        ("data.labelled.max_examples", row.data.labelled.max_examples or "none", "none"),
     ):
         if value != wanted:
             raise ConfigError(f"{where}: {field} {shown(value)}; accepted where pairs have two forms: {wanted}")
@@ -216,7 +216,8 @@ def _targets(study: Any) -> list[bytes]:
     from jaxformer.training.sweep.kept_rows import targets_of
 
     every = [each.batches for each in texts.held_out_of(study.config, study.corpus).values()]
-    return [row for batches in every for number in range(len(batches)) for row in targets_of(batches[number])]
+    batches = (each[number] for each in every for number in range(len(each)))
+    return [row for batch in batches for row in targets_of(batch.targets, batch.weights)]
 
 
 def told(entrant: Entrant) -> str:

@@ -8,12 +8,12 @@ import jax
 import numpy as np
 
 from jaxformer.scaling.arms import ROWS, TARGETS, pack_rows
-from jaxformer.types import Batch
 
 
 class KeptRows:
     """An evaluation of batches that remembers the losses of their rows.
 
+    >>> from jaxformer.types import Batch
     >>> def loss(params, batch, frozen):
     ...     return {"loss": ((batch.weights * params).sum(1), batch.weights.sum(1))}
     >>> kept, targets = KeptRows(loss), np.array([[7, 8], [9, 9], [5, 5]])
@@ -30,7 +30,7 @@ class KeptRows:
     def __call__(self, params: Any, batch: Any, frozen: Any) -> Any:
         """What it returns for a batch."""
         out = self._evaluate(params, batch, frozen)
-        self._targets += targets_of(jax.device_get(batch))
+        self._targets += targets_of(*jax.device_get((batch.targets, batch.weights)))
         self._found.append((out if isinstance(out, dict) else out[0])["loss"])
         return out
 
@@ -44,8 +44,8 @@ class KeptRows:
         return {ROWS: pack_rows(sums[counted] / weights[counted], weights[counted]), TARGETS: digest}
 
 
-def targets_of(batch: Batch) -> list[bytes]:
-    """What each row of a batch asks for, whatever stands around it: the number of its targets, and they. Rows that ask
-    for nothing are left out."""
-    asked = [row[weight > 0] for row, weight in zip(batch.targets, batch.weights, strict=True)]
+def targets_of(targets: Any, weights: Any) -> list[bytes]:
+    """What each row of a batch [B, T] asks for, whatever stands around it: the number of its targets, and they. Rows
+    that ask for nothing are left out."""
+    asked = [row[weight > 0] for row, weight in zip(targets, weights, strict=True)]
     return [len(each).to_bytes(4, "little") + np.asarray(each, "<i4").tobytes() for each in asked if len(each)]
