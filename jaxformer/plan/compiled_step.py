@@ -82,11 +82,12 @@ def target_config(config: Config, topology: Topology, mesh: Mesh) -> Config:
         hidden = grouped_choice.part_of(model.feed_forward.hidden_width(model.width), mesh.shape["tensor"])
         grouped: Any = grouped_choice.choose(model.width, hidden, model.dtype, topology.chip.platform)
         execution = replace(execution, experts=grouped)
-    if execution.expert_exchange == "auto" and model.feed_forward.has_experts:
+    sharing = mesh.shape.get("expert", 1) if model.feed_forward.has_experts else 1
+    if execution.expert_exchange == "auto" and sharing > 1:
         kind, shape = model.feed_forward, (model.context_length, model.width)
         choices = None if kind.expert_choice else kind.top_k
         exchange: Any = expert_sharding.choose(
-            "auto", mesh.shape["expert"], shape, model.dtype, kind.slots(shape[0]), choices, topology.chip.platform
+            "auto", sharing, shape, model.dtype, kind.slots(shape[0]), choices, topology.chip.platform
         )
         execution = replace(execution, expert_exchange=exchange)
     loss = config.loss

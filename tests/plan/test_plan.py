@@ -153,6 +153,18 @@ def test_the_context_axis_is_planned_as_a_run_would_use_it():
         compile_step(kernel, target)
 
 
+def test_experts_are_planned_with_and_without_an_axis_of_theirs():
+    target, tree = topology.make("cpu:8"), {"kind": "experts", "count": 4, "top_k": 1, "width": 16}
+    chosen = []
+    for mesh in ({"data": 8}, {"data": 2, "expert": 4}):
+        model = {"num_layers": 1, "width": 16, "context_length": 32, "feed_forward": tree}
+        execution = {"layers": "unroll", "steps_per_dispatch": 1}
+        made = from_mapping({"model": model, "train": {"global_batch_size": 8}, "mesh": mesh, "execution": execution})
+        compiled = compile_step(made, target)
+        chosen.append(compiled.config.execution.expert_exchange)
+    assert chosen == ["auto", "gather"]  # without an axis nothing is exchanged
+
+
 @pytest.fixture(scope="module")
 def cpu_plan():
     topology.prepare("cpu:8")
