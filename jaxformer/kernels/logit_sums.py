@@ -42,12 +42,17 @@ def logit_sums(logits: Array, targets: Array) -> LogitSums:
 
 
 def _both(a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, ...]:
-    """(top, sum of exp(logit - top), sum of what is chosen) of two groups of logits together."""
+    """(top, sum of exp(logit - top), sum of what is chosen) of two groups of logits together.
+
+    By `select`: `jnp.where` is a function call, and XLA's compiler for GPUs crashes (JAX 0.10.2) on a reduction that
+    calls one and whose results nobody uses, as where only the statistics of a micro-batch are wanted.
+    """
     (top_a, total_a, chosen_a), (top_b, total_b, chosen_b) = a, b
     first = top_a >= top_b
-    shrink = jnp.where(top_a == top_b, 1.0, jnp.exp(-jnp.abs(top_a - top_b)))  # both may be -inf
-    total = jnp.where(first, total_a + shrink * total_b, total_b + shrink * total_a)
-    return jnp.where(first, top_a, top_b), total, chosen_a + chosen_b
+    apart = jnp.exp(-jnp.abs(top_a - top_b))
+    shrink = jax.lax.select(top_a == top_b, jnp.ones_like(apart), apart)  # both may be -inf
+    total = jax.lax.select(first, total_a + shrink * total_b, total_b + shrink * total_a)
+    return jax.lax.select(first, top_a, top_b), total, chosen_a + chosen_b
 
 
 def is_target(logits: Array, targets: Array) -> Array:

@@ -55,3 +55,10 @@ def test_one_reduction_reads_the_logits():
     jaxpr = jax.make_jaxpr(lambda x: logit_sums(x, TARGETS))(np.zeros((5, 7, 33), np.float32))
     inner = str(jaxpr)
     assert inner.count("reduce[") == 1 and "reduce_sum" not in inner and "reduce_max" not in inner
+
+
+def test_the_reducer_calls_no_function():
+    """XLA's compiler for GPUs crashes on a reduction without users whose reducer does."""
+    text = jax.jit(lambda x: logit_sums(x, TARGETS)).lower(np.zeros((5, 7, 33), np.float32)).as_text()
+    reducer = text[text.index("reducer(") :]
+    assert "stablehlo.select" in reducer and "call" not in reducer[: reducer.index("stablehlo.return")]

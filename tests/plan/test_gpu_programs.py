@@ -268,3 +268,11 @@ def test_experts_get_the_chosen_tokens_alone(dispatch):
     gates = 3 * 4 * rows * layers  # one number there and two back
     assert sent == pytest.approx(5 * rows * width * layers + gates, rel=0.01)
     assert found["conditionals"] == 0
+
+
+def test_experts_in_micro_batches():
+    """What balances them is summed first; the loss is not needed there."""
+    model = {**SMALL, "context_length": 256, "feed_forward": {"kind": "experts", "count": 4, "top_k": 2, "width": 128}}
+    made = {"model": model, "execution": {"gradient_accumulation_steps": 2}}
+    made["train"] = {"batch_rows": 8, "steps_per_dispatch": 1}
+    assert run(STEP, "h100:1x1", json.dumps(made))["memory"]["fits"]
