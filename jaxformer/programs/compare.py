@@ -45,7 +45,8 @@ def main() -> int:
 
     if options.only is not None and stage == "report":
         raise ConfigError("--only: names ladders to train, and --stage=report compares all; give one of them")
-    found = comparing.chosen(comparing.entrants(parsed), options.only)
+    every = comparing.entrants(parsed)
+    found = comparing.chosen(every, options.only)
     if options.only is not None and stage is None:
         stage = "run"
     if stage != "plan" and stage != "run":
@@ -60,7 +61,9 @@ def main() -> int:
         for entrant in found:
             scaling_study.check_from_scratch(entrant.config, "a comparison")
         settings = Settings(holdout=0)
-        opened = comparing.plan(found, settings, options.verify, by_trial=by_trial, at_once=options.at_once)
+        opened = comparing.plan(
+            found, settings, options.verify, baseline=every[0], by_trial=by_trial, at_once=options.at_once
+        )
         for study in opened:
             check_memory(study.config)
         if stage == "plan":

@@ -144,14 +144,19 @@ def plan(
     verify: bool,
     log: Callable[[str], None] = print,
     *,
+    baseline: Entrant | None = None,
     by_trial: bool = False,
     at_once: int | None = None,
 ) -> list[Any]:
     """Opens all studies, and prints what each would run; returns them. `by_trial` and `at_once` as in
-    `scaling_study.print_plan`."""
+    `scaling_study.print_plan`; `baseline`: what they are compared with, for where it is none of them."""
     from jaxformer.runs import scaling_study
 
-    opened = []
+    opened: list[Any] = []
+    first = None
+    objectives = {each.config.data.objective for each in found}
+    if baseline is not None and baseline not in found and objectives != {baseline.config.data.objective}:
+        first = scaling_study.open_study(baseline.config, verify=verify)
     for entrant in found:
         log(f"== {entrant.name}: {told(entrant)}")
         try:
@@ -159,7 +164,7 @@ def plan(
         except ConfigError as error:
             where = "" if entrant.name == BASELINE else f"config.variants.{entrant.name}: "
             raise ConfigError(f"{where}{error}") from None
-        _check_targets(found, opened)
+        _check_targets(entrant.name, first or opened[0], opened[-1])
         scaling_study.print_plan(opened[-1], settings, log, by_trial=by_trial, at_once=at_once)
     return opened
 
@@ -190,23 +195,22 @@ def _check_pairs(where: str, base: Config, config: Config) -> None:
             raise ConfigError(f"{where}: {field} {shown(value)}; accepted where pairs have two forms: {wanted}")
 
 
-def _check_targets(found: Sequence[Entrant], opened: Sequence[Any]) -> None:
-    """Raises ConfigError: the last entrant that is opened has another objective than the first, and its held-out rows
-    ask for other tokens."""
-    first, last = opened[0].config.data.objective, opened[-1].config.data.objective
+def _check_targets(name: str, baseline: Any, variant: Any) -> None:
+    """Raises ConfigError: a variant's study has another objective than the baseline's, and its held-out rows ask for
+    other tokens."""
+    first, last = baseline.config.data.objective, variant.config.data.objective
     if first == last:
         return
-    one, other = (_targets(study) for study in (opened[0], opened[-1]))
+    one, other = (_targets(study) for study in (baseline, variant))
     if one == other:
         return
     what = f"{len(other)} held-out rows, and {len(one)}"
     if len(one) == len(other):
         wrong = next(row for row in range(len(one)) if one[row] != other[row])
         what = f"held-out row {wrong + 1} asks for other tokens than"
-    where = f"config.variants.{found[len(opened) - 1].name}.data.objective"
     raise ConfigError(
-        f"{where}: with {last} {what} with {first}; accepted: one data.tokenizer_file, and rows with room for every "
-        "pair but not for two"
+        f"config.variants.{name}.data.objective: with {last} {what} with {first}; accepted: one data.tokenizer_file, "
+        "and rows with room for every pair but not for two"
     )
 
 

@@ -135,6 +135,9 @@ def test_held_out_rows_of_two_forms_ask_for_the_same_tokens(tmp_path, monkeypatc
     )
     with pytest.raises(ConfigError, match=line):
         plan(FORM, data)
+    every = entrants(tmp_path, {"a": FORM}, *given, data=data)
+    with pytest.raises(ConfigError, match=line):  # without its ladder too
+        comparing.plan(comparing.chosen(every, "a"), None, False, print, baseline=every[0])
 
 
 @pytest.mark.parametrize("name", ["compare_tiny", "compare_ablations", "compare_mechanisms", "compare_pairs"])
