@@ -1,4 +1,4 @@
-"""The critical batch of each point, fitted to the records of `experiments.critical_batch`."""
+"""The critical batch until each goal, fitted to the records of `experiments.critical_batch`."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.critical_batch_search import LENGTH, next_trial
+from experiments.critical_batch_search import BATCHES, GOALS, LENGTH, next_trial, trials_of, updates_of
 
 Records = Sequence[Mapping[str, Any]]
 GRID = np.geomspace(10, 1e7, 2001)  # critical batches that are tried, in tokens
@@ -28,18 +28,18 @@ class Fit(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A point of training.
+    """A goal.
 
     Attributes:
       fit: of the geometric means over seeds.
       low, high: 95 % interval of the critical batch.
-      seeds: that have ended.
+      noise: its prediction by the noise scale, tokens, of each seed.
     """
 
     fit: Fit
     low: float
     high: float
-    seeds: int
+    noise: tuple[float, ...]
 
 
 def fit(batches: np.ndarray, updates: np.ndarray) -> Fit:
@@ -64,49 +64,71 @@ def fit(batches: np.ndarray, updates: np.ndarray) -> Fit:
     return Fit(least, least * batch, batch)
 
 
-def whole_seeds(found: Records, point: int) -> dict[int, dict[int, float]]:
-    """Seed -> rows -> updates at the best rate, of the seeds whose searches have ended and have reached the loss."""
+def best_updates(found: Records, goal: float) -> dict[int, dict[int, Mapping[str, Any]]]:
+    """Seed -> rows -> the run at the best rate, of the seeds whose searches have ended and have reached the goal."""
     out = {}
-    for seed in sorted({each["seed"] for each in found if each["what"] == "noise" and each["point"] == point}):
-        best: dict[int, float] = {}
-        for each in found:
-            if each["what"] == "branch" and (each["point"], each["seed"]) == (point, seed):
-                best[each["rows"]] = min(each["updates"] or math.inf, best.get(each["rows"], math.inf))
-        if next_trial(found, point, seed) is None and np.isfinite(list(best.values())).all():
-            out[seed] = dict(sorted(best.items()))
+    for seed in sorted({each["seed"] for each in found}):
+        if next_trial(found, seed) is None:
+            best = {}
+            for rows in BATCHES:
+                best[rows] = min(trials_of(found, rows, seed), key=lambda each: updates_of(each, goal))
+            if all(math.isfinite(updates_of(each, goal)) for each in best.values()):
+                out[seed] = best
     return out
 
 
-def measured(found: Records, point: int) -> Measured | None:
-    """The critical batch of a point. None: no seed has ended.
+def mean_noise(measured: Sequence[Sequence[float]], batch: float, updates: float) -> float:
+    """The noise scale on average over the first so many updates of a run, each with the weight 1 / (1 + noise / batch),
+    in tokens.
+
+    Args:
+      measured: (step, variance, square) each; between two of them, and after the last, on a straight line.
+      batch: tokens of an update.
+      updates: how many.
+
+    >>> [round(mean_noise([[0, 100.0, 1.0], [10, 300.0, 1.0], [30, 300.0, 1.0]], batch, 20)) for batch in (1e9, 1.0)]
+    [250, 227]
+    """
+    steps, variance, square = np.array(measured, float).T
+    places = np.linspace(0, updates, 2001)
+    scales = np.interp(places, steps, variance / square)
+    worth = 1 / (1 + scales / batch)
+    return float(np.trapezoid(worth * scales, places) / np.trapezoid(worth, places))
+
+
+def predicted(found: Records, goal: float, seed: int) -> float:
+    """The critical batch of a seed by the noise scale, tokens: the geometric mean over batch sizes; nan: none has been
+    measured."""
+    mine = [each for each in found if each["what"] == "noise" and each["seed"] == seed]
+    logs = []
+    for each in mine:
+        trial = next(run for run in trials_of(found, each["rows"], seed) if run["exponent"] == each["exponent"])
+        logs.append(math.log(mean_noise(each["noise"], each["rows"] * LENGTH, updates_of(trial, goal))))
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def measured(found: Records, goal: float) -> Measured | None:
+    """The critical batch until a goal. None: no seed has ended.
 
     The interval is a bootstrap: seeds are drawn again, and to what the fit gives each batch size are added residuals,
     drawn from those of all sizes and seeds and made larger for the two fitted numbers.
     """
-    by = whole_seeds(found, point)
+    by = best_updates(found, goal)
     if not by:
         return None
-    rows = np.array(sorted(next(iter(by.values()))))
-    logs = np.log([[mine[each] for each in rows] for mine in by.values()])  # [seeds, N]
-    batches = rows * float(LENGTH)
+    batches = np.array(BATCHES) * float(LENGTH)
+    logs = np.log([[updates_of(mine[rows], goal) for rows in BATCHES] for mine in by.values()])  # [seeds, N]
     each = fit(batches, np.exp(logs))
     curves = np.log(each.updates[:, None] * (1 + each.batch[:, None] / batches))
-    left = (logs - curves).ravel() * math.sqrt(len(rows) / max(len(rows) - 2, 1))
+    left = (logs - curves).ravel() * math.sqrt(len(batches) / max(len(batches) - 2, 1))
     rng = np.random.default_rng(0)
     chosen = rng.integers(len(logs), size=(REPLICATES, len(logs)))
-    drawn = (curves[chosen] + rng.choice(left, (*chosen.shape, len(rows)))).mean(1)
+    drawn = (curves[chosen] + rng.choice(left, (*chosen.shape, len(batches)))).mean(1)
     low, high = np.quantile(fit(batches, np.exp(drawn)).batch, (0.025, 0.975))
     of = Fit(*map(float, fit(batches, np.exp(logs.mean(0)))))
-    return Measured(of, float(low), float(high), len(by))
+    return Measured(of, float(low), float(high), tuple(predicted(found, goal, seed) for seed in by))
 
 
-def noise_scale(found: Records, point: int) -> float:
-    """Predicted: variance and square of the gradient averaged over seeds, then divided."""
-    mine = [each for each in found if each["what"] == "noise" and each["point"] == point]
-    return sum(each["gradient_variance"] for each in mine) / sum(each["gradient_square"] for each in mine)
-
-
-def results(found: Records) -> dict[int, Measured]:
-    """By point, of those that at least one seed has ended."""
-    every = sorted({each["point"] for each in found if each["what"] == "noise"})
-    return {point: of for point in every if (of := measured(found, point)) is not None}
+def results(found: Records) -> dict[float, Measured]:
+    """By goal, of those that at least one seed has ended."""
+    return {goal: of for goal in GOALS if (of := measured(found, goal)) is not None}

@@ -1,4 +1,4 @@
-"""Which branches `experiments.critical_batch` trains from a point, and when each of them ends."""
+"""Which runs `experiments.critical_batch` trains, and when each of them has come down to which loss."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 BATCHES = (8, 32, 128, 512)  # rows of LENGTH tokens
 LENGTH = 64
-RATE, EXPONENTS, FIRST = 2e-3, range(-5, 5), 0  # of the search: RATE * 2**exponent, and where it begins
-MOST_TOKENS, WORSE = 4_000_000, 2.0  # a trial is given up after these, or so many times the best one's updates
+GOALS = (3.9, 3.6, 3.3)  # held-out losses, nats a token
+RATE, EXPONENTS, FIRST = 2e-3, range(-5, 6), 0  # of the search: RATE * 2**exponent, and where it begins
+MOST_TOKENS, WORSE = 12_000_000, 2.0  # a trial is given up after these, or so many times the best one's updates
 
 
 class Trial(NamedTuple):
-    """A branch of training: from a point, with a batch size in rows and the rate RATE * 2**exponent."""
+    """A run: with a batch size in rows and the rate RATE * 2**exponent."""
 
-    point: int
     rows: int
     exponent: int
     seed: int
@@ -21,7 +21,7 @@ class Trial(NamedTuple):
     @property
     def name(self) -> str:
         """Of its record."""
-        return f"point={self.point},rows={self.rows},exponent={self.exponent},seed={self.seed}"
+        return f"rows={self.rows},exponent={self.exponent},seed={self.seed}"
 
 
 def next_exponent(tried: Mapping[int, float], first: int) -> int | None:
@@ -46,54 +46,76 @@ def next_exponent(tried: Mapping[int, float], first: int) -> int | None:
     return next((each for each in near if each in EXPONENTS and each not in tried), None)
 
 
-def next_trial(found: Sequence[Mapping[str, Any]], point: int, seed: int) -> Trial | None:
-    """The next branch from a point, given the records of those that have ended; None: all have.
+def trials_of(found: Sequence[Mapping[str, Any]], rows: int, seed: int) -> list[Mapping[str, Any]]:
+    """The records of the search of a seed with a batch size."""
+    mine = [each for each in found if (each["rows"], each["seed"]) == (rows, seed)]
+    return [each for each in mine if each["what"] == "updates"]
 
-    Batch sizes come in order, and the search of each begins with the best rate of the one before it.
+
+def updates_of(record: Mapping[str, Any], goal: float) -> float:
+    """Those that a run needed to a goal; infinite: it was given up before."""
+    updates = record["updates"][GOALS.index(goal)]
+    return math.inf if updates is None else updates
+
+
+def best_trial(found: Sequence[Mapping[str, Any]], rows: int, seed: int) -> Trial:
+    """The one of a batch size that came to the last goal first."""
+    mine = trials_of(found, rows, seed)
+    return Trial(rows, min(mine, key=lambda each: updates_of(each, GOALS[-1]))["exponent"], seed)
+
+
+def next_trial(found: Sequence[Mapping[str, Any]], seed: int) -> Trial | None:
+    """The next run of a seed, given the records of those that have ended; None: all have.
+
+    Batch sizes come in order. Of each the best rate is searched for every goal, the last one first, beginning with the
+    best rate of the batch size before it.
     """
     first = FIRST
     for rows in BATCHES:
-        mine = [r for r in found if r["what"] == "branch" and (r["point"], r["rows"], r["seed"]) == (point, rows, seed)]
-        tried = {each["exponent"]: each["updates"] or math.inf for each in mine}
-        exponent = next_exponent(tried, first)
-        if exponent is not None:
-            return Trial(point, rows, exponent, seed)
-        first = min(tried, key=lambda each: tried[each])
+        mine = trials_of(found, rows, seed)
+        for goal in reversed(GOALS):
+            tried = {each["exponent"]: updates_of(each, goal) for each in mine}
+            exponent = next_exponent(tried, first)
+            if exponent is not None:
+                return Trial(rows, exponent, seed)
+        first = best_trial(found, rows, seed).exponent
     return None
-
-
-def updates_to(
-    target: float,
-    advance: Callable[[int, int], None],
-    loss: Callable[[], float],
-    most: float,
-    capacity: int = 16,
-) -> float:
-    """After how many updates a loss has fallen to a target, between two evaluations on a straight line.
-
-    Args:
-      target: the loss.
-      advance: (first, count) -> makes these updates.
-      loss: evaluates it.
-      most: updates, after which it is infinite.
-      capacity: most updates between two evaluations, which are about a twelfth of those made so far.
-    """
-    step, before = 0, loss()
-    while step < most:
-        count = min(capacity, max(1, step // 12))
-        advance(step, count)
-        now = loss()
-        if not math.isfinite(now):
-            return math.inf
-        if now <= target:
-            share = 1.0 if before <= target else (before - target) / (before - now)
-            return step + share * count
-        step, before = step + count, now
-    return math.inf
 
 
 def allowed(found: Sequence[Mapping[str, Any]], trial: Trial) -> float:
     """Updates after which a trial is given up."""
-    same = [r["updates"] for r in found if r["what"] == "branch" and r["updates"] is not None
-            and trial._replace(exponent=r["exponent"]) == tuple(r[name] for name in Trial._fields)]  # fmt: skip
-    return min([MOST_TOKENS / (trial.rows * LENGTH), *(WORSE * each for each in same)])
+    same = [WORSE * updates_of(each, GOALS[-1]) for each in trials_of(found, trial.rows, trial.seed)]
+    return min([MOST_TOKENS / (trial.rows * LENGTH), *same])
+
+
+def updates_to(
+    goals: Sequence[float],
+    advance: Callable[[int, int], None],
+    loss: Callable[[], float],
+    most: float,
+    watch: Callable[[int], None] = lambda step: None,
+) -> list[float]:
+    """After how many updates a loss has fallen to each goal, between two evaluations on a straight line.
+
+    Args:
+      goals: the losses, largest first.
+      advance: (first, count) -> makes these updates.
+      loss: evaluates it.
+      most: updates, after which the rest of the goals are infinitely far.
+      watch: called with the updates made so far, at each evaluation: each time that they have grown by a twelfth.
+    """
+    found: list[float] = []
+    curve = [(0, loss())]  # (updates, loss)
+    watch(0)
+    while True:
+        step, now = curve[-1]
+        for goal in [each for each in goals[len(found) :] if now <= each]:
+            (last, before), (_, after) = curve[-2:] if step else ((0, math.inf), curve[0])
+            share = (before - goal) / (before - after) if step else 1.0
+            found.append(last + share * (step - last))
+        if len(found) == len(goals) or step >= most or not math.isfinite(now):
+            return found + [math.inf] * (len(goals) - len(found))
+        count = max(1, step // 12)
+        advance(step, count)
+        curve.append((step + count, loss()))
+        watch(step + count)

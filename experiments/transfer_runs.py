@@ -171,11 +171,17 @@ def train(runs: Sequence[Planned], workdir: Path, out: Path, plan_only: bool = F
     return not (plan_only and todo)
 
 
-def study_flags(about: str, name: str, workdir: str, **numbers: int) -> argparse.ArgumentParser:
-    """The flags of a study with records and a page; `numbers`: those that are numbers of at least 1, by default."""
+def study_flags(about: str, name: str, workdir: str | None, **numbers: int) -> argparse.ArgumentParser:
+    """The flags of a study with records and a page.
+
+    Args:
+      workdir: of its runs, by default; None: they leave nothing there.
+      numbers: flags that are numbers of at least 1, by default.
+    """
     flags = parser(about, name)
     flags.add_argument("--out", type=file_path, required=True, metavar="DIR", help="folder of records and page")
-    flags.add_argument("--workdir", type=file_path, default=Path(workdir), help="of the runs")
+    if workdir is not None:
+        flags.add_argument("--workdir", type=file_path, default=Path(workdir), help="of the runs")
     flags.add_argument("--stage", choices=("train", "report"), help="one stage alone (default: both)")
     flags.add_argument("--plan-only", action="store_true", help="print what would be trained, and end")
     for option, value in numbers.items():
