@@ -172,12 +172,7 @@ def train(runs: Sequence[Planned], workdir: Path, out: Path, plan_only: bool = F
 
 
 def study_flags(about: str, name: str, workdir: str | None, **numbers: int) -> argparse.ArgumentParser:
-    """The flags of a study with records and a page.
-
-    Args:
-      workdir: of its runs, by default; None: they leave nothing there.
-      numbers: flags that are numbers of at least 1, by default.
-    """
+    """The flags of a study with records and a page, some of them numbers of at least 1. `workdir` None: it needs none."""
     flags = parser(about, name)
     flags.add_argument("--out", type=file_path, required=True, metavar="DIR", help="folder of records and page")
     if workdir is not None:
@@ -222,8 +217,7 @@ def study(
     Args:
       options: as of `arguments`.
       run: trains; False: there is more to do.
-      figures: records -> bytes of SVG by name.
-      page: records -> text.
+      figures, page: records -> bytes of SVG by name, and text.
     """
     options.out.mkdir(parents=True, exist_ok=True)
     if options.stage != "report":
