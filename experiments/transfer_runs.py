@@ -172,7 +172,7 @@ def train(runs: Sequence[Planned], workdir: Path, out: Path, plan_only: bool = F
 
 
 def study_flags(about: str, name: str, workdir: str | None, **numbers: int) -> argparse.ArgumentParser:
-    """The flags of a study with records and a page, some of them numbers of at least 1. `workdir` None: it needs none."""
+    """The flags of a study with records and a page, some numbers of at least 1. `workdir` None: it needs none."""
     flags = parser(about, name)
     flags.add_argument("--out", type=file_path, required=True, metavar="DIR", help="folder of records and page")
     if workdir is not None:
