@@ -27,6 +27,11 @@ def figure(found: Records) -> bytes:
             left.plot(batches * updates, updates, label=f"loss {goal:g}", **style)
         left.set(xscale="log", yscale="log", xlabel="tokens", ylabel="updates")
         right.set(yscale="log", xlabel="until a held-out loss of", ylabel="tokens in an update")
+        shown = package.ticker.FuncFormatter(lambda value, _: f"{value:,.0f}")
+        for axis in (left.xaxis, right.yaxis):
+            axis.set_major_locator(package.ticker.LogLocator(subs=(1, 3)))
+            axis.set_major_formatter(shown)
+            axis.set_minor_locator(package.ticker.NullLocator())
         if mine:
             left.legend(loc="best")
             one, other = (plotting.line_style(i, 2)["color"] for i in range(2))
