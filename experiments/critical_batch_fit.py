@@ -65,10 +65,11 @@ def fit(batches: np.ndarray, updates: np.ndarray) -> Fit:
 
 
 def best_updates(found: Records, goal: float) -> dict[int, dict[int, Mapping[str, Any]]]:
-    """Seed -> rows -> the run at the best rate, of the seeds whose searches have ended and have reached the goal."""
+    """Seed -> rows -> the run at the best rate, of the seeds that have nothing left to train and reached the goal."""
     out = {}
     for seed in sorted({each["seed"] for each in found}):
-        if next_trial(found, seed) is None:
+        known = {each["rows"] for each in found if each["what"] == "noise" and each["seed"] == seed}
+        if next_trial(found, seed) is None and known.issuperset(BATCHES):
             best = {}
             for rows in BATCHES:
                 best[rows] = min(trials_of(found, rows, seed), key=lambda each: updates_of(each, goal))
@@ -97,14 +98,13 @@ def mean_noise(measured: Sequence[Sequence[float]], batch: float, updates: float
 
 
 def predicted(found: Records, goal: float, seed: int) -> float:
-    """The critical batch of a seed by the noise scale, tokens: the geometric mean over batch sizes; nan: none has been
-    measured."""
+    """The critical batch of a seed by the noise scale, tokens: the geometric mean over batch sizes."""
     mine = [each for each in found if each["what"] == "noise" and each["seed"] == seed]
     logs = []
     for each in mine:
         trial = next(run for run in trials_of(found, each["rows"], seed) if run["exponent"] == each["exponent"])
         logs.append(math.log(mean_noise(each["noise"], each["rows"] * LENGTH, updates_of(trial, goal))))
-    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+    return math.exp(sum(logs) / len(logs))
 
 
 def measured(found: Records, goal: float) -> Measured | None:

@@ -110,8 +110,8 @@ def updates_to(
     while True:
         step, now = curve[-1]
         for goal in [each for each in goals[len(found) :] if now <= each]:
-            (last, before), (_, after) = curve[-2:] if step else ((0, math.inf), curve[0])
-            share = (before - goal) / (before - after) if step else 1.0
+            last, before = curve[-2] if step else (0, math.inf)
+            share = (before - goal) / (before - now) if step else 1.0
             found.append(last + share * (step - last))
         if len(found) == len(goals) or step >= most or not math.isfinite(now):
             return found + [math.inf] * (len(goals) - len(found))

@@ -84,6 +84,8 @@ def test_a_seed_counts_when_all_batch_sizes_have_ended():
     assert list(critical_batch_fit.results(found)) == list(BATCH)
     part = [r for r in found if (r["seed"], r["rows"]) != (1, BATCHES[-1])]
     assert {len(of.noise) for of in critical_batch_fit.results(part).values()} == {1}
+    part = [r for r in found if (r["what"], r["seed"], r["rows"]) != ("noise", 0, BATCHES[1])]
+    assert {len(of.noise) for of in critical_batch_fit.results(part).values()} == {1}
     here = [r["rows"] == BATCHES[0] and r["what"] == "updates" for r in found]
     missed = [r | {"updates": [*r["updates"][:2], None]} if mine else r for r, mine in zip(found, here, strict=True)]
     for exponent in search.EXPONENTS:  # until the search for a rate that gets there is over
