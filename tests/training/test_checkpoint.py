@@ -518,14 +518,16 @@ def damaged_beyond_one_array(directory):
 
 
 @pytest.mark.slow
-def test_of_a_damaged_array_nothing_is_told_but_our_line(saved, capfd, caplog):
+def test_of_a_damaged_array_nothing_is_told_but_our_lines(saved, capfd, caplog):
     directory, _, _, _ = saved
     damaged_beyond_one_array(directory / "2")
     hook, filters = sys.unraisablehook, [list(logging.getLogger(name).filters) for name in ("absl", "asyncio")]
     for _ in range(5):
         assert restore_params(directory, abstract_params(make_model().specs), item="params")[1] == 1
     gc.collect()
-    assert len(capfd.readouterr().err.splitlines()) == 5 and not caplog.records
+    said = capfd.readouterr().err.splitlines()
+    assert all("/2 is not valid" in line for line in said[::2]) and len(said) == 10 and not caplog.records
+    assert said[1::2] == ["the checkpoint of step 1 is taken instead"] * 5
     assert sys.unraisablehook is hook
     assert filters == [list(logging.getLogger(name).filters) for name in ("absl", "asyncio")]
 
