@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, ClassVar, Literal
 
 from jaxformer.config.checks import at_least, between
@@ -82,7 +83,8 @@ class Experts(
     def capacity(self, length: int) -> int:
         """Tokens that an expert takes of a row of `length`."""
         factor = (1.0 if self.expert_choice else 1.25) if self.capacity_factor is None else self.capacity_factor
-        return min(length, math.ceil(factor * self.top_k * length / self.count))
+        exact = Fraction(str(factor)) * self.top_k * length / self.count  # 1.1 * 2 * 100 / 4 is 55.000000000000007
+        return min(length, math.ceil(exact))
 
     def slots(self, length: int) -> int | None:
         """Tokens that all experts together take of a row of `length`; None: any number."""

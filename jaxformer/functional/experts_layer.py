@@ -169,7 +169,7 @@ def _terms(
         of_batch = jnp.where(jnp.sum(load) > 0, load, counts)
         loss = kind.balance_weight * router.balance_loss(logits, of_batch, valid).astype(jnp.float32)
         terms["expert_balance"] = loss + jnp.sum(counts * (params["load"] - load))
-    busiest = jnp.max(of_batch) / jnp.maximum(jnp.sum(of_batch), 1) * kind.count
+    busiest = jnp.max(of_batch) / jnp.maximum(jnp.sum(of_batch), 1e-30) * kind.count
     terms["expert_load"] = busiest * jnp.sum(counts) / kind.top_k
     if kind.dispatch == "capacity":
         of_rows = jax.vmap(functools.partial(router.count_choices, experts=kind.count))(chosen)

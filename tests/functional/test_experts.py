@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from expert_cases import close, drawn, quickly, with_gradients
 
-from jaxformer.config import OptimizerConfig
+from jaxformer.config import Experts, OptimizerConfig
 from jaxformer.functional import experts_layer, router
 from jaxformer.functional.experts import capacity_mlp, expert_choice_mlp, expert_mlp
 from jaxformer.functional.grouped_choice import GROUPED
@@ -288,6 +288,24 @@ def test_how_busy_experts_are_and_what_finds_no_place(dispatch):
     close(terms["expert_load"] / tokens, found.max() / found.mean(), 1e-6)
     assert found.max() / found.mean() > 1.1 and lost > 5
     close(terms["expert_dropped"], lost / cfg.feed_forward.top_k if dispatch == "capacity" else 0, 1e-6)
+
+
+@pytest.mark.parametrize("unit", [1.0, 100.0])
+def test_how_busy_experts_are_whatever_their_load_is_counted_in(unit):
+    """Of several layers and micro-batches it is a share of the tokens of all layers, which sums to less than 1."""
+    cfg, documents = cases.config_of(), cases.batch_of().segments
+    params, x = cases.params_of(cfg)["mlp"], drawn((*documents.shape, cases.D))[0]
+    load = unit * np.array([0.2] + (cfg.feed_forward.count - 1) * [0.1]) / cfg.feed_forward.count
+    terms = experts_layer.apply(params | {"load": load}, x, cfg, Context(segments(documents)))[2]
+    close(terms["expert_load"] / (documents != 0).sum(), load.max() / load.mean(), 1e-6)
+
+
+@pytest.mark.parametrize("factor, top_k, length, count, places", [
+    (1.1, 2, 100, 4, 55), (1.1, 6, 1000, 8, 825), (1.25, 2, 100, 8, 32), (1e-2, 1, 8, 8, 1), (1000.0, 1, 8, 2, 8),
+])  # fmt: skip
+def test_an_experts_places_are_rounded_up_from_the_exact_product(factor, top_k, length, count, places):
+    kind = Experts(dispatch="capacity", capacity_factor=factor, top_k=top_k, count=count)
+    assert kind.capacity(length) == places
 
 
 def test_no_token_sees_another_document():
