@@ -124,7 +124,7 @@ WRONG = [
     (
         {"model": {"feed_forward": EXPERTS, "block": "reversible"}},
         "config.model.block: reversible computes layers again from rounded activations, which may choose other "
-        "experts; accepted with model.feed_forward.kind=experts: others",
+        "experts; accepted with model.feed_forward.kind=experts: any other block",
     ),
     (
         {"model": {"feed_forward": EXPERTS, "family": "xlnet", "positions": "relative"}},

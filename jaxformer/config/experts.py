@@ -116,7 +116,7 @@ class Experts(
         if model.block == "reversible":
             raise ConfigError(
                 "config.model.block: reversible computes layers again from rounded activations, which may choose other "
-                "experts; accepted with model.feed_forward.kind=experts: others"
+                "experts; accepted with model.feed_forward.kind=experts: any other block"
             )
         if self.every > 1:
             self._check_layers(model)

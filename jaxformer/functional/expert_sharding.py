@@ -132,8 +132,8 @@ def choose(
 ) -> str:
     """For "auto" the exchange that sends the fewest bytes; any other if it can be done, else "gather".
 
-    A gather is to send a quarter less than others if it needs room for the rows of more devices than they do. A ragged
-    all-to-all sends gates beside the rows, and TPUs fill up both to whole lanes. CPUs have none
+    The others may send 1.25 times as much as a gather, if it needs room for the rows of more devices than they do. A
+    ragged all-to-all sends gates beside the rows, and TPUs fill up both to whole lanes. CPUs have none
     (`expert_exchange.RaggedGroups` gathers there), so it is not chosen.
 
     Args:

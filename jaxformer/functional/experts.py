@@ -200,10 +200,11 @@ def expert_choice_mlp(
 
     Source: Zhou et al. 2022, section 3.2.
     """
-    if x.ndim != 3 or logits.ndim != 3 or logits.shape[:2] != x.shape[:2] or not 1 <= capacity <= x.shape[1]:
+    fits = x.ndim == logits.ndim == 3 and logits.shape[:2] == x.shape[:2] and logits.shape[2] >= len(w_up)
+    if not fits or not 1 <= capacity <= x.shape[1]:
         raise ValueError(
-            f"expert_choice_mlp: x {x.shape}, logits {logits.shape}, capacity {capacity}; accepted: [B, T, D], "
-            "[B, T, E], and 1 to T"
+            f"expert_choice_mlp: x {x.shape}, logits {logits.shape}, {len(w_up)} experts, capacity {capacity}; "
+            "accepted: [B, T, D], [B, T, E], E experts at most, and 1 to T"
         )
     experts, (batch, _, width) = len(w_up) * (jax.lax.axis_size(over) if over else 1), x.shape
     probabilities = jax.nn.softmax(logits, axis=-1)

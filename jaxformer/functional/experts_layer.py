@@ -12,12 +12,13 @@ The terms are sums over tokens, of all layers and micro-batches and devices, so 
 Two more are recorded and not minimised:
 
   expert_load      the choices of the busiest expert, as a multiple of their mean over experts: 1 if all are equally
-                   busy. Of the whole batch with a balance loss, as above; else the mean over micro-batches, and over
-                   the devices of the data axis where these work apart
+                   busy, E / k if all tokens choose the same k. Of the whole batch with a balance loss, as above; else
+                   the mean over micro-batches, and over the devices of the data axis where these work apart
   expert_dropped   the share of the choices that found their expert full
 """
 
 import functools
+import logging
 import math
 
 import jax
@@ -27,13 +28,14 @@ from jaxformer.config import Execution, ModelConfig
 from jaxformer.errors import ConfigError
 from jaxformer.functional import experts, router
 from jaxformer.functional.expert_sharding import Here, Layer, Weights, over_mesh
-from jaxformer.functional.grouped_choice import ANY, GROUPED, part_of
+from jaxformer.functional.grouped_choice import ANY, GROUPED, choose, part_of
 from jaxformer.functional.layer import Context, Cost, Sublayer, shard_residual, weight_init
 from jaxformer.functional.layers import mlp
 from jaxformer.parallel.constraints import constrain, mesh_axes
 from jaxformer.specs import ParamSpec, normal, zeros
 from jaxformer.types import Array, Params
 
+LOG = logging.getLogger(__name__)  # says which products a layer takes; `--log` of the programs shows it
 WEIGHTS = ("w_up", "w_gate", "w_down")
 MEASURED = ("expert_load", "expert_dropped")
 TERMS = ("expert_balance", "router_z", "expert_bias", *MEASURED)
@@ -137,6 +139,8 @@ def _layer(cfg: ModelConfig, x: Array, context: Context) -> Layer:
     why = GROUPED[name].unsupported(cfg.width, hidden, cfg.dtype) if name in GROUPED else None
     if why is not None:
         raise ConfigError(f"config.execution.experts: {name} cannot do {why}; accepted: {ANY}")
+    if name == "auto":
+        LOG.info(f"experts: {choose(cfg.width, hidden, cfg.dtype)} multiplies with their weights")
     layer = functools.partial(experts.expert_mlp, activation=kind.activation, implementation=name)
 
     def dropless(x: Array, gates: Array, chosen: Array, weights: Weights, here: Here) -> Array:

@@ -31,7 +31,7 @@ def route(
       ones go to the lower number.
 
     Raises:
-      ValueError: more experts for a token than there are, or `renormalize` with one.
+      ValueError: more experts for a token than there are, a bias of another shape, or `renormalize` with one expert.
 
     Source: Shazeer et al. 2017, section 2.1; Fedus et al. 2021, section 2.1 (one expert); DeepSeek-AI 2024, section
     2.1.2 (bias).
@@ -42,6 +42,8 @@ def route(
     """
     if not 1 <= per_token <= logits.shape[-1]:
         raise ValueError(f"route: per_token {per_token}; accepted: 1 to {logits.shape[-1]}, the experts")
+    if bias is not None and bias.shape != logits.shape[-1:]:
+        raise ValueError(f"route: bias {bias.shape}; accepted: {logits.shape[-1:]}")
     if renormalize and per_token == 1:
         raise ValueError("route: renormalize with per_token 1 makes every gate 1; accepted: False")
     probabilities = jax.nn.softmax(jax.lax.stop_gradient(logits), axis=-1)

@@ -189,12 +189,13 @@ def cannot_split(config: Config, stages: int, context: int = 1) -> str | None:
         f"tune.lora_rank={config.tune.lora_rank} adapts the weights of layers, which is untried in stages": (
             config.tune.lora_rank > 0
         ),
-        f"tune.trained_layers={config.tune.trained_layers} leaves some stages little to learn": (
+        f"tune.trained_layers={config.tune.trained_layers} leaves stages in which nothing is learned": (
             config.tune.trained_layers is not None
         ),
         "train.noise_scale=True measures between micro-batches, which stages share": config.train.noise_scale,
         "distill.teacher has layers of its own": config.distill.teacher is not None,
-        f"mesh.context={context} has keys and values go round in every layer, which only one stage has": context > 1,
+        f"mesh.context={context} sends keys and values from device to device in every layer, and stages cannot": context
+        > 1,
     }
     for why, holds in cannot.items():
         if holds:

@@ -1,5 +1,5 @@
 """Parameters of role "counter_bias", which follow no gradient descent: each moves by its rate against the sign of its
-gradient, whatever the schedule, and counts in no norm.
+gradient, whatever the schedule, and counts in no norm. It stays where it is if that is 0 but for rounding.
 
 A router's bias is one: its gradient is how much more than its share an expert has to do, see `router.bias_term`.
 
@@ -14,6 +14,8 @@ import optax
 
 from jaxformer.specs import ParamSpec, is_spec, only
 from jaxformer.types import Array
+
+EVEN = 1e-5  # of the greatest excess: less is what rounding leaves of a sum over micro-batches, and has no sign
 
 
 def is_counter_bias(spec: ParamSpec) -> bool:
@@ -45,7 +47,9 @@ def with_counter_biases(
         if not is_counter_bias(spec):
             return update
         rate = jnp.asarray(spec.rate, gradient.dtype)
-        return -rate.reshape(-1, *[1] * (gradient.ndim - 1)) * jnp.sign(gradient)
+        least = EVEN * jnp.max(jnp.abs(gradient), axis=-1, keepdims=True)
+        sign = jnp.sign(jnp.where(jnp.abs(gradient) > least, gradient, 0))
+        return -rate.reshape(-1, *[1] * (gradient.ndim - 1)) * sign
 
     def update(grads, state, params=None, **options):
         params = None if params is None else without_counter_biases(params, specs)

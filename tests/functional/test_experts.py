@@ -216,6 +216,11 @@ WRONG = {
         lambda x, g, c, w: expert_choice_mlp(x[None], g[None], 4, w["w_up"], w["w_down"]),
         "capacity 4;",
     ),
+    "fewer logits than experts": (
+        lambda x, g, c, w: expert_choice_mlp(x[None], g[None], 2, w["w_up"], w["w_down"]),
+        f"logits (1, 3, {K}), {E} experts,",
+    ),
+    "a bias of other experts": (lambda x, g, c, w: router.route(g, 1, bias=x[0]), f"bias ({D},); accepted: ({K},)"),
     "choices for counts": (lambda x, g, c, w: router.balance_loss(g, c), "counts (3, 2); accepted: (2,)"),
 }
 

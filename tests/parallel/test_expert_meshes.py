@@ -70,7 +70,10 @@ def test_all_exchanges_are_the_layer_of_one_device(dispatch, ways):
 def test_the_log_says_which_exchange_is_taken(caplog, monkeypatch):
     caplog.set_level("INFO")
     exchanged("dropless", "ragged_all_to_all", MeshConfig(data=2, expert=4), run=False)
-    assert caplog.messages[-1] == "experts: ragged_all_to_all is ragged_all_to_all between 4 devices"
+    assert caplog.messages == [
+        "experts: blocks multiplies with their weights",
+        "experts: ragged_all_to_all is ragged_all_to_all between 4 devices",
+    ]
     monkeypatch.setattr(sys.modules[__name__], "ROWS", 3)
     assert exchanged("dropless", "ragged_all_to_all", MeshConfig(data=1, expert=4), run=False) == set()
     line = "experts: ragged_all_to_all is gather, as 3 rows are not split over the 4 devices of experts"

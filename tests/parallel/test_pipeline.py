@@ -111,7 +111,7 @@ def test_every_stage_keeps_as_many_micro_batches(micro):
 
 def test_a_stage_is_one_with_its_rows_whole():
     mesh = meshes.make_mesh(MeshConfig(data=1, stage=2, context=2), jax.devices()[:4])
-    with pytest.raises(ConfigError, match=r"^config.mesh.stage: 2; mesh.context=2 has keys and values go round"):
+    with pytest.raises(ConfigError, match=r"^config.mesh.stage: 2; mesh.context=2 sends keys and values"):
         meshes.check_stages(config(), mesh)
 
 

@@ -13,6 +13,7 @@ from toy import numpy_params, specs
 from jaxformer.config import OptimizerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.specs import ParamSpec, is_spec, stack_specs, zeros
+from jaxformer.training.counter_biases import with_counter_biases
 from jaxformer.training.optim import clip, make_optimizer, make_schedule, muon_dimensions, scale_by_adam
 
 RULES = ["adamw", "lion", "adafactor", "muon"]
@@ -241,3 +242,12 @@ def test_the_moments_are_updated_in_place():
     params = jax.ShapeDtypeStruct((size, size), jnp.float32)
     compiled = jax.jit(run, donate_argnums=(0, 1)).lower(jax.eval_shape(adam.init, params), params, 3).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 1.5 * 4 * size**2
+
+
+def test_a_counter_bias_stays_where_only_rounding_is_left_of_its_gradient():
+    specs = {"b": ParamSpec((4,), (None,), zeros, "counter_bias", rate=0.5)}
+    both = with_counter_biases(optax.with_extra_args_support(optax.sgd(1.0)), specs)
+    left = np.float32(0.3) + np.float32(-0.1) + np.float32(-0.2)  # of an expert's excess in three micro-batches
+    assert 0 < left < 1e-7
+    gradient = {"b": jnp.array([0.25, -0.25, left, 1e-4])}
+    assert both.update(gradient, both.init(gradient))[0]["b"].tolist() == [-0.5, 0.5, 0.0, -0.5]
