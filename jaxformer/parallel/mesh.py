@@ -194,8 +194,7 @@ def cannot_split(config: Config, stages: int, context: int = 1) -> str | None:
         ),
         "train.noise_scale=True measures between micro-batches, which stages share": config.train.noise_scale,
         "distill.teacher has layers of its own": config.distill.teacher is not None,
-        f"mesh.context={context} sends keys and values from device to device in every layer, and stages cannot": context
-        > 1,
+        f"mesh.context={context} sends keys and values round in every layer, which stages cannot": context > 1,
     }
     for why, holds in cannot.items():
         if holds:
