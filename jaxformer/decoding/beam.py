@@ -108,7 +108,6 @@ def beam_search(
         params, prompts, cfg, lengths=lengths, max_new_tokens=max_new_tokens, stop=stop, suppress=suppress,
         sources=sources, source_lengths=source_lengths, prefix_lm=prefix_lm,
     )  # fmt: skip
-    shapes = shapes._replace(by_columns=shapes.by_columns and beams == 1)
     out = Beams(*jax.device_get(_search(params, request, float(length_penalty), beams=beams, cfg=cfg, shapes=shapes)))
     return out._replace(tokens=out.tokens[:, :, : request.limits.max()])
 
@@ -119,7 +118,7 @@ def _search(params, request: Request, penalty, *, beams: int, cfg: ModelConfig, 
     prompts, sizes = (request.tokens, request.lengths), (shapes.length, shapes.cache_dtype)
     read = {"source": request.source, "prefix_lm": shapes.prefix_lm}
     hidden, cache = kept.prefill(params, *prompts, cfg, *sizes, **read)
-    params = kept.prepare_decode_params(params, cfg, by_columns=shapes.by_columns)
+    params = kept.prepare_decode_params(params, cfg)
     # All beams start as copies of the prompt; only the first counts until they differ.
     none = jnp.full((rows, beams), -jnp.inf)
     tokens = jnp.full((rows, beams, shapes.buffer), -1, jnp.int32)

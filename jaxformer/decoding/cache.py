@@ -14,9 +14,7 @@ never change, so every token costs the same work.
 ((8, 8, 8), 1)
 """
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -28,9 +26,11 @@ from jaxformer.functional.block import block_specs, init_cache, unstack
 from jaxformer.functional.layer import DecodeProgress
 from jaxformer.functional.layers import unembed
 from jaxformer.functional.sublayers import sublayers_of
-from jaxformer.low_rank import map_weights
+from jaxformer.kernels.columns import by_columns
+from jaxformer.low_rank import is_low_rank, map_weights
 from jaxformer.models import gpt
 from jaxformer.models.families import family_of
+from jaxformer.parallel.platforms import this_platform
 from jaxformer.specs import ParamSpec
 from jaxformer.types import Array, Params
 
@@ -89,7 +89,7 @@ def prefill(
     if prefix_lm:
         read["prefix"] = lengths
     progress = DecodeProgress(lengths)
-    x, layers = family.decode(_as_rows(params, tokens), tokens, cfg, empty, progress, positions, **read)
+    x, layers = family.decode(params, tokens, cfg, empty, progress, positions, **read)
     last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)[:, 0]
     return last, Cache(layers, lengths, jnp.zeros((), jnp.int32))
 
@@ -111,7 +111,7 @@ def step(params: Params, tokens: Array, cfg: ModelConfig, cache: Cache) -> tuple
     """
     progress = DecodeProgress(cache.starts, cache.steps, cache.ancestors)
     positions = (cache.starts + cache.steps)[:, None]
-    x, layers = family_of(cfg).decode(_as_rows(params, tokens), tokens[:, None], cfg, cache.layers, progress, positions)
+    x, layers = family_of(cfg).decode(params, tokens[:, None], cfg, cache.layers, progress, positions)
     return x[:, 0], cache._replace(layers=layers, steps=cache.steps + 1)
 
 
@@ -171,16 +171,7 @@ def logits(params: Params, hidden: Array, soft_cap: float | None = None) -> Arra
     return unembed(hidden, gpt.output_table(params), soft_cap=soft_cap)
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Columns:
-    """A matrix stored by columns: `array` [outputs, inputs] of a parameter of `shape`, whose inputs come first."""
-
-    array: Array
-    shape: tuple[int, ...] = field(metadata={"static": True})
-
-
-def prepare_decode_params(params: Params, cfg: ModelConfig, *, by_columns: bool = False) -> Params:
+def prepare_decode_params(params: Params, cfg: ModelConfig, *, columns: bool | None = None) -> Params:
     """The parameters in the form that is fastest for `step`: layers apart, matrices in the compute dtype.
 
     Done once before a loop over tokens, which would otherwise repeat it for every token. Costs a copy of all blocks.
@@ -188,41 +179,33 @@ def prepare_decode_params(params: Params, cfg: ModelConfig, *, by_columns: bool 
     Args:
       params: as in `gpt.specs(cfg)`.
       cfg: the model.
-      by_columns: store 16-bit matrices by columns. XLA's CPU backend has no fast path for one bfloat16 row times a
-        matrix stored by rows; for several rows it is the other way round.
+      columns: store matrices by columns; None: on CPU, where that is faster.
 
     Returns:
       A tree that every function here takes in place of `params`, including this one.
     """
     if isinstance(params["blocks"], list):
         return params
-    if jnp.dtype(cfg.dtype).itemsize >= 4:
-        return {**params, "blocks": unstack(params["blocks"], cfg.num_blocks)}
-
-    def stored(spec: ParamSpec, leaf: Array) -> Array | Columns:
-        if spec.role != "hidden":
-            return leaf
-        leaf = leaf.astype(cfg.dtype)
-        if spec.num_stacked:
-            return leaf
-        inputs = math.prod(leaf.shape[: spec.num_inputs])
-        return Columns(leaf.reshape(inputs, -1).T, leaf.shape) if by_columns else leaf
-
+    blocks, head = unstack(params["blocks"], cfg.num_blocks), {}
     specs = block_specs(cfg)
-    blocks = [map_weights(stored, specs, block) for block in unstack(params["blocks"], cfg.num_blocks)]
-    return {**params, "blocks": blocks, "head": {"table": gpt.output_table(params).astype(cfg.dtype)}}
+    if jnp.dtype(cfg.dtype).itemsize < 4:
+        blocks = [map_weights(lambda spec, leaf: _narrow(spec, leaf, cfg), specs, block) for block in blocks]
+        head = {"head": {"table": gpt.output_table(params).astype(cfg.dtype)}}
+    if this_platform() == "cpu" if columns is None else columns:
+        able = {name: sublayer.low_rank for name, sublayer in sublayers_of(cfg).items()}
+        blocks = [_by_columns(block, specs, able) for block in blocks]
+    return {**params, "blocks": blocks, **head}
 
 
-def _as_rows(params: Params, tokens: Array) -> Params:
-    """`params` with matrices that are stored by columns transposed for the products that read them.
+def _narrow(spec: ParamSpec, leaf: Array, cfg: ModelConfig) -> Array:
+    return leaf.astype(cfg.dtype) if spec.role == "hidden" else leaf
 
-    The barrier ties them to `tokens`, which change in every step: otherwise XLA would transpose them before the loop
-    and store them by rows again.
-    """
-    columns, structure = jax.tree.flatten(params, is_leaf=lambda leaf: isinstance(leaf, Columns))
-    arrays = [leaf.array for leaf in columns if isinstance(leaf, Columns)]
-    if not arrays:
-        return params
-    arrays = iter(jax.lax.optimization_barrier((arrays, tokens))[0])
-    seen = [next(arrays).T.reshape(leaf.shape) if isinstance(leaf, Columns) else leaf for leaf in columns]
-    return jax.tree.unflatten(structure, seen)
+
+def _by_columns(block: Params, specs: Params, able: dict[str, tuple[str, ...]]) -> Params:
+    """A block where those weights are stored by columns that are multiplied by with `layers.linear` alone."""
+    found = dict(block)
+    for name in set(able) & set(block):
+        weights = {key: block[name][key] for key in able[name] if key in block[name]}
+        turned = {key: by_columns(w, specs[name][key].num_inputs) for key, w in weights.items() if not is_low_rank(w)}
+        found[name] = {**block[name], **turned}
+    return found

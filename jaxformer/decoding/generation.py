@@ -202,7 +202,7 @@ def _start(params, request: Request, rngs, sampling: SamplingParams, cfg, shapes
     prompts, sizes = (request.tokens, request.lengths), (shapes.length, shapes.cache_dtype)
     read = {"source": request.source, "prefix_lm": shapes.prefix_lm}
     hidden, cache = kept.prefill(params, *prompts, cfg, *sizes, **read)
-    params = kept.prepare_decode_params(params, cfg, by_columns=shapes.by_columns)
+    params = kept.prepare_decode_params(params, cfg)
     seen = None
     if sampling.repetition_penalty is not None:
         meant = jnp.arange(request.tokens.shape[1])[None, :] < request.lengths[:, None]

@@ -47,14 +47,12 @@ class Shapes(NamedTuple):
       length: tokens of a sequence at most, as in `cache.prefill`.
       buffer: N, new tokens at most.
       cache_dtype: as in `cache.prefill`.
-      by_columns: as in `cache.prepare_decode_params`.
       prefix_lm: as in `cache.prefill`.
     """
 
     length: int
     buffer: int
     cache_dtype: str
-    by_columns: bool
     prefix_lm: bool = False
 
 
@@ -101,7 +99,6 @@ def make_request(
         length=tokens.shape[1] + buffer,
         buffer=buffer,
         cache_dtype="float32" if narrow_on_cpu else cfg.dtype,
-        by_columns=narrow_on_cpu and len(counts) == 1,
         prefix_lm=prefix_lm,
     )
     return Request(tokens, counts, limits, allowed, _stop_table(stop, vocab_size), source), shapes

@@ -12,19 +12,20 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxformer.kernels import derivatives
+from jaxformer.kernels.columns import Columns, a_row_as_two, times_columns
 from jaxformer.kernels.matmul import add_bias, matmul, matmul_of
 from jaxformer.kernels.rematerialize import PRODUCT, rematerialize
 from jaxformer.low_rank import LowRank
 from jaxformer.types import Array
 
 
-def linear(x: Array, w: Array | LowRank, b: Array | None = None, num_inputs: int = 1) -> Array:
+def linear(x: Array, w: Array | LowRank | Columns, b: Array | None = None, num_inputs: int = 1) -> Array:
     """x @ w + b over the last axis of `x`, or the last ones, in the dtype of `x`.
 
     Args:
       x: [..., D].
       w: [D, ...]; its trailing axes become the trailing axes of the result (say [D, H, K]). A `LowRank` of such
-        arrays adds scale (x A) B, and its sum is never computed.
+        arrays adds scale (x A) B, and its sum is never computed; `Columns` is a matrix stored otherwise.
       b: shape of w's trailing axes, or None.
       num_inputs: how many of w's leading axes are summed over, which are the last ones of x: 2 of [H, K, D].
 
@@ -40,8 +41,10 @@ def linear(x: Array, w: Array | LowRank, b: Array | None = None, num_inputs: int
     return flat.reshape(*x.shape[: x.ndim - num_inputs], *whole.shape[num_inputs:])
 
 
-def _product(x: Array, w: Array | LowRank, size: int) -> Array:
+def _product(x: Array, w: Array | LowRank | Columns, size: int) -> Array:
     """[N, D] and a weight whose leading axes have D entries in all."""
+    if isinstance(w, Columns):
+        return times_columns(x, w.array.astype(x.dtype), x.dtype)
     if not isinstance(w, LowRank):
         return matmul(x, w.reshape(size, -1))
     return matmul(x, w.weight.reshape(size, -1)) + _second_factor(matmul(x, w.a.reshape(size, -1)), w)
@@ -53,14 +56,14 @@ def _second_factor(inner: Array, w: LowRank) -> Array:
 
 
 def linear_of(
-    function: Callable[..., Array], inputs: tuple[Array, ...], w: Array | LowRank, b: Array | None = None
+    function: Callable[..., Array], inputs: tuple[Array, ...], w: Array | LowRank | Columns, b: Array | None = None
 ) -> Array:
     """linear(function(*inputs), w, b) that keeps only the inputs for the backward pass, not the function's result.
 
     Args:
       function: elementwise.
       inputs: [..., D] each.
-      w: [D, F], or a `LowRank`.
+      w: [D, F], or a `LowRank` or `Columns`.
       b: [F] or None.
 
     Returns:
@@ -68,6 +71,8 @@ def linear_of(
     """
     if isinstance(w, LowRank):
         flat = matmul_of(function, inputs, w.weight) + _second_factor(matmul_of(function, inputs, w.a), w)
+    elif isinstance(w, Columns):
+        return linear(function(*inputs), w, b)
     else:
         flat = matmul_of(function, inputs, w)
     return _finished(flat, b).reshape(*inputs[0].shape[:-1], flat.shape[1])
@@ -299,8 +304,12 @@ def unembed(x: Array, table: Array, bias: Array | None = None, soft_cap: float |
     Source: Press and Wolf 2017 (the table may be the embedding's).
     """
     accumulate = jnp.promote_types(x.dtype, jnp.float32)
-    logits = jnp.einsum("...D,VD->...V", x, table.astype(x.dtype), preferred_element_type=accumulate)
+    logits = a_row_as_two(functools.partial(_logits, dtype=accumulate), x, table.astype(x.dtype))
     return cap(logits if bias is None else logits + _align(bias, logits), soft_cap)
+
+
+def _logits(x: Array, table: Array, dtype) -> Array:
+    return jnp.einsum("...D,VD->...V", x, table, preferred_element_type=dtype)
 
 
 def cap(logits: Array, soft_cap: float | None) -> Array:

@@ -24,7 +24,7 @@ from jaxformer.kernels.rematerialize import rematerialize
 from jaxformer.parallel.constraints import mesh_axes
 from jaxformer.types import Array
 
-_FEW_ROWS = 64
+FEW_ROWS = 64
 _FEW_BATCHES = 64
 
 
@@ -250,7 +250,7 @@ def times_transpose(a: Array, b: Array, dtype) -> Array:
     def turned(a, b):
         return rounded_einsum("ONK,OKM->NM", a[None], _turned(b), dtype)
 
-    if a.dtype.itemsize >= 4 or len(a) < _FEW_ROWS:
+    if a.dtype.itemsize >= 4 or len(a) < FEW_ROWS:
         return plain(a, b)
     return jax.lax.platform_dependent(a, b, cpu=turned, default=plain)
 

@@ -12,7 +12,9 @@ from small_models import config, params_of
 
 from jaxformer import decoding
 from jaxformer.functional import key_value_cache
+from jaxformer.kernels.columns import Columns
 from jaxformer.models import gpt
+from jaxformer.parallel.platforms import compiled_for
 
 POSITIONS = ("learned", "sinusoidal", "rotary", "alibi", "t5", "none")
 WINDOWS = (None, 5)
@@ -121,7 +123,7 @@ def test_bfloat16_matrices_by_columns_or_by_rows_are_the_same_model(rows):
     def outs(params):
         _, cache = decoding.prefill(params, tokens, np.full(rows, 4), cfg, 8)
         assert cache.layers[0]["attention"].key.dtype == jnp.bfloat16
-        ready = (decoding.prepare_decode_params(params, cfg, by_columns=by_columns) for by_columns in (False, True))
+        ready = (decoding.prepare_decode_params(params, cfg, columns=columns) for columns in (False, True))
         return [decoding.logits(p, decoding.step(p, tokens[:, 0], cfg, cache)[0]) for p in (params, *ready)]
 
     plain, by_rows, by_columns = outs(params_of(cfg))
@@ -197,3 +199,16 @@ def test_no_step_of_the_loop_copies_the_cache(rows, kv_heads):
     made = [line for line in lines if re.search(rf"= \w+{shape}", line) and "get-tuple-element(" not in line]
     assert len(made) == 2 * cfg.num_layers, made  # one write in place for each key and value, and nothing else
     assert not [line for line in made if "copy" in line or "transpose" in line]
+
+
+def test_weights_are_stored_by_columns_where_that_is_faster():
+    cfg = config(num_layers=1)
+    params = params_of(cfg)
+
+    def stored(platform):
+        with compiled_for(platform):
+            block = decoding.prepare_decode_params(params, cfg)["blocks"][0]
+        return {name: isinstance(block["mlp"][name], Columns) for name in ("w_up", "b_up")}
+
+    assert stored("cpu") == {"w_up": True, "b_up": False}
+    assert stored("tpu") == {"w_up": False, "b_up": False}

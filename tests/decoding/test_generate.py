@@ -224,15 +224,15 @@ def test_suppressed_tokens_never_come():
     assert set(np.unique(out.tokens)) == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize("by_columns", [pytest.param(each, marks=pytest.mark.slow) for each in (False, True)])
-def test_parameters_made_ready_once_generate_the_same(by_columns):
+@pytest.mark.parametrize("columns", [pytest.param(each, marks=pytest.mark.slow) for each in (False, True)])
+def test_parameters_made_ready_once_generate_the_same(columns):
     cfg = replace(CFG, dtype="bfloat16")
-    once = prepare_decode_params(PARAMS, cfg, by_columns=by_columns)
+    once = prepare_decode_params(PARAMS, cfg, columns=columns)
     assert once["blocks"][0]["mlp"]["b_up"].dtype == jnp.float32
     out, same = (generate(p, PROMPTS[:1], cfg, rng=jax.random.key(0), max_new_tokens=16) for p in (PARAMS, once))
     assert out.lengths.tolist() == [16]
     np.testing.assert_allclose(out.log_probs[:, :2], same.log_probs[:, :2], rtol=0.05, atol=0.05)
-    if by_columns:  # what a single row on CPU takes by itself
+    if columns:  # what CPUs take by themselves
         np.testing.assert_array_equal(out.tokens, same.tokens)
 
 

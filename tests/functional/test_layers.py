@@ -10,6 +10,7 @@ import pytest
 from jax.test_util import check_grads
 
 from jaxformer.functional import layers
+from jaxformer.kernels.columns import by_columns
 from jaxformer.kernels.matmul import add_bias, product, times_transpose, transposed_product
 
 RNG = np.random.default_rng(0)
@@ -29,6 +30,36 @@ def test_linear_contracts_the_last_axis():
     np.testing.assert_allclose(float64(layers.linear, X, w), wanted, rtol=1e-12)
     np.testing.assert_allclose(float64(layers.linear, X, w, b), wanted + b, rtol=1e-12)
     np.testing.assert_allclose(float64(layers.linear, X[0, 0], w[:, :, 0]), wanted[0, 0, :, 0], rtol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 64, 65])
+def test_a_weight_stored_by_columns_is_the_same_weight(rows):
+    x, w, b = RNG.normal(size=(rows, 3, 4)), RNG.normal(size=(3, 4, 5)), RNG.normal(size=5)
+
+    def of_two_axes(x, w, b):
+        return layers.linear(x, by_columns(w, 2), b, num_inputs=2)
+
+    def of_one_axis(x, w):
+        return layers.linear_of(jnp.tanh, (x,), by_columns(w))
+
+    wanted = np.einsum("bhk,hkd->bd", x, w)
+    np.testing.assert_allclose(float64(of_two_axes, x, w, b), wanted + b, rtol=1e-12, atol=1e-12)
+    flat, matrix = x.reshape(rows, 12), w.reshape(12, 5)
+    np.testing.assert_allclose(float64(of_one_axis, flat, matrix), np.tanh(flat) @ matrix, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(12,), (1, 12), (1, 1, 12), (2, 12)], ids=str)
+def test_products_of_few_rows_in_bfloat16(shape):
+    """One row is multiplied as two, which nobody may see."""
+    x, w, table = (jnp.array(RNG.normal(size=size), jnp.bfloat16) for size in (shape, (12, 3, 4), (7, 12)))
+    exact_x, exact_w, exact_table = (np.asarray(a, np.float64) for a in (x, w, table))
+    found = jax.jit(lambda x, w: layers.linear(x, by_columns(w)))(x, w)
+    assert found.shape == (*shape[:-1], 3, 4) and found.dtype == jnp.bfloat16
+    wanted = np.einsum("...d,dhk->...hk", exact_x, exact_w)
+    np.testing.assert_allclose(np.asarray(found, np.float64), wanted, rtol=0.01, atol=0.02)
+    logits = jax.jit(layers.unembed)(x, table)
+    assert logits.dtype == jnp.float32
+    np.testing.assert_allclose(logits, exact_x @ exact_table.T, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(12, 5), (12, 30)], ids=["narrow", "wide"])
