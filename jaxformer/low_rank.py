@@ -1,4 +1,5 @@
-"""A weight that is described, as masks are: a matrix W that stays, and a product of two thin ones that is added to it.
+"""Weights that are described, as masks are: a matrix W that stays and a product of two thin ones that is added to it,
+or a matrix that is stored otherwise.
 
 `functional.layers.linear` and whatever is made of it takes a `LowRank` where it takes a weight. W + scale A B is never
 computed: x (W + scale A B) is x W + scale (x A) B.
@@ -54,6 +55,20 @@ class LowRank:
         return (self.weight.astype(wide) + self.scale * product).astype(self.weight.dtype)
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Columns:
+    """A matrix stored by columns, a node of the tree of parameters in the place of W; see `kernels.columns`.
+
+    Attributes:
+      array: [outputs, inputs].
+      shape: of W, whose inputs come first.
+    """
+
+    array: Any
+    shape: tuple[int, ...] = field(metadata={"static": True})
+
+
 def factor_specs(spec: Any, rank: int) -> tuple[Any, Any]:
     """The specs of A and B beside the `ParamSpec` of a weight: sharded as the axes of the weight that they have."""
     middle = spec.num_stacked + spec.num_inputs
@@ -77,12 +92,15 @@ def map_weights(function: Callable[[Any, Any], Any], specs: Any, params: Any) ->
     Args:
       function: of a `ParamSpec` and an array.
       specs: a tree of `ParamSpec`, plain.
-      params: a tree like it, in which a `LowRank` may stand for an array; only the types of mappings may differ.
+      params: a tree like it, in which a `LowRank` may stand for an array, or `Columns`, which stay as they are; only
+        the types of mappings may differ.
     """
-    leaves, structure = jax.tree.flatten(params, is_leaf=is_low_rank)
+    leaves, structure = jax.tree.flatten(params, is_leaf=lambda x: isinstance(x, LowRank | Columns))
     known = jax.tree.leaves(specs, is_leaf=lambda x: hasattr(x, "num_stacked"))
 
     def mapped(spec: Any, leaf: Any) -> Any:
+        if isinstance(leaf, Columns):
+            return leaf
         if not is_low_rank(leaf):
             return function(spec, leaf)
         a, b = factor_specs(spec, leaf.a.shape[-1])

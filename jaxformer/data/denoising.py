@@ -73,7 +73,7 @@ def infilled(text: Ragged, bits: np.ndarray, rate: float, mean_span: float, mask
     hidden = np.bincount(spans.owner, spans.values, minlength=len(hidden)).astype(np.int64)
     empty = spans.values == 0
     count = np.cumsum(empty)
-    earlier = count - np.repeat((count - empty)[np.minimum(spans.begins, max(len(empty) - 1, 0))], spans.sizes)
+    earlier = count - np.repeat(np.append(count - empty, 0)[spans.begins], spans.sizes)  # a text may have no span
     allowed = hidden - np.bincount(spans.owner[~empty], minlength=len(hidden))
     spans = spans.where(~empty | (earlier <= allowed[spans.owner]))
     # Spans and tokens that stay, in a row: which are spans is random, and then each says how many tokens it stands for.

@@ -30,6 +30,7 @@ from jaxformer.kernels.columns import by_columns
 from jaxformer.low_rank import is_low_rank, map_weights
 from jaxformer.models import gpt
 from jaxformer.models.families import family_of
+from jaxformer.parallel.constraints import mesh_axes
 from jaxformer.parallel.platforms import this_platform
 from jaxformer.specs import ParamSpec
 from jaxformer.types import Array, Params
@@ -151,12 +152,12 @@ def _own(shape: tuple[int, int, int]) -> Array:
 def _changed(
     layers: Layers, cfg: ModelConfig, of_shared: Callable[[Any], Any], of_others: Callable[[Array], Array]
 ) -> Layers:
-    """The caches of all layers, changed: `LayerCache`s, which beams share, and all other arrays. What is kept once for
-    each source stays as it is."""
+    """The caches of all layers, changed: what beams share, before and after, and all other arrays. What is kept once
+    for each source stays as it is."""
     sublayers = sublayers_of(cfg)
 
     def shared(node: Any) -> bool:
-        return isinstance(node, key_value_cache.LayerCache)
+        return isinstance(node, key_value_cache.LayerCache | key_value_cache.SharedCache)
 
     def changed(name: str, cache: Any) -> Any:
         if name in sublayers and sublayers[name].per_source:
@@ -179,7 +180,7 @@ def prepare_decode_params(params: Params, cfg: ModelConfig, *, columns: bool | N
     Args:
       params: as in `gpt.specs(cfg)`.
       cfg: the model.
-      columns: store matrices by columns; None: on CPU, where that is faster.
+      columns: store matrices by columns; None: on one CPU, where that is faster.
 
     Returns:
       A tree that every function here takes in place of `params`, including this one.
@@ -191,7 +192,9 @@ def prepare_decode_params(params: Params, cfg: ModelConfig, *, columns: bool | N
     if jnp.dtype(cfg.dtype).itemsize < 4:
         blocks = [map_weights(lambda spec, leaf: _narrow(spec, leaf, cfg), specs, block) for block in blocks]
         head = {"head": {"table": gpt.output_table(params).astype(cfg.dtype)}}
-    if this_platform() == "cpu" if columns is None else columns:
+    if columns is None:
+        columns = this_platform() == "cpu" and not mesh_axes()
+    if columns:
         able = {name: sublayer.low_rank for name, sublayer in sublayers_of(cfg).items()}
         blocks = [_by_columns(block, specs, able) for block in blocks]
     return {**params, "blocks": blocks, **head}

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxformer.kernels import derivatives
-from jaxformer.kernels.columns import Columns, a_row_as_two, times_columns
+from jaxformer.kernels.columns import a_row_as_two, times_columns
 from jaxformer.kernels.matmul import add_bias, matmul, matmul_of
 from jaxformer.kernels.rematerialize import PRODUCT, rematerialize
-from jaxformer.low_rank import LowRank
+from jaxformer.low_rank import Columns, LowRank
 from jaxformer.types import Array
 
 

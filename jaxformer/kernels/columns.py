@@ -11,27 +11,13 @@
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
 
 from jaxformer.kernels.matmul import FEW_ROWS, rounded_einsum, times_transpose
+from jaxformer.low_rank import Columns
 from jaxformer.types import Array
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Columns:
-    """A node of the tree of parameters in the place of a weight.
-
-    Attributes:
-      array: [outputs, inputs].
-      shape: of the weight, whose inputs come first.
-    """
-
-    array: Array
-    shape: tuple[int, ...] = field(metadata={"static": True})
 
 
 def by_columns(w: Array, num_inputs: int = 1) -> Columns:

@@ -243,6 +243,14 @@ def test_where_infilling_puts_its_spans():
     np.testing.assert_array_equal(source.where(source.values != 4).sizes, sizes - np.rint(sizes * 0.3).astype(int))
 
 
+@pytest.mark.parametrize("sizes", [[1], [1, 1, 1], [1, 40], [40, 1], [1, 40, 1]], ids=str)
+def test_infilling_leaves_texts_alone_of_which_nothing_is_hidden(sizes):
+    text = texts_of(np.array(sizes))
+    sources = infilled(text, bits_of(text, 2), 0.3, 3.0, mask_id=4).split()
+    for source, whole in zip(sources, text.split(), strict=True):
+        assert source.tolist() == whole.tolist() if len(whole) == 1 else 4 in source
+
+
 def test_sentences_are_shuffled_whole():
     text = "One. Two two? Three three three... and"
     ids = BASE.encode(text)

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 import re
 
 import jax
@@ -11,9 +12,11 @@ import pytest
 from small_models import config, params_of
 
 from jaxformer import decoding
+from jaxformer.config import MeshConfig
 from jaxformer.functional import key_value_cache
-from jaxformer.kernels.columns import Columns
+from jaxformer.low_rank import Columns
 from jaxformer.models import gpt
+from jaxformer.parallel.mesh import make_mesh
 from jaxformer.parallel.platforms import compiled_for
 
 POSITIONS = ("learned", "sinusoidal", "rotary", "alibi", "t5", "none")
@@ -201,6 +204,11 @@ def test_no_step_of_the_loop_copies_the_cache(rows, kv_heads):
     assert not [line for line in made if "copy" in line or "transpose" in line]
 
 
+def on_devices(**axes):
+    sizes = MeshConfig(**{"data": 1, "fsdp": 1, "tensor": 1, **axes})
+    return jax.set_mesh(make_mesh(sizes, jax.devices()[: math.prod(axes.values())]))
+
+
 def test_weights_are_stored_by_columns_where_that_is_faster():
     cfg = config(num_layers=1)
     params = params_of(cfg)
@@ -210,5 +218,24 @@ def test_weights_are_stored_by_columns_where_that_is_faster():
             block = decoding.prepare_decode_params(params, cfg)["blocks"][0]
         return {name: isinstance(block["mlp"][name], Columns) for name in ("w_up", "b_up")}
 
+    with on_devices(fsdp=2):
+        assert stored("cpu") == {"w_up": False, "b_up": False}
     assert stored("cpu") == {"w_up": True, "b_up": False}
     assert stored("tpu") == {"w_up": False, "b_up": False}
+
+
+@pytest.mark.parametrize("axes", [{"fsdp": 2}, {"data": 2}, {"tensor": 2}], ids=str)
+@pytest.mark.parametrize("columns", [None, True], ids=["made_ready_there", "by_columns"])
+def test_decoding_on_several_devices_writes_the_same(axes, columns):
+    cfg = config(num_kv_heads=2, num_layers=1)
+    params = params_of(cfg)
+    ready = params if columns is None else decoding.prepare_decode_params(params, cfg, columns=columns)
+    options = {"sampling": decoding.Sampling(temperature=0), "max_new_tokens": 5}
+    prompts = [[1, 2, 3], [4, 5]]
+    alone = decoding.generate(params, prompts, cfg, **options)
+    beams = decoding.beam_search(params, prompts, cfg, beams=2, max_new_tokens=5)
+    with on_devices(**axes):
+        found = decoding.generate(ready, prompts, cfg, **options)
+        same_beams = decoding.beam_search(ready, prompts, cfg, beams=2, max_new_tokens=5)
+    np.testing.assert_array_equal(found.tokens, alone.tokens)
+    np.testing.assert_array_equal(same_beams.tokens, beams.tokens)

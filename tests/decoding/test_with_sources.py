@@ -152,7 +152,8 @@ def test_beams_share_what_is_kept_of_a_source():
     _, kept = fill(params, jnp.zeros((3, 1), int), np.ones(3, int), cfg, 8, source=(padded, sizes))
     beams = 4
     fork = jax.jit(cache.for_beams, static_argnums=(1, 2, 3))(kept, beams, 4, cfg)
-    shapes = {name: fork.layers[0][name].value.shape[:-1] for name in ("attention", "cross")}
+    (part,) = fork.layers[0]["attention"].parts
+    shapes = {"attention": part.value.shape[:-1], "cross": fork.layers[0]["cross"].value.shape[:-1]}
     rows = 3 * cfg.attention.kv_heads
     assert shapes == {"attention": (rows, beams * cfg.attention.window), "cross": (rows, 8)}
     tokens = np.random.default_rng(0).integers(0, cfg.vocab_size, (3, beams))

@@ -4,6 +4,10 @@ Rows and heads share one axis, N = B * G. With separate axes, XLA's CPU backend 
 every decoding step.
 """
 
+import functools
+import itertools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -49,9 +53,10 @@ def attend_one(
 
 def attend_beams(
     query: Array,
-    key: Array,
-    value: Array,
+    keys: tuple[Array, ...],
+    values: tuple[Array, ...],
     origins: Array,
+    there: Array,
     mask: Mask | None,
     bias: Bias | None,
     *,
@@ -63,25 +68,47 @@ def attend_beams(
 
     Args:
       query: [B * W, 1, H, K].
-      key, value: [B * G, K, S * W] and [B * G, S * W, K], of each slot what each beam wrote there.
+      keys, values: [B * G, K, L * W] and [B * G, L * W, K] for every L of the S slots, of each slot what each beam
+        wrote there.
       origins: [B, W, S] int32, the beam that wrote what each beam finds in each slot.
+      there: [B * W, S] bool: where something was written; where nothing was, the mask hides it. L slots in which there
+        is nothing are not read.
       mask, bias, scale, soft_cap: as of `attend_one`, of B * W rows.
 
     Returns:
       [B * W, 1, H, K] in the dtype of `query`.
     """
     rows, beams, slots = origins.shape
-    groups, accumulate = key.shape[0] // rows, jnp.promote_types(query.dtype, jnp.float32)
-    q_NRK = _beside_heads(_scaled(query, scale), rows, groups).astype(key.dtype)
-    scores_NRS = jnp.einsum("NRK,NKS->NRS", q_NRK, key, preferred_element_type=accumulate)
+    groups, accumulate = keys[0].shape[0] // rows, jnp.promote_types(query.dtype, jnp.float32)
+    q_NRK = _beside_heads(_scaled(query, scale), rows, groups).astype(keys[0].dtype)
+    ends = list(itertools.accumulate(key.shape[2] // beams for key in keys))
+    used = [None] if len(keys) == 1 else [jnp.any(there[:, a:b]) for a, b in itertools.pairwise([0, *ends])]
+    parts = [
+        _if_used(one, functools.partial(jnp.einsum, "NRK,NKS->NRS", preferred_element_type=accumulate), q_NRK, key)
+        for one, key in zip(used, keys, strict=True)
+    ]
+    scores_NRS = jnp.concatenate(parts, axis=2)
     mine = origins[:, :, :, None] == jnp.arange(beams, dtype=jnp.int32)[None, None, None, :]
     mine = jax.lax.optimization_barrier(mine)[:, None, :, None]  # XLA would find it again for every score
     apart = scores_NRS.reshape(rows, groups, beams, -1, slots, beams)
     scores = jnp.swapaxes(jnp.sum(jnp.where(mine, apart, 0), axis=5), 1, 2)
     weights = _weights(scores.reshape(query.shape[0], query.shape[2], 1, slots), mask, bias, soft_cap)
     by_group = jnp.swapaxes(weights.reshape(scores.shape), 1, 2)[..., None]
-    weights_NRS = jnp.where(mine, by_group, 0).reshape(scores_NRS.shape).astype(value.dtype)
-    return _as_queries(jnp.einsum("NRS,NSK->NRK", weights_NRS, value, preferred_element_type=accumulate), query, rows)
+    weights_NRS = jnp.where(mine, by_group, 0).reshape(scores_NRS.shape).astype(values[0].dtype)
+    by_part = jnp.split(weights_NRS, [beams * end for end in ends[:-1]], axis=2)
+    out = [
+        _if_used(one, functools.partial(jnp.einsum, "NRS,NSK->NRK", preferred_element_type=accumulate), *pair)
+        for one, *pair in zip(used, by_part, values, strict=True)
+    ]
+    return _as_queries(functools.reduce(jnp.add, out), query, rows)
+
+
+def _if_used(used: Array | None, product: Callable[[Array, Array], Array], a: Array, b: Array) -> Array:
+    """product(a, b), or zeros if `used` is False. None: always."""
+    if used is None:
+        return product(a, b)
+    shape = jax.eval_shape(product, a, b)
+    return jax.lax.cond(used, product, lambda a, b: jnp.zeros(shape.shape, shape.dtype), a, b)
 
 
 def _scaled(query: Array, scale: float) -> Array:
