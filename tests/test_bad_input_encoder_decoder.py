@@ -95,6 +95,9 @@ PROGRAMS = {
     "translation that is there": ("translate", "pairs", ["--file=FILE", "--output=FILE"]),
     "translation begun with other beams": ("translate", "pairs", ["--file=FILE", "--output=BEGUN"]),
     "translation begun with nothing that is known": ("translate", "pairs", ["--file=FILE", "--output=LOST"]),
+    "translation that was damaged": ("translate", "pairs", ["--file=FILE", "--output=LESS"]),
+    "translation into no folder": ("translate", "pairs", ["--file=FILE", "--output=NOWHERE/OUT"]),
+    "reference without the file": ("translate", "pairs", ["--file=FILE", "--output=OUT", "--reference=NONE"]),
     "translate by a decoder-only model": ("translate", "text", ["--file=FILE", "--output=OUT"]),
     "negative length penalty": ("translate", "pairs", ["--file=FILE", "--output=OUT", "--length-penalty=-1"]),
     "reference of other lines": ("translate", "pairs", ["--file=FILE", "--output=OUT", "--reference=LONG"]),
@@ -103,6 +106,7 @@ PROGRAMS = {
 FILES = {
     "EMPTY": b"", "BYTES": b"a\n\xff\n", "LONG": b"a\n" + b"a" * 16 + b"\n", "FILE": b"ab\n",
     "BEGUN.partial": b"x\n", "BEGUN.partial.json": b'{"beams": 2}', "LOST.partial": b"x\n",
+    "LESS.partial": b"x\n", "LESS.partial.json": b"[1]",
 }  # fmt: skip
 
 

@@ -473,6 +473,11 @@ WRONG = [
         "config.model.attention.head_width: 3 is odd; rotary positions need an even width",
     ),
     (
+        {"model": {"family": "recurrent_seq2seq", "encoder": {"source_length": 8}}},
+        "config.model.attention.kind: softmax; model.family=recurrent_seq2seq needs one that reads the source; "
+        "accepted: alignment",
+    ),
+    (
         {"model": {"family": "recurrent_seq2seq", "attention": "alignment"}},
         "config.model.encoder: None; model.family=recurrent_seq2seq reads a source; accepted: a section, with "
         "source_length",

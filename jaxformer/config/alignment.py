@@ -31,6 +31,7 @@ class Alignment(AttentionConfig, kind="alignment", accepts={"local_width": at_le
     local: Literal["none", "monotonic", "predicted"] = "none"
     local_width: int = 10
     input_feeding: bool = False
+    reads_source: ClassVar[bool] = True
     whole_rows: ClassVar[bool] = True
 
     @property

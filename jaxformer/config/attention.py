@@ -27,6 +27,7 @@ class AttentionConfig(Choice, group="model.attention", default="softmax", reserv
     has_scores: ClassVar[bool] = True  # False if there are heads, but no scores that ALiBi or T5 could be added to
     reads_in_order: ClassVar[bool] = False  # True if a state takes tokens in their order: positions add nothing
     has_implementations: ClassVar[bool] = False  # True if execution.attention chooses how it is computed
+    reads_source: ClassVar[bool] = False  # True if it reads the source, in families without a layer for that
     whole_rows: ClassVar[bool] = False  # True if rows cannot be sharded over the mesh's context axis
     any_width: ClassVar[bool] = False  # True if roles and shapes of its parameters say all that muP has to know
     has_bias: ClassVar[bool] = False  # True if it adds a bias of its own to scores, which not every implementation can

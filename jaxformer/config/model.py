@@ -234,6 +234,12 @@ class ModelConfig(
                 "accepted: the defaults, kind=dense, width=none and activation=gelu"
             )
         reads = FAMILIES[self.family].reads_source
+        if reads and "cross" not in FAMILIES[self.family].layer and not self.attention.reads_source:
+            readers = [name for name, kind in AttentionConfig.registered.items() if kind.reads_source]
+            raise ConfigError(
+                f"config.model.attention.kind: {self.attention.kind}; model.family={self.family} needs one that reads "
+                f"the source; accepted: {' or '.join(readers)}"
+            )
         if self.encoder is not None and not reads:
             able = " or ".join(name for name, traits in FAMILIES.items() if traits.reads_source)
             raise ConfigError(

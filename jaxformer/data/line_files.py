@@ -41,12 +41,20 @@ def tabbed_lines(
             names = _cells(next(numbered)[1])
         except ValueError as error:
             raise ConfigError(f"config.{field}: {path}:1: {reason(error)}") from None
+        if names == [""]:
+            raise ConfigError(
+                f"config.{field}: {path} has no names of columns in its first line; accepted: names, or "
+                "the numbers of columns for the fields"
+            )
         for name, setting in named(text_field).items():
             if name not in names:
                 raise ConfigError(
                     f"config.{setting}: {path}:1: no column {name!r}; the first line names {_listed(names)}; accepted: "
                     "one of these, or the numbers of columns where no line names them"
                 )
+    for name, setting in named(text_field).items():
+        if name.isdecimal() and int(name) < 1 and names is None:
+            raise ConfigError(f"config.{setting}: {name}; accepted: a name, or the number of a column, from 1")
     columns = [names.index(name) if names is not None else int(name) - 1 for name in wanted]
 
     def texts(line: bytes | None) -> list[str]:

@@ -39,7 +39,7 @@ def main() -> None:
     source, output = (Path(each).expanduser() for each in (options.file, options.output))
     references = None
     if options.reference is not None:
-        references = translation.read_lines(Path(options.reference).expanduser())
+        references = translation.read_lines(Path(options.reference).expanduser(), "--reference")
         translation.scores(references, references)  # refuses before the work what would fail after it
         count = len(translation.read_lines(source))
         if len(references) != count:

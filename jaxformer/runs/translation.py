@@ -1,8 +1,8 @@
 """Translation of a file, line by line, by beam search; what is killed goes on where it was.
 
 Lines are taken in blocks, and those of a block in batches of like length, so that little is padded. Finished blocks are
-appended to FILE.partial; at the end it becomes FILE. Beside it stands what it was made of and with, so that it does not
-go on with another text or another model.
+appended to FILE.partial; at the end it becomes FILE. Beside it stands what it was made of and with, and a checksum of
+what is finished, so that it does not go on with another text or another model, or after damage.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxformer import decoding
@@ -22,9 +23,11 @@ from jaxformer.data.progress_bars import say
 from jaxformer.decoding.request import check_task, rows_of
 from jaxformer.errors import ConfigError
 from jaxformer.models.families import family_of
+from jaxformer.runs import memory_check
 from jaxformer.runs.pretrain import Run
 from jaxformer.storage import files
 from jaxformer.training.progress import duration
+from jaxformer.types import Params
 
 BATCHES = 16  # of a block
 EVERY = 10.0  # seconds between lines of progress
@@ -67,41 +70,76 @@ def translate(run: Run, source: Path, output: Path, search: Search) -> int:
         raise ConfigError(f"--output: {output} is there; accepted: another name")
     lines = read_lines(source)
     ids = _encoded(source, lines, text, run)
+    new_tokens = max(map(len, ids)) + search.more_tokens
+    flags = f"--rows ({search.rows}) x --beam ({search.beams}) and --more-tokens"
+    memory_check.check_decoding(cfg, search.rows * search.beams, 1 + new_tokens, flags, search.rows)
+    made = {
+        "text": _digest("\n".join(lines).encode()), "config": _digest(json.dumps(to_dict(run.config)).encode()),
+        "step": run.step, "weights": _of_weights(run.params), "tokenizer": run.tokenizer.fingerprint,
+        **search._asdict(),
+    }  # fmt: skip
     partial, about = output.with_name(f"{output.name}.partial"), output.with_name(f"{output.name}.partial.json")
-    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
-    config = hashlib.sha256(json.dumps(to_dict(run.config)).encode()).hexdigest()[:16]
-    made = {"text": digest, "config": config, "step": run.step, "tokenizer": run.tokenizer.fingerprint}
-    made |= search._asdict()
-    done = _begun(partial, about, made)
-    files.write_atomically(about, json.dumps(made).encode())
-    block, progress = search.rows * BATCHES, _Progress(len(lines), done)
-    with partial.open("ab") as out:
-        for start in range(done, len(lines), block):
-            for line in _block(run, text, ids[start : start + block], search, progress):
-                out.write(f"{line}\n".encode())
-            out.flush()
-            os.fsync(out.fileno())
-    partial.replace(output)
-    about.unlink()
+    done, written = _begun(partial, about, made)
+    block = search.rows * BATCHES
+
+    def note(done: int) -> None:
+        finished = {"lines": done, "sha256": written.hexdigest()}
+        files.write_atomically(about, json.dumps(made | finished).encode())
+
+    try:
+        note(done)
+        progress = _Progress(len(lines), done)
+        with partial.open("ab") as out:
+            for start in range(done, len(lines), block):
+                found = _block(run, text, ids[start : start + block], search, progress)
+                content = "".join(f"{line}\n" for line in found).encode()
+                out.write(content)
+                out.flush()
+                os.fsync(out.fileno())
+                written.update(content)
+                note(start + len(found))
+        partial.replace(output)
+        about.unlink()
+    except OSError as error:
+        kept = f"; what is finished is kept in {partial.name}, where the same command goes on"
+        raise ConfigError(
+            f"--output: {output}: {error.strerror or error}{kept if os.path.exists(partial) else ''}"
+        ) from None
     return len(lines) - done
 
 
-def read_lines(path: Path) -> list[str]:
-    """The lines of a file, without their ends. Raises ConfigError: it cannot be read, or is no UTF-8 text."""
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _of_weights(params: Params) -> str:
+    """A digest of the first numbers of every parameter: another training changes all of them."""
+    found = hashlib.sha256()
+    for leaf in jax.tree.leaves(params):
+        found.update(np.asarray(leaf[(slice(0, 1),) * max(leaf.ndim - 1, 0)]).tobytes())
+    return found.hexdigest()[:16]
+
+
+def read_lines(path: Path, flag: str = "--file") -> list[str]:
+    """The lines of a file, without their ends; `flag`: that named it.
+
+    Raises:
+      ConfigError: it cannot be read, or is no UTF-8 text.
+    """
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"--file: {path}: {error.strerror or error}") from None
+        raise ConfigError(f"{flag}: {path}: {error.strerror or error}") from None
     lines = content.split(b"\n")
     lines = lines[:-1] if lines[-1] == b"" else lines
     if not lines:
-        raise ConfigError(f"--file: {path} is empty; accepted: a text in each line")
+        raise ConfigError(f"{flag}: {path} is empty; accepted: a text in each line")
     out = []
     for number, line in enumerate(lines, 1):
         try:
             out.append(line.decode().removesuffix("\r"))
         except UnicodeDecodeError:
-            raise ConfigError(f"--file: {path}:{number}: is not UTF-8 text") from None
+            raise ConfigError(f"{flag}: {path}:{number}: is not UTF-8 text") from None
     return out
 
 
@@ -119,25 +157,32 @@ def _encoded(path: Path, lines: Sequence[str], text: DecodingText, run: Run) -> 
     return out
 
 
-def _begun(partial: Path, about: Path, made: dict[str, Any]) -> int:
-    """How many lines of an output are there already; what a killed process left of the next is cut off.
+def _begun(partial: Path, about: Path, made: dict[str, Any]) -> tuple[int, Any]:
+    """How many lines of an output are finished, and their checksum; what a killed process left of more is cut off.
 
     Raises:
-      ConfigError: they were made of or with something else.
+      ConfigError: they were made of or with something else, or are no longer what was written.
     """
-    if not partial.exists():
-        return 0
+    written = hashlib.sha256()
+    if not os.path.exists(partial):  # as Path.exists, and False for a name that is too long
+        return 0, written
     try:
-        before = json.loads(about.read_bytes())
-    except (OSError, ValueError):
-        before = None
-    if before != made:
-        what = "something that is not known" if not isinstance(before, dict) else ", ".join(diff(before, made))
+        before = dict(json.loads(about.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        before = {}
+    lines, checksum = before.pop("lines", None), before.pop("sha256", None)
+    what = "something that is not known" if not before else ", ".join(diff(before, made)) if before != made else None
+    if what is not None:
         raise ConfigError(f"--output: {partial} was begun with {what}; accepted: another name, or remove it")
     with partial.open("rb+") as kept:
-        content = kept.read()
-        kept.truncate(content.rfind(b"\n") + 1)
-    return content.count(b"\n")
+        for _ in range(lines if isinstance(lines, int) else 0):
+            written.update(kept.readline())
+        if written.hexdigest() != checksum:
+            raise ConfigError(
+                f"--output: {partial} is not what was written there; accepted: another name, or remove it"
+            )
+        kept.truncate(kept.tell())
+    return lines or 0, written
 
 
 def _block(run: Run, text: DecodingText, ids: Sequence[list[int]], search: Search, progress: "_Progress") -> list[str]:

@@ -124,8 +124,9 @@ BAD = {
                         "data.on_error=skip skips it"),
     "1\t2\n1\n": (("1", "2"), "config.data.files: PATH:2: number of columns: 1; asked for: 1 and 2; "
                   "data.on_error=skip skips it"),
-    "1\t2\n": (("0", "2"), "config.data.files: PATH:1: number of columns: 2; asked for: 0 and 2; "
-                "data.on_error=skip skips it"),
+    "1\t2\n": (("0", "2"), "config.data.source_field: 0; accepted: a name, or the number of a column, from 1"),
+    "": (("a", "b"), "config.data.files: PATH has no names of columns in its first line; accepted: names, or the "
+         "numbers of columns for the fields"),
     "x\t \n": (("1", "2"), "config.data.files: PATH:1: the target is blank; data.on_error=skip skips it"),
 }  # fmt: skip
 

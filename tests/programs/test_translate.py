@@ -1,6 +1,7 @@
 """`generate --source` and `translate`: what they print and write for a (stubbed) run, resumption, refusals."""
 
 import json
+import os
 
 import jax
 import numpy as np
@@ -138,10 +139,40 @@ def test_what_was_killed_goes_on_where_it_was(play, file, tmp_path, monkeypatch)
     assert code == 2 and err.strip().endswith(
         f"error: --output: {partial} was begun with beams: 2 -> 3; accepted: another name, or remove it"
     )
-    assert before["beams"] == 2 and partial.read_text().endswith("half a li")
+    assert before["beams"] == 2 and before["lines"] == lines and partial.read_text().endswith("half a li")
+    other = run._replace(params=jax.tree.map(lambda x: x + 1, run.params))  # the same step of another training
+    code, _, err = play(translate, other, f"--file={file}", f"--output={out}", *FLAGS)
+    assert code == 2 and f"{partial} was begun with weights: " in err
+    written = partial.read_text()
+    partial.write_text("x" + written[1:])
+    code, _, err = play(translate, run, f"--file={file}", f"--output={out}", *FLAGS)
+    assert code == 2 and f"{partial} is not what was written there; accepted: another name, or remove it" in err
+    partial.write_text(written + "garbage\n" * 9)
     code, printed, err = play(translate, run, f"--file={file}", f"--output={out}", *FLAGS)
     assert code == 0 and f"{7 - lines} lines translated" in printed and f"{lines} of them are there" in err
     assert out.read_text() == whole.read_text()
+
+
+@pytest.mark.slow
+def test_a_full_disk_keeps_what_is_finished(play, file, tmp_path, monkeypatch):
+    run, out, sync = run_of(), tmp_path / "out.txt", os.fsync
+    partial, freed = tmp_path / "out.txt.partial", tmp_path / "freed"
+    monkeypatch.setattr(translation, "BATCHES", 1)
+
+    def full(number):
+        sync(number)
+        if partial.exists() and partial.read_bytes() and not freed.exists():
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    code, _, err = play(translate, run, f"--file={file}", f"--output={out}", *FLAGS)
+    assert code == 2 and err.strip().endswith(
+        f"error: --output: {out}: No space left on device; what is finished is kept in out.txt.partial, where the same "
+        "command goes on"
+    )
+    freed.touch()
+    assert play(translate, run, f"--file={file}", f"--output={out}", *FLAGS)[0] == 0
+    assert out.read_text().count("\n") == 7
 
 
 @pytest.mark.parametrize("module, flags, changes, line", [
@@ -161,6 +192,9 @@ def test_what_was_killed_goes_on_where_it_was(play, file, tmp_path, monkeypatch)
     (translate, ["--file=FOREIGN", "--output=x"], {}, "--file: FOREIGN:1: text: 'X' not in the vocabulary of this"),
     (translate, ["--file=BYTES", "--output=x"], {}, "--file: BYTES:1: is not UTF-8 text"),
     (translate, ["--file=EMPTY", "--output=x"], {}, "--file: EMPTY is empty; accepted: a text in each line"),
+    (translate, ["--file=FILE", "--output=none/x"], {}, "--output: none/x: No such file or directory"),
+    (translate, ["--file=FILE", "--output=x", "--beam=100000000"], {},
+     "--rows (32) x --beam (100000000) and --more-tokens: 3200000000 x "),
     (translate, ["--file=FILE", "--output=x", "--length-penalty=-1"], {}, "--length-penalty: -1; accepted: at least 0"),
     (translate, ["--file=FILE", "--output=x"], {"family": "gpt", "objective": "next_token"},
      "--workdir: holds a gpt, which reads no source; translate needs encoder_decoder"),
