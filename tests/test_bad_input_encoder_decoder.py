@@ -95,7 +95,7 @@ PROGRAMS = {
     "translation that is there": ("translate", "pairs", ["--file=FILE", "--output=FILE"]),
     "translation begun with other beams": ("translate", "pairs", ["--file=FILE", "--output=BEGUN"]),
     "translation begun with nothing that is known": ("translate", "pairs", ["--file=FILE", "--output=LOST"]),
-    "translation that was damaged": ("translate", "pairs", ["--file=FILE", "--output=LESS"]),
+    "translation whose note was damaged": ("translate", "pairs", ["--file=FILE", "--output=LESS"]),
     "translation into no folder": ("translate", "pairs", ["--file=FILE", "--output=NOWHERE/OUT"]),
     "reference without the file": ("translate", "pairs", ["--file=FILE", "--output=OUT", "--reference=NONE"]),
     "translate by a decoder-only model": ("translate", "text", ["--file=FILE", "--output=OUT"]),

@@ -22,6 +22,7 @@ from jaxformer.data.decoding_text import DecodingText, decoding_text, text_of
 from jaxformer.data.progress_bars import say
 from jaxformer.decoding.request import check_task, rows_of
 from jaxformer.errors import ConfigError
+from jaxformer.functional.position_encodings import encoding_of
 from jaxformer.models.families import family_of
 from jaxformer.runs import memory_check
 from jaxformer.runs.pretrain import Run
@@ -70,9 +71,10 @@ def translate(run: Run, source: Path, output: Path, search: Search) -> int:
         raise ConfigError(f"--output: {output} is there; accepted: another name")
     lines = read_lines(source)
     ids = _encoded(source, lines, text, run)
-    new_tokens = max(map(len, ids)) + search.more_tokens
+    tokens = 1 + max(map(len, ids)) + search.more_tokens
+    tokens = tokens if encoding_of(cfg).extends else min(tokens, cfg.context_length)
     flags = f"--rows ({search.rows}) x --beam ({search.beams}) and --more-tokens"
-    memory_check.check_decoding(cfg, search.rows * search.beams, 1 + new_tokens, flags, search.rows)
+    memory_check.check_decoding(cfg, search.rows * search.beams, tokens, flags, search.rows)
     made = {
         "text": _digest("\n".join(lines).encode()), "config": _digest(json.dumps(to_dict(run.config)).encode()),
         "step": run.step, "weights": _of_weights(run.params), "tokenizer": run.tokenizer.fingerprint,
